@@ -1,0 +1,5 @@
+"""Pure functions on tensors."""
+
+from panorgan.losses.partial import partial_dice_ce
+
+__all__ = ["partial_dice_ce"]

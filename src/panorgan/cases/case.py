@@ -1,0 +1,94 @@
+"""One scan and what is known about it: which structures are annotated, and which are unknown.
+
+A voxel outside every annotated mask is *not* background: it is "none of the annotated structures".
+Integers for labels stop here: everything after this file speaks in names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from panorgan.cases.volume import Volume, read_volume, same_grid
+from panorgan.errors import DataError
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Masks kept as integers in one file.
+
+    `ids` gives, per structure, every integer that belongs to it, inner structures included (a liver mask contains
+    its tumours). `declared` are all integers the data set announces, also those of structures we do not use.
+    """
+
+    path: Path
+    ids: Mapping[str, tuple[int, ...]]
+    declared: frozenset[int]
+
+    def read(self, image: Volume) -> dict[str, Mask]:
+        """One boolean mask per structure, on the grid of the image."""
+        labels = read_volume(self.path)
+        if not same_grid(labels, image):
+            raise DataError(
+                "A label file lies on another grid than its image.",
+                where=str(self.path),
+                why=f"shape {labels.voxels.shape} against {image.voxels.shape}, or a different affine",
+                fix="Resample the label to the image in your annotation tool, or remove the case.",
+            )
+        whole = np.rint(labels.voxels).astype(np.int32)
+        if np.abs(labels.voxels - whole).max(initial=0) > 1e-3:
+            raise DataError(
+                "A label file holds values that are not whole numbers.",
+                where=str(self.path),
+                fix="Export it again as a label map (nearest-neighbour interpolation).",
+            )
+        stray = sorted(set(np.unique(whole).tolist()) - self.declared - {0})
+        if stray:
+            raise DataError(
+                f"A label file holds undeclared label ids: {stray}.",
+                where=str(self.path),
+                fix="Name them under 'labels' in dataset.json, or remove them from the file.",
+            )
+        return {name: np.isin(whole, ids) for name, ids in self.ids.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan at one site.
+
+    Parameters
+    ----------
+    annotated : canonical names of the structures whose masks are given (an empty mask means known to be absent);
+        every other structure is unknown.
+    """
+
+    id: str
+    patient: str
+    site: str
+    image: Path
+    annotated: tuple[str, ...]
+    labels: LabelMap | None = None
+
+    def read_image(self) -> Volume:
+        """The scan with its own grid, checked to be finite."""
+        volume = read_volume(self.image)
+        if not np.isfinite(volume.voxels).all():
+            raise DataError(
+                "A scan holds values that are not finite numbers.",
+                where=str(self.image),
+                fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
+            )
+        return volume
+
+    def read_masks(self, image: Volume) -> dict[str, Mask]:
+        """One mask per annotated structure, on the grid of the image."""
+        if self.labels is None:
+            return {}
+        masks = self.labels.read(image)
+        return {name: masks[name] for name in self.annotated}

@@ -1,0 +1,39 @@
+"""How what sites annotate relates to what the network predicts.
+
+The network predicts the *vocabulary*; sites annotate *structures*, which may be vocabulary organs or unions of
+them (`kidney` where the vocabulary has both sides). Masks are inclusive: a liver mask contains its tumours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from panorgan.anatomy import Vocabulary
+from panorgan.errors import AnatomyError
+
+Convention = Literal["exclusive", "independent"]
+"""How channels relate. *exclusive*: softmax over background + organs. *independent*: one sigmoid per organ."""
+
+
+@lru_cache(maxsize=256)
+def membership(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+    """Row t says which vocabulary organs make up structure t; [structures][organs].
+
+    A structure that this vocabulary cannot express gets an empty row: it must not be annotated in a batch for a
+    network with these channels (a site's own small model in `solo`, for instance).
+    """
+    rows = []
+    for structure in structures:
+        try:
+            members = set(vocabulary.members(structure))
+        except AnatomyError:
+            members = set()
+        rows.append(tuple(organ in members for organ in vocabulary))
+    return tuple(rows)
+
+
+def structures_of(annotated: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """All structures that any of the given annotated sets names, in a stable order."""
+    return tuple(sorted({name for names in annotated for name in names}))

@@ -1,0 +1,146 @@
+"""Preprocessed cases on disk, memory-mapped, keyed by the content of their inputs.
+
+One folder per case: `image.npy` (float16 [X, Y, Z]), `labels.npy` (integers whose bit t says "inside structure t")
+and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one small volume. The key hashes the
+input files and the plan: a changed input gets a new entry, an interrupted one is never seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from panorgan.cases.case import Case, Mask
+from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
+from panorgan.errors import DataError
+
+_FORMAT = 1
+# Foreground voxels remembered per structure, for sampling patches near them.
+_REMEMBERED_VOXELS = 2000
+# Most bits a label volume holds; torch has no unsigned 64-bit shifts.
+_MOST_STRUCTURES = 63
+
+
+@dataclass(frozen=True)
+class StoredCase:
+    """A preprocessed case; arrays are opened when first used."""
+
+    id: str
+    patient: str
+    site: str
+    structures: tuple[str, ...]
+    folder: Path
+
+    @cached_property
+    def image(self) -> NDArray[np.float16]:
+        """[X, Y, Z] in [-1, 1], memory-mapped."""
+        voxels: NDArray[np.float16] = np.load(self.folder / "image.npy", mmap_mode="r")
+        return voxels
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        """[X, Y, Z] integers, bit t set inside `structures[t]`, memory-mapped."""
+        bits: NDArray[Any] = np.load(self.folder / "labels.npy", mmap_mode="r")
+        return bits
+
+    @cached_property
+    def foreground(self) -> dict[str, NDArray[np.int32]]:
+        """Up to 2000 voxel positions [n, 3] per structure that is present."""
+        with np.load(self.folder / "foreground.npz") as stored:
+            return {name: stored[name] for name in stored.files}
+
+    @cached_property
+    def spacing(self) -> tuple[float, float, float]:
+        """Voxel size in mm on the stored grid."""
+        x, y, z = json.loads((self.folder / "case.json").read_text())["spacing_mm"]
+        return float(x), float(y), float(z)
+
+    def masks(self) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every annotated structure."""
+        for bit, name in enumerate(self.structures):
+            yield name, (self.labels >> bit) & 1 != 0
+
+
+class Store:
+    """A folder of preprocessed cases."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, case: Case, plan: Plan) -> StoredCase:
+        """Preprocess a case unless the store already has it."""
+        key = _key(case, plan)
+        target = self.folder / key
+        if not (target / "case.json").is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".incomplete-", dir=self.folder))
+            try:
+                _write(case, plan, scratch)
+                os.replace(scratch, target)
+            except OSError:
+                # Another process may have finished the same entry first; theirs is as good.
+                if not (target / "case.json").is_file():
+                    raise
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        return StoredCase(case.id, case.patient, case.site, case.annotated, target)
+
+
+def _key(case: Case, plan: Plan) -> str:
+    """Hash of everything the entry depends on."""
+    digest = hashlib.sha256(f"format {_FORMAT}\n{plan.model_dump_json()}\n".encode())
+    digest.update(repr(case.annotated).encode())
+    for path in [case.image] + ([case.labels.path] if case.labels else []):
+        if not path.is_file():
+            raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    if case.labels:
+        digest.update(repr(sorted(case.labels.ids.items())).encode())
+    return digest.hexdigest()[:32]
+
+
+def _write(case: Case, plan: Plan, folder: Path) -> None:
+    if len(case.annotated) > _MOST_STRUCTURES:
+        raise DataError(
+            f"A case annotates {len(case.annotated)} structures; {_MOST_STRUCTURES} is the most.",
+            where=f"{case.site}/{case.id}",
+            fix="Restrict 'annotated' of the site.",
+        )
+    volume = case.read_image()
+    grid = Grid.of(volume)
+    image = prepare_image(volume, plan)
+    masks = case.read_masks(volume)
+    bits = np.zeros(image.shape, dtype=_bits_type(len(case.annotated)))
+    foreground = {}
+    for bit, name in enumerate(case.annotated):
+        mask = prepare_mask(masks[name], grid, plan)
+        bits |= mask.astype(bits.dtype) << bit
+        positions = np.argwhere(mask).astype(np.int32)
+        if len(positions):
+            # Evenly spaced picks: representative without randomness.
+            picks = np.linspace(0, len(positions) - 1, min(len(positions), _REMEMBERED_VOXELS)).astype(int)
+            foreground[name] = positions[picks]
+    np.save(folder / "image.npy", image.numpy().astype(np.float16))
+    np.save(folder / "labels.npy", bits)
+    np.savez(folder / "foreground.npz", **foreground)  # type: ignore[arg-type]
+    spacing = [mm * n / m for mm, n, m in zip(grid.ras_spacing, grid.ras_shape, image.shape, strict=True)]
+    description = {"case": case.id, "structures": case.annotated, "spacing_mm": spacing, "plan": plan.as_json()}
+    (folder / "case.json").write_text(json.dumps(description, indent=1))
+
+
+def _bits_type(structures: int) -> type[np.uint8] | type[np.int32] | type[np.int64]:
+    if structures <= 8:
+        return np.uint8
+    return np.int32 if structures <= 31 else np.int64

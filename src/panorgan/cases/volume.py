@@ -1,0 +1,78 @@
+"""Reading and writing one scan: voxels, affine, and errors a person can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from panorgan.errors import DataError
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres."""
+
+    voxels: NDArray[Any]
+    affine: NDArray[np.float64]
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Voxel size in mm along the array axes."""
+        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0))
+        return float(x), float(y), float(z)
+
+
+def read_volume(path: Path) -> Volume:
+    """Read a NIfTI file with its scaling applied; refuse what is missing, damaged or not a 3D volume."""
+    if not path.is_file():
+        raise DataError(
+            "A scan file is missing.", where=str(path), fix="Check the path, or remove the case from its folder."
+        )
+    try:
+        image = nib.load(path)
+        voxels = np.asanyarray(image.dataobj)  # type: ignore[attr-defined]
+        affine = np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
+    except Exception as error:  # nibabel raises many kinds: gzip, zlib, EOF, header, OS errors
+        raise DataError(
+            "A scan file cannot be read.",
+            where=str(path),
+            why=f"{type(error).__name__}: {error}",
+            fix="The file is damaged or not NIfTI. Copy it again from its source, or remove the case.",
+        ) from error
+    if voxels.ndim == 4 and voxels.shape[3] == 1:
+        voxels = voxels[..., 0]
+    if voxels.ndim != 3:
+        raise DataError(
+            f"A scan must have three dimensions, this one has {voxels.ndim}: {voxels.shape}.",
+            where=str(path),
+            fix="Split a time series or a multi-channel file into one 3D file per case.",
+        )
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        raise DataError(
+            "A scan has no usable geometry.",
+            where=str(path),
+            why="its affine is singular or not finite",
+            fix="Export the scan again with its spacing and orientation.",
+        )
+    return Volume(voxels, affine)
+
+
+def write_labels(path: Path, voxels: NDArray[Any], affine: NDArray[np.float64]) -> None:
+    """Write an integer label map as NIfTI on the given grid."""
+    image = nib.Nifti1Image(voxels.astype(np.uint8 if voxels.max(initial=0) < 256 else np.int16), affine)
+    image.header.set_xyzt_units("mm")
+    nib.save(image, path)
+
+
+def same_grid(first: Volume, second: Volume, tolerance_mm: float = 1e-2) -> bool:
+    """Whether two volumes share shape and affine, corner by corner, within a hundredth of a millimetre."""
+    if first.voxels.shape != second.voxels.shape:
+        return False
+    far = np.array([*first.voxels.shape, 1.0])
+    corners = [np.array([0.0, 0.0, 0.0, 1.0]), far]
+    return all(np.abs((first.affine - second.affine) @ c).max() <= tolerance_mm for c in corners)

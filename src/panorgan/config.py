@@ -1,0 +1,202 @@
+"""One YAML file is one experiment. Unknown keys are refused with a hint; `--set a.b=c` overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.phantom import PhantomConfig
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.splits import SplitSettings
+from panorgan.errors import ConfigError, PanorganError, did_you_mean
+from panorgan.federation.settings import TrainingSettings
+from panorgan.methods.base import Method
+from panorgan.methods.registry import find_method
+from panorgan.networks import UNetSettings
+from panorgan.settings import Settings
+
+
+class SiteSettings(Settings):
+    """One site of a simulated federation: where its data lies and what of it is used."""
+
+    folder: Path = Field(description="its data folder")
+    annotated: tuple[str, ...] | None = Field(None, description="structures to use; all the folder annotates if left out")
+    external: bool = Field(False, description="scored, never trained on")
+    withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
+
+
+class HardwareSettings(Settings):
+    """Where this machine computes; not part of the experiment's identity."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = Field(None, ge=1, description="CPU threads; all cores if left out")
+
+
+class Experiment(Settings):
+    """Everything that decides what a run computes."""
+
+    name: str = "experiment"
+    seed: int = Field(0, ge=0)
+    vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
+    method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
+    sites: dict[str, SiteSettings] = Field(default_factory=dict)
+    phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
+    splits: SplitSettings = SplitSettings()
+    plan: Plan = Plan()
+    network: UNetSettings = UNetSettings()
+    training: TrainingSettings = TrainingSettings()
+    postprocess: str = Field("none", description="a preset for the final predictions")
+    hardware: HardwareSettings = HardwareSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phantom_shares_the_vocabulary(cls, content: Any) -> Any:
+        """Organs are named once: a phantom draws the vocabulary, a vocabulary left out is the phantom's."""
+        if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
+            phantom = dict(content["phantom"])
+            if "vocabulary" in content:
+                phantom.setdefault("organs", content["vocabulary"])
+            return {"vocabulary": PhantomConfig(**phantom).organs, **content, "phantom": phantom}
+        return content
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _canonical(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return Vocabulary(names).organs
+
+    @field_validator("sites")
+    @classmethod
+    def _plain_site_names(cls, sites: dict[str, SiteSettings]) -> dict[str, SiteSettings]:
+        for name in sites:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                raise ValueError(f"site name {name!r} may hold letters, digits, '-' and '_' only")
+        return sites
+
+    @field_validator("method")
+    @classmethod
+    def _complete_method(cls, choice: dict[str, Any]) -> dict[str, Any]:
+        """Check the method's own numbers and write down its defaults too."""
+        if "name" not in choice:
+            raise ValueError("give the method's name, such as {name: fedavg}")
+        method = find_method(str(choice["name"]))
+        numbers = {key: value for key, value in choice.items() if key != "name"}
+        return {"name": method.name, **_validated(method.Config, numbers, "method").as_json()}
+
+    @model_validator(mode="after")
+    def _one_source_of_sites(self) -> Experiment:
+        if bool(self.sites) == (self.phantom is not None):
+            raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
+        return self
+
+    def build_method(self) -> Method:
+        """The method with its config."""
+        method = find_method(self.method["name"])
+        return method(method.Config(**{k: v for k, v in self.method.items() if k != "name"}))
+
+    def with_method(self, name: str, **numbers: Any) -> Experiment:
+        """The same experiment with another method."""
+        return Experiment(**{**self.model_dump(), "method": {"name": name, **numbers}})
+
+    def fingerprint(self) -> str:
+        """Equal for experiments that compute the same; hardware and name do not count."""
+        content = self.model_dump(mode="json", exclude={"hardware", "name"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file and apply `a.b=c` overrides; folders are relative to the file."""
+    if not path.is_file():
+        raise ConfigError("There is no such experiment file.", where=str(path), fix="Check the path.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("The experiment file is not valid YAML.", where=str(path), why=str(error)) from error
+    if not isinstance(content, dict):
+        raise ConfigError("The experiment file is empty or not a mapping.", where=str(path))
+    for override in overrides:
+        _apply_override(content, override)
+    for site in (content.get("sites") or {}).values():
+        for key in ("folder", "withheld"):
+            if isinstance(site, dict) and isinstance(site.get(key), str):
+                site[key] = str((path.parent / site[key]).resolve())
+    return parse_experiment(content, str(path))
+
+
+def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
+    """An experiment from plain data, with errors a person can act on."""
+    return _validated(Experiment, content, where)
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"An override must look like a.b=value, not {override!r}.", where="--set")
+    *parents, last = path.split(".")
+    place = content
+    for name in parents:
+        if not isinstance(place.get(name), dict):
+            place[name] = {}
+        place = place[name]
+    place[last] = yaml.safe_load(text)
+
+
+Model = typing.TypeVar("Model", bound=BaseModel)
+
+
+def _validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
+    """Validate, turning pydantic's report into our own error."""
+    try:
+        return model(**content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = [str(part) for part in first["loc"]]
+        place = ".".join(keys)
+        spot = f"{where}: {place}" if where and place else where or place
+        if first["type"] == "extra_forbidden":
+            known = _fields_at(model, keys[:-1])
+            raise ConfigError(
+                f"There is no setting called {keys[-1]!r}.",
+                where=spot,
+                why=did_you_mean(keys[-1], known),
+                fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
+            ) from error
+        raise ConfigError(
+            "A setting cannot be used as written.", where=spot, why=f"{first['msg']} (got {first['input']!r:.80})"
+        ) from error
+    except TypeError as error:
+        raise ConfigError("Settings must be named.", where=where, why=str(error)) from error
+    except PanorganError as error:
+        if where and not error.where.startswith(where):
+            error.where = f"{where}: {error.where}" if error.where else where
+        raise
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Names of the settings at a place inside a model."""
+    current: Any = model
+    for key in path:
+        if isinstance(current, type) and issubclass(current, BaseModel) and key in current.model_fields:
+            current = _model_in(current.model_fields[key].annotation)
+        # A list index or a mapping's key leads to the same inner model.
+    return sorted(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The settings model inside `X | None`, `dict[str, X]` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation
+    for inner in typing.get_args(annotation):
+        found = _model_in(inner)
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            return found
+    return annotation

@@ -1,0 +1,105 @@
+"""From a network and a scan to named masks: one sliding-window pass for all organs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from monai.inferers.utils import sliding_window_inference
+from numpy.typing import NDArray
+from pydantic import Field
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.preprocess import Grid, Plan, prepare_image, to_scan_grid
+from panorgan.cases.volume import Volume
+from panorgan.networks import SegmentationNetwork
+from panorgan.settings import Settings
+
+# An independent channel counts as present from here on.
+_THRESHOLD = 0.5
+
+
+class InferenceSettings(Settings):
+    """How windows are laid over a scan; travels with the model."""
+
+    patch_size: tuple[int, int, int]
+    overlap: float = Field(0.5, ge=0, lt=1)
+    windows_at_once: int = Field(2, ge=1)
+
+
+@torch.no_grad()
+def predict_probabilities(network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings) -> torch.Tensor:
+    """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass."""
+    device = next(network.parameters()).device
+    network.eval()
+
+    def activated(windows: torch.Tensor) -> torch.Tensor:
+        logits = network(windows).float()
+        return logits.softmax(1) if network.convention == "exclusive" else logits.sigmoid()
+
+    probabilities: torch.Tensor = sliding_window_inference(  # type: ignore[assignment]
+        image[None, None].to(device),
+        settings.patch_size,
+        settings.windows_at_once,
+        activated,
+        overlap=settings.overlap,
+        mode="gaussian",
+        padding_mode="constant",
+        cval=-1.0,
+    )
+    return probabilities[0]
+
+
+def decide(probabilities: Sequence[torch.Tensor], network: SegmentationNetwork) -> NDArray[np.uint8]:
+    """Label map [X, Y, Z]: 0 for background, i + 1 for organ i of the vocabulary.
+
+    Exclusive: the most probable channel. Independent: organs above one half; where they overlap, an inner structure
+    wins over the one that contains it, and among others the more probable one. `probabilities` is consumed channel
+    by channel, so that a large scan never needs all channels at its full resolution.
+    """
+    channels = dict(zip(network.channels, probabilities, strict=True))
+    vocabulary = network.vocabulary
+    return _most_probable(channels, vocabulary) if network.convention == "exclusive" else _paint(channels, vocabulary)
+
+
+def predict_volume(
+    network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings
+) -> NDArray[np.uint8]:
+    """Label map on the scan's own grid: exactly its shape and orientation."""
+    grid = Grid.of(volume)
+    probabilities = predict_probabilities(network, prepare_image(volume, plan), settings)
+    labels = decide([to_scan_grid(channel, grid) for channel in probabilities.cpu()], network)
+    return grid.turn_back(labels)
+
+
+def structure_mask(labels: NDArray[np.uint8], structure: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """Where a label map shows a structure, inner structures and parts included."""
+    ids = [vocabulary.index(organ) + 1 for organ in vocabulary.members(structure)]
+    return np.isin(labels, ids)
+
+
+def _most_probable(channels: dict[str, torch.Tensor], vocabulary: Vocabulary) -> NDArray[np.uint8]:
+    names = iter(channels.items())
+    _, best = next(names)
+    best = best.clone()
+    labels = torch.zeros(best.shape, dtype=torch.uint8)
+    for index, (_, probability) in enumerate(names):
+        wins = probability > best
+        labels[wins] = index + 1
+        best = torch.maximum(best, probability)
+    return labels.numpy()
+
+
+def _paint(channels: dict[str, torch.Tensor], vocabulary: Vocabulary) -> NDArray[np.uint8]:
+    first = next(iter(channels.values()))
+    labels = torch.zeros(first.shape, dtype=torch.uint8)
+    best = torch.zeros_like(first)
+    for organ in vocabulary.paint_order():
+        probability = channels[organ]
+        outer = [vocabulary.index(other) + 1 for other in vocabulary if organ in vocabulary.inside(other)]
+        over_outer = torch.isin(labels, torch.tensor(outer, dtype=torch.uint8))
+        wins = (probability >= _THRESHOLD) & ((probability > best) | over_outer)
+        labels[wins] = vocabulary.index(organ) + 1
+        best = torch.where(wins, probability, best)
+    return labels.numpy()

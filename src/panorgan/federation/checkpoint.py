@@ -1,0 +1,112 @@
+"""The coordinator's state after every round, written so that a kill at any moment loses at most the current round."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from panorgan.errors import MessageError, RunError
+from panorgan.federation.files import write_atomically
+from panorgan.federation.message import Message, MessageFile
+from panorgan.methods.exchange import Content
+
+_KEPT = 2
+
+
+@dataclass
+class CoordinatorState:
+    """Everything the coordinator must know to go on.
+
+    `rounds_done` counts over all stages. `best` names the round with the best validation score so far.
+    """
+
+    weights: dict[str, torch.Tensor]
+    rule: Content = field(default_factory=Content)
+    rounds_done: int = 0
+    sites: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, float] | None = None
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: CoordinatorState) -> None:
+        """Write `round-NNNNN.safetensors` atomically and durably, then drop the oldest."""
+        arrays = {f"weights/{k}": v for k, v in state.weights.items()}
+        arrays |= {f"rule/{k}": v for k, v in state.rule.arrays.items()}
+        meta = {"rounds_done": state.rounds_done, "sites": state.sites, "best": state.best}
+        content = Message(arrays, state.rule.numbers, meta).to_bytes()
+        path = self._path(state.rounds_done)
+        if state.best is not None and int(state.best["round"]) == state.rounds_done:
+            # The best round gets a second name for the same bytes, *before* the checkpoint that refers to it.
+            best = self._best_path(state.rounds_done)
+            write_atomically(best, content, durable=True)
+            _link_atomically(best, path)
+        else:
+            best = None
+            write_atomically(path, content, durable=True)
+        self._tidy(best)
+
+    def load_latest(self) -> CoordinatorState | None:
+        """The newest readable checkpoint, or None if there is none at all."""
+        existing = self._existing()
+        for path in reversed(existing):
+            try:
+                return _read(path)
+            except MessageError:
+                continue
+        if existing:
+            raise RunError(
+                "None of the checkpoints can be read.",
+                where=str(self.folder),
+                fix="The disk or the files are damaged. Restore the folder from a backup, or start a new run.",
+            )
+        return None
+
+    def load_best(self, state: CoordinatorState) -> dict[str, torch.Tensor]:
+        """Weights of the round with the best validation score; the latest if nothing was validated."""
+        if state.best is None or int(state.best["round"]) == state.rounds_done:
+            return state.weights
+        return _read(self._best_path(int(state.best["round"]))).weights
+
+    def _tidy(self, new_best: Path | None) -> None:
+        """Drop what nothing refers to any more."""
+        for old in self._existing()[:-_KEPT]:
+            old.unlink()
+        if new_best is not None:
+            for other in self.folder.glob("best-*.safetensors"):
+                if other != new_best:
+                    other.unlink()
+
+    def _existing(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.safetensors"))
+
+    def _path(self, rounds_done: int) -> Path:
+        return self.folder / f"round-{rounds_done:05d}.safetensors"
+
+    def _best_path(self, rounds_done: int) -> Path:
+        return self.folder / f"best-{rounds_done:05d}.safetensors"
+
+
+def _link_atomically(source: Path, target: Path) -> None:
+    scratch = target.with_name(f".{target.name}.incomplete")
+    scratch.unlink(missing_ok=True)
+    os.link(source, scratch)
+    os.replace(scratch, target)
+
+
+def _read(path: Path) -> CoordinatorState:
+    message = MessageFile(path).message()
+    weights = {k.removeprefix("weights/"): v for k, v in message.arrays.items() if k.startswith("weights/")}
+    rule = {k.removeprefix("rule/"): v for k, v in message.arrays.items() if k.startswith("rule/")}
+    meta = message.meta
+    return CoordinatorState(
+        weights, Content(rule, message.numbers), int(meta["rounds_done"]), dict(meta["sites"]), meta["best"]
+    )

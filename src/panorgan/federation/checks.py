@@ -1,0 +1,45 @@
+"""What the coordinator accepts from a site. A bad answer is refused with its reason; the round goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from panorgan.errors import MessageError
+from panorgan.federation.message import MessageFile
+from panorgan.federation.tasks import Task
+
+
+def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> None:
+    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or non-finite values."""
+    wanted = {"answers": task.label, "run": task.run, "site": site}
+    for name, value in wanted.items():
+        if file.meta.get(name) != value:
+            raise MessageError(
+                f"Site {site} sent an answer that does not belong here.",
+                why=f"its {name!r} is {file.meta.get(name)!r}, expected {value!r}",
+            )
+    if not file.keys:
+        raise MessageError(f"Site {site} sent no weights.")
+    for key in file.keys:
+        _check_tensor(file, key, site, expected)
+
+
+def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> None:
+    if key not in expected:
+        raise MessageError(f"Site {site} sent an unknown key.", why=f"{key!r} is not part of the model")
+    if file.shape(key) != tuple(expected[key].shape):
+        raise MessageError(
+            f"Site {site} sent a tensor of the wrong shape.",
+            why=f"{key!r} has {file.shape(key)}, expected {tuple(expected[key].shape)}",
+        )
+    tensor = file.array(key)
+    if tensor.dtype != expected[key].dtype:
+        raise MessageError(
+            f"Site {site} sent a tensor of the wrong type.",
+            why=f"{key!r} is {tensor.dtype}, expected {expected[key].dtype}",
+        )
+    # A sum in double precision is finite exactly when every addend is: one pass, no mask in memory.
+    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float64)):
+        raise MessageError(f"Site {site} sent values that are not finite.", why=f"NaN or infinity in {key!r}")

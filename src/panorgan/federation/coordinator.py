@@ -1,0 +1,241 @@
+"""The server's half of a round: ask, check, aggregate, validate, checkpoint. Knows no formula and no image."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.seeds import derive_seed
+from panorgan.errors import ConfigError, MessageError, RunError
+from panorgan.federation.aggregation import SpooledUpdates
+from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
+from panorgan.federation.checks import check_answer
+from panorgan.federation.events import EventLog
+from panorgan.federation.files import write_atomically
+from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.tasks import Kind, Task
+from panorgan.federation.transports.base import Transport
+from panorgan.methods.base import Method, ServerRule
+from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
+from panorgan.networks import UNetSettings
+
+
+@dataclass(frozen=True)
+class CoordinatorSetup:
+    """What the federation trains, and how."""
+
+    run: str
+    vocabulary: Vocabulary
+    method: Method
+    network: UNetSettings
+    training: TrainingSettings
+    seed: int = 0
+
+
+class Coordinator:
+    """Drives a run from its newest checkpoint to its last round."""
+
+    def __init__(self, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> None:
+        self.setup, self.transport, self.events = setup, transport, events
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self._spool = folder / "spool"
+        self.state = self.checkpoints.load_latest() or self._start()
+        facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
+        self.federation = Federation(setup.vocabulary, facts)
+        method = setup.method
+        self.rule: ServerRule = method.Server(method.config, self.federation, self.state.weights)
+        self.rule.load_state(self.state.rule)
+        self.moments = [
+            Moment(stage.name, round_, stage.rounds)
+            for stage in method.stages(setup.training.rounds)
+            for round_ in range(1, stage.rounds + 1)
+        ]
+
+    def run(self, rounds: int | None = None) -> None:
+        """Do the rounds that are left, or the next `rounds` of them."""
+        left = self.moments[self.state.rounds_done :]
+        for moment in left if rounds is None else left[:rounds]:
+            self._round(moment)
+
+    def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
+        """Round and weights of the model that the run delivers."""
+        if self.setup.training.select == "best" and self.state.best is not None:
+            return int(self.state.best["round"]), self.checkpoints.load_best(self.state)
+        return self.state.rounds_done, self.state.weights
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> CoordinatorState:
+        """Ask who takes part, draw the first weights, and write checkpoint 0."""
+        setup = self.setup
+        facts: dict[str, SiteFacts] = {}
+
+        def on_reply(site: str, answer: bytes) -> None:
+            numbers = Message.from_bytes(answer).numbers
+            annotated = {k.removeprefix("annotated/"): int(v) for k, v in numbers.items() if k.startswith("annotated/")}
+            facts[site] = SiteFacts(site, int(numbers["train_cases"]), annotated)
+
+        join = Message(meta=Task("join", setup.run).to_meta()).to_bytes()
+        self.transport.exchange(sorted(self.transport.sites), lambda site: join, on_reply)
+        check_coverage(setup.vocabulary, facts)
+        federation = Federation(setup.vocabulary, facts)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(setup.seed, "first weights"))
+            network = setup.method.build_network(setup.network, federation)
+        weights = {key: value.detach().clone() for key, value in network.state_dict().items()}
+        sites = {name: facts[name].as_json() for name in sorted(facts)}
+        state = CoordinatorState(weights, sites=sites)
+        self.checkpoints.save(state)
+        self.events.record("joined", sites=sites)
+        return state
+
+    # -- one round -----------------------------------------------------------------------------------------
+
+    def _round(self, moment: Moment) -> None:
+        number = self.state.rounds_done + 1
+        began = time.perf_counter()
+        self.rule.moment = moment
+        self.events.transient("round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments))
+        task = Task("train", self.setup.run, moment, self.federation.sites)
+        traffic = {"sent": 0, "received": 0}
+        files = self._collect(task, number, traffic)
+        trained = time.perf_counter()
+        self.rule.aggregate(SpooledUpdates(files))
+        numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
+        self.state.weights = self.rule.weights
+        self.state.rule = self.rule.state()
+        self.state.rounds_done = number
+        aggregated = time.perf_counter()
+        validation = self._validate(moment, traffic) if self._validates_now(number) else None
+        validated = time.perf_counter()
+        self.checkpoints.save(self.state)
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self.events.record(
+            "round",
+            number=number,
+            stage=moment.stage,
+            round=moment.round,
+            rounds=moment.rounds,
+            total=len(self.moments),
+            sites=numbers,
+            validation=validation,
+            best=self.state.best,
+            bytes_sent=traffic["sent"],
+            bytes_received=traffic["received"],
+            seconds={
+                "sites": round(trained - began, 4),
+                "aggregate": round(aggregated - trained, 4),
+                "validate": round(validated - aggregated, 4),
+                "checkpoint": round(time.perf_counter() - validated, 4),
+            },
+        )
+
+    def _collect(self, task: Task, number: int, traffic: dict[str, int]) -> dict[str, MessageFile]:
+        """Ask every site that has no accepted answer on disk yet; refuse bad answers by name."""
+        folder = self._spool / f"{number:05d}"
+        accepted: dict[str, MessageFile] = {}
+
+        def accept(site: str, path: Path) -> None:
+            try:
+                file = MessageFile(path)
+                check_answer(file, task, site, self.rule.expects(site))
+                accepted[site] = file
+            except MessageError as error:
+                path.unlink(missing_ok=True)
+                self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+
+        def on_reply(site: str, answer: bytes) -> None:
+            traffic["received"] += len(answer)
+            path = folder / f"{site}.safetensors"
+            write_atomically(path, answer)
+            accept(site, path)
+
+        for site in self.federation.sites:
+            # Left by a coordinator that was killed in this round: no need to train twice.
+            if (path := folder / f"{site}.safetensors").is_file():
+                accept(site, path)
+        waiting = [site for site in sorted(self.federation.sites) if site not in accepted]
+        self._exchange(waiting, task, self.rule.broadcast, on_reply, traffic)
+        if len(accepted) < self.setup.training.min_sites:
+            raise RunError(
+                f"Only {len(accepted)} usable answers in round {number}; at least {self.setup.training.min_sites} are needed.",
+                why="see the 'refused' lines in events.jsonl",
+                fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
+            )
+        return accepted
+
+    def _exchange(
+        self,
+        sites: list[str],
+        task: Task,
+        content_for: Callable[[str], Content],
+        on_reply: Callable[[str, bytes], None],
+        traffic: dict[str, int],
+    ) -> None:
+        """Send each site its content; equal content is serialised once."""
+        meta = task.to_meta()
+        last: tuple[Mapping[str, torch.Tensor] | None, bytes] = (None, b"")
+
+        def make_request(site: str) -> bytes:
+            nonlocal last
+            content = content_for(site)
+            if last[0] is not content.arrays:
+                last = (content.arrays, Message(content.arrays, content.numbers, meta).to_bytes())
+            traffic["sent"] += len(last[1])
+            return last[1]
+
+        self.transport.exchange(sites, make_request, on_reply)
+
+    # -- validation ----------------------------------------------------------------------------------------
+
+    def _validates_now(self, number: int) -> bool:
+        every = self.setup.training.validate_every
+        return every > 0 and (number % every == 0 or number == len(self.moments))
+
+    def _validate(self, moment: Moment, traffic: dict[str, int]) -> dict[str, dict[str, float]]:
+        """Every site scores the new global model on what it annotates itself; the best round is remembered."""
+        scores: dict[str, dict[str, float]] = {}
+
+        def on_reply(site: str, answer: bytes) -> None:
+            traffic["received"] += len(answer)
+            numbers = Message.from_bytes(answer).numbers
+            scores[site] = {k.removeprefix("dice/"): v for k, v in numbers.items() if k.startswith("dice/")}
+
+        kind: Kind = "evaluate"
+        task = Task(kind, self.setup.run, moment, self.federation.sites)
+        content = Content(self.rule.weights)
+        self._exchange(sorted(self.federation.sites), task, lambda site: content, on_reply, traffic)
+        means = [sum(values.values()) / len(values) for values in scores.values() if values]
+        if means:
+            mean = sum(means) / len(means)
+            if self.state.best is None or mean > self.state.best["dice"]:
+                self.state.best = {"round": float(self.state.rounds_done), "dice": mean}
+        return dict(sorted(scores.items()))
+
+
+def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> None:
+    """Every site annotates something, and every organ is annotated by somebody."""
+    for site, facts in sorted(sites.items()):
+        if not facts.train_cases or not facts.annotated:
+            missing = "has no training cases" if not facts.train_cases else "annotates nothing of the vocabulary"
+            raise ConfigError(
+                f"Site {site} {missing}.",
+                where=f"sites.{site}",
+                fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
+            )
+    known = {organ for facts in sites.values() for name in facts.annotated for organ in vocabulary.members(name)}
+    orphans = [organ for organ in vocabulary if organ not in known]
+    if orphans:
+        raise ConfigError(
+            f"Nobody annotates {', '.join(orphans)}.",
+            where="vocabulary",
+            why="a model cannot learn an organ that no site labels",
+            fix="Remove the organ from the vocabulary, or add a site that annotates it.",
+        )

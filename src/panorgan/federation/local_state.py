@@ -1,0 +1,72 @@
+"""What a site keeps on its own disk between rounds, and the answer that belongs to it.
+
+State and answer of a round are saved together: a site that is asked again for a round it has already finished gives
+the same answer instead of training twice from a state that has moved on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from panorgan.errors import MessageError
+from panorgan.federation.files import write_atomically
+from panorgan.federation.message import Message, MessageFile
+from panorgan.methods.exchange import Content
+
+
+@dataclass(frozen=True)
+class SavedRound:
+    """The state after a finished round; `stage` and `round` name it."""
+
+    stage: str
+    round: int
+    rule: Content
+    optimizer: dict[str, torch.Tensor]
+
+
+class LocalState:
+    """A site's private folder for one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state = folder / "state.safetensors"
+        self._answer = folder / "answer.safetensors"
+
+    def save(self, run: str, saved: SavedRound, answer: bytes) -> None:
+        """Keep state and answer. The state file is the point of no return: until it is renamed, the old one holds."""
+        arrays = {f"rule/{k}": v for k, v in saved.rule.arrays.items()}
+        arrays |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
+        write_atomically(self._answer, answer)
+        meta = {"run": run, "stage": saved.stage, "round": saved.round}
+        write_atomically(self._state, Message(arrays, saved.rule.numbers, meta).to_bytes(), durable=True)
+
+    def finished(self, run: str) -> tuple[str, int] | None:
+        """Stage and round of the saved state of this run, if there is one."""
+        if not self._state.is_file():
+            return None
+        meta = MessageFile(self._state).meta
+        return (str(meta["stage"]), int(meta["round"])) if meta.get("run") == run else None
+
+    def load(self) -> SavedRound:
+        """The saved state; ask `finished` first."""
+        message = MessageFile(self._state).message()
+
+        def group(prefix: str) -> dict[str, torch.Tensor]:
+            return {k.removeprefix(prefix): v for k, v in message.arrays.items() if k.startswith(prefix)}
+
+        meta = message.meta
+        rule = Content(group("rule/"), message.numbers)
+        return SavedRound(str(meta["stage"]), int(meta["round"]), rule, group("optimizer/"))
+
+    def answer_to(self, run: str, label: str) -> bytes | None:
+        """The saved answer to this very task, if state and answer both belong to it."""
+        try:
+            meta = MessageFile(self._answer).meta
+        except MessageError:
+            return None
+        if meta.get("answers") == label and meta.get("run") == run:
+            return self._answer.read_bytes()
+        return None

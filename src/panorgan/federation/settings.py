@@ -1,0 +1,50 @@
+"""How a federation trains: the experiment's `training` section."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from panorgan.cases.augment import AugmentSettings
+from panorgan.cases.sampling import SamplingSettings
+from panorgan.settings import Settings
+
+
+class OptimizerSettings(Settings):
+    """The optimiser at each site."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(1e-5, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="for sgd (Nesterov)")
+    keep_state: bool = Field(False, description="carry the optimiser's moments over rounds, on the site's disk")
+    clip_norm: float | None = Field(12.0, gt=0, description="largest gradient norm; null for none")
+    schedule: Literal["constant", "poly", "cosine"] = Field("poly", description="over all steps of a stage")
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the stage with a linearly rising learning rate")
+
+    def rate(self, progress: float) -> float:
+        """Learning rate at `progress` in [0, 1) of a stage."""
+        if progress < self.warmup:
+            return self.learning_rate * (progress + 1e-3) / (self.warmup + 1e-3)
+        if self.schedule == "poly":
+            return float(self.learning_rate * (1 - progress) ** 0.9)
+        if self.schedule == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.learning_rate
+
+
+class TrainingSettings(Settings):
+    """Rounds, local work, and what is done with the answers."""
+
+    rounds: int = Field(100, ge=1)
+    local_steps: int = Field(20, ge=1, description="optimiser steps per site and round")
+    optimizer: OptimizerSettings = OptimizerSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    augment: AugmentSettings | None = Field(AugmentSettings(), description="null for none")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    validate_every: int = Field(5, ge=0, description="rounds between validations; 0 for never")
+    select: Literal["best", "last"] = Field("best", description="which round's model is delivered")
+    overlap: float = Field(0.5, ge=0, lt=1, description="of neighbouring windows at inference")
+    min_sites: int = Field(1, ge=1, description="a round with fewer usable answers is an error")

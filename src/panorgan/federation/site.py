@@ -1,0 +1,217 @@
+"""The site's half of a round: load what was received, train, answer. Knows no formula and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.augment import augment
+from panorgan.cases.labels import structures_of
+from panorgan.cases.sampling import PatchSampler, prefetched
+from panorgan.cases.seeds import derive_seed
+from panorgan.cases.store import StoredCase
+from panorgan.errors import RunError
+from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
+from panorgan.evaluation.metrics import dice
+from panorgan.federation.local_state import LocalState, SavedRound
+from panorgan.federation.message import Message
+from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.tasks import Task, answer_meta
+from panorgan.methods.base import Method, SiteRule, SiteTools
+from panorgan.methods.exchange import Content, Federation, SiteFacts
+from panorgan.networks import SegmentationNetwork, UNetSettings
+
+OnStep = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """A site's cases, prepared for training."""
+
+    train: Sequence[StoredCase]
+    validation: Sequence[StoredCase] = ()
+
+
+@dataclass(frozen=True)
+class SiteSetup:
+    """Everything a site must agree on with the others, and where it computes."""
+
+    vocabulary: Vocabulary
+    method: Method
+    network: UNetSettings
+    training: TrainingSettings
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    steps_factor: int = 1
+    """Local steps are multiplied by this: a pooled site does the work of the sites it stands for."""
+
+
+class SiteWorker:
+    """Answers a coordinator's requests with the site's data."""
+
+    def __init__(self, name: str, data: SiteData, setup: SiteSetup, folder: Path, on_step: OnStep | None = None) -> None:
+        self.name, self.data, self.setup = name, data, setup
+        self._local = LocalState(folder)
+        self._on_step = on_step or (lambda site, step, steps: None)
+        self._structures = structures_of([case.structures for case in data.train])
+        self._rule: SiteRule | None = None
+        self._delivered: SegmentationNetwork | None = None
+        # Saved stage and round that the rule in memory continues from (None: nothing saved yet).
+        self._in_memory: tuple[str, int] | None = None
+
+    def handle(self, request: bytes) -> bytes:
+        """Do what a request asks and return the answer."""
+        message = Message.from_bytes(request)
+        task = Task.from_meta(message.meta)
+        if task.kind == "join":
+            return self._answer(task, self._describe()).to_bytes()
+        federation = Federation(self.setup.vocabulary, task.sites)
+        content = Content(message.arrays, message.numbers)
+        if task.kind == "evaluate":
+            return self._answer(task, self._evaluate(content, federation)).to_bytes()
+        return self._train(task, content, federation)
+
+    def facts(self) -> SiteFacts:
+        """What the site tells about itself."""
+        counts = {s: sum(s in case.structures for case in self.data.train) for s in self._structures}
+        return SiteFacts(self.name, len(self.data.train), counts)
+
+    def _answer(self, task: Task, content: Content) -> Message:
+        return Message(content.arrays, content.numbers, answer_meta(task, self.name))
+
+    def _describe(self) -> Content:
+        facts = self.facts()
+        numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
+        return Content(numbers={"train_cases": float(facts.train_cases), **numbers})
+
+    # -- one round of training -----------------------------------------------------------------------------
+
+    def _train(self, task: Task, received: Content, federation: Federation) -> bytes:
+        finished = self._local.finished(task.run)
+        if finished == (task.moment.stage, task.moment.round):
+            return self._saved_answer(task)
+        self._refuse_the_past(task, finished)
+        if finished != self._in_memory:
+            self._rule = None  # never train on from a round that broke off
+        rule = self._ready_rule(federation)
+        if finished is not None and finished != self._in_memory:
+            saved = self._local.load()
+            rule.load_state(saved.rule)
+            load_optimizer_state(rule.tools.optimizer, saved.optimizer)
+        self._in_memory = ("under way", 0)
+        rule.received = Content({k: v.to(self.setup.device) for k, v in received.arrays.items()}, received.numbers)
+        rule.moment = task.moment
+        numbers = self._run_steps(rule, task)
+        content = rule.update()
+        answer = self._answer(task, Content(content.arrays, {**numbers, **content.numbers})).to_bytes()
+        self._remember(rule, task, answer)
+        return answer
+
+    def _saved_answer(self, task: Task) -> bytes:
+        """Asked again for the round it has just finished: the same answer."""
+        answer = self._local.answer_to(task.run, task.label)
+        if answer is None:
+            raise RunError(
+                f"Site {self.name} has finished {task.label}, but its answer is gone.",
+                where=str(self._local.folder),
+                fix="Restore the site's folder from a backup, or start a new run.",
+            )
+        return answer
+
+    def _refuse_the_past(self, task: Task, finished: tuple[str, int] | None) -> None:
+        stage, round_ = task.moment.stage, task.moment.round
+        if finished is not None and finished[0] == stage and finished[1] > round_:
+            raise RunError(
+                f"Site {self.name} is asked for round {round_} of stage {stage}, but has already finished {finished[1]}.",
+                where=str(self._local.folder),
+                why="the coordinator went back to an older checkpoint",
+                fix="Restore the coordinator's newest checkpoint, or start a new run.",
+            )
+
+    def _ready_rule(self, federation: Federation) -> SiteRule:
+        if self._rule is None:
+            setup = self.setup
+            model = setup.method.build_network(setup.network, federation, site=self.name).to(setup.device)
+            if setup.device.type == "cpu" and setup.network.dimensions == 3:
+                model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+            settings = setup.training.optimizer
+            tools = SiteTools(model, make_optimizer(model, settings), settings.clip_norm, self._autocast())
+            self._rule = setup.method.Site(setup.method.config, self.facts(), federation, tools)
+        self._rule.federation = federation
+        return self._rule
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.setup.training.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.setup.device.type, dtype=torch.bfloat16)
+
+    def _run_steps(self, rule: SiteRule, task: Task) -> dict[str, float]:
+        """All local steps of a round; every random draw depends on (seed, site, stage, round) alone."""
+        setup, moment = self.setup, task.moment
+        steps = setup.training.local_steps * setup.steps_factor
+        seed = derive_seed(setup.seed, self.name, moment.stage, moment.round)
+        generator = torch.Generator(setup.device).manual_seed(seed)
+        if not setup.training.optimizer.keep_state:
+            rule.tools.optimizer.state.clear()
+        sampler = PatchSampler(self.data.train, self._structures, setup.training.sampling)
+        batches = sampler.batches(steps, seed)
+        if setup.device.type != "cpu":
+            batches = prefetched(batches)
+        totals: dict[str, torch.Tensor] = {}
+        devices = [] if setup.device.type == "cpu" else [setup.device]
+        with torch.random.fork_rng(devices, device_type=setup.device.type if devices else "cuda"):
+            torch.manual_seed(seed)
+            rule.model.train()
+            rule.before_round()
+            for step, packed in enumerate(batches):
+                packed = packed.to(setup.device)
+                if setup.training.augment is not None:
+                    packed = augment(packed, setup.training.augment, generator)
+                rate = setup.training.optimizer.rate((moment.round - 1 + step / steps) / moment.rounds)
+                for group in rule.tools.optimizer.param_groups:
+                    group["lr"] = rate
+                for name, value in rule.step(packed.unpack()).items():
+                    totals[name] = totals.get(name, torch.zeros_like(value)) + value
+                self._on_step(self.name, step + 1, steps)
+            rule.after_round()
+        return {name: float(total) / steps for name, total in totals.items()}
+
+    def _remember(self, rule: SiteRule, task: Task, answer: bytes) -> None:
+        """Save state and answer, unless there is no state: then the same request simply gives the same answer."""
+        keep_optimizer = self.setup.training.optimizer.keep_state
+        state = rule.state()
+        self._in_memory = None
+        if keep_optimizer or state.arrays or state.numbers:
+            optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
+            saved = SavedRound(task.moment.stage, task.moment.round, state, optimizer)
+            self._local.save(task.run, saved, answer)
+            self._in_memory = (saved.stage, saved.round)
+
+    # -- validation ----------------------------------------------------------------------------------------
+
+    def _evaluate(self, content: Content, federation: Federation) -> Content:
+        """Mean Dice per annotated structure over the validation cases, on the prepared grid."""
+        setup = self.setup
+        if self._delivered is None:
+            self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
+        network = self._delivered
+        network.load_state_dict(dict(content.arrays))
+        settings = InferenceSettings(
+            patch_size=setup.training.sampling.patch_size, overlap=setup.training.overlap
+        )
+        scores: dict[str, list[float]] = {}
+        for case in self.data.validation:
+            image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
+            labels = decide(list(predict_probabilities(network, image, settings).cpu()), network)
+            for structure, truth in case.masks():
+                predicted = structure_mask(labels, structure, network.vocabulary)
+                scores.setdefault(structure, []).append(dice(predicted, truth))
+        numbers = {f"dice/{name}": sum(values) / len(values) for name, values in scores.items()}
+        return Content(numbers={**numbers, "cases": float(len(self.data.validation))})

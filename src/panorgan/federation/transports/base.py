@@ -1,0 +1,23 @@
+"""How messages travel: the only thing that differs between a simulation and a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+MakeRequest = Callable[[str], bytes]
+OnReply = Callable[[str, bytes], None]
+
+
+class Transport(Protocol):
+    """Carries one request to each site and brings the answers back."""
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """Names of the sites that can be reached."""
+
+    def exchange(self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply) -> None:
+        """Ask every site; call `on_reply(site, answer)` for each that answers, in any order.
+
+        Returns when all have answered or will not. `make_request` is called once per site, when its turn comes.
+        """

@@ -1,0 +1,147 @@
+"""Dice and cross-entropy for cases that annotate only some structures.
+
+Everything here works on probabilities *after* the activation: masking logits would turn hidden voxels into 0.5.
+
+Notation: C channels, T annotated structures, M[t, c] says whether organ c is a member of structure t (a union such as
+`kidney` has two members; `liver` contains its tumour). Unknown structures never enter a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import Convention, membership
+from panorgan.cases.sampling import Batch
+from panorgan.errors import AnatomyError
+
+# log(0) of a union's probability would be -inf; this is far below what bfloat16 or float32 losses can feel.
+_SMALLEST = 1e-7
+
+
+def partial_dice_ce(
+    logits: torch.Tensor,
+    batch: Batch,
+    vocabulary: Vocabulary,
+    convention: Convention,
+    dice_weight: float = 1.0,
+    ce_weight: float = 1.0,
+) -> torch.Tensor:
+    """Per-sample loss [B]: weighted Dice + cross-entropy over what each sample annotates.
+
+    Cross-entropy is the marginal one of `marginal_cross_entropy` for exclusive channels and the binary one of
+    `structure_bce` for independent channels. A sample that annotates nothing has loss 0.
+    """
+    logits = logits.float()
+    members = member_matrix(batch, vocabulary, logits.device)
+    loss = logits.new_zeros(logits.shape[0])
+    if dice_weight:
+        probabilities = structure_probabilities(logits, batch, vocabulary, convention)
+        loss = loss + dice_weight * partial_dice(probabilities, batch.masks, batch.annotated)
+    if ce_weight and convention == "exclusive":
+        loss = loss + ce_weight * marginal_cross_entropy(logits, batch.masks, batch.annotated, members)
+    elif ce_weight:
+        loss = loss + ce_weight * structure_bce(logits, batch, vocabulary)
+    return loss
+
+
+def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) -> torch.Tensor:
+    """M [T, C] as floats; refuses a batch that annotates something these channels cannot express."""
+    rows = membership(batch.structures, vocabulary)
+    empty = [t for t, row in enumerate(rows) if not any(row)]
+    if empty and bool(batch.annotated[:, empty].any()):
+        names = ", ".join(batch.structures[t] for t in empty)
+        raise AnatomyError(
+            f"A batch annotates structures that the network cannot express: {names}.",
+            why=f"its channels are {', '.join(vocabulary)}",
+            fix="Add them to the vocabulary, or restrict 'annotated' of the site.",
+        )
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def structure_probabilities(
+    logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary, convention: Convention
+) -> torch.Tensor:
+    """Probability that a voxel belongs to each annotated structure, [B, T, *S].
+
+    Exclusive channels: the sum over members. Independent channels: the structure's own sigmoid if it has one, else
+    the probability that at least one of its members is present.
+    """
+    if convention == "exclusive":
+        organs = logits.softmax(dim=1)[:, 1:]
+        return torch.einsum("tc,bc...->bt...", member_matrix(batch, vocabulary, logits.device), organs)
+    return 1 - _log_absent(logits, batch, vocabulary).exp()
+
+
+def partial_dice(probabilities: torch.Tensor, masks: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
+    """Soft Dice loss per sample [B], mean over its annotated structures; [B, T, *S] in.
+
+    1 − (2 Σ p·y + 1)/(Σ p + Σ y + 1), sums over voxels.
+    """
+    space = tuple(range(2, probabilities.ndim))
+    truth = masks.to(probabilities.dtype)
+    overlap = (probabilities * truth).sum(space)
+    dice = (2 * overlap + 1) / (probabilities.sum(space) + truth.sum(space) + 1)
+    return _mean_over_annotated(1 - dice, annotated)
+
+
+def marginal_cross_entropy(
+    logits: torch.Tensor, masks: torch.Tensor, annotated: torch.Tensor, members: torch.Tensor
+) -> torch.Tensor:
+    """Per-sample [B] mean over voxels of −log Σ p_c over the channels that the annotation allows.
+
+    Channel c is allowed at a voxel when, for every annotated structure, membership and mask agree. With everything
+    annotated one channel is left: ordinary cross-entropy. With nothing annotated all are: loss 0. Where masks of
+    exclusive structures overlap nothing is allowed: such voxels are left out.
+    """
+    batch, structures = annotated.shape
+    # Disagreements per channel: Σ_t a_t (M_tc + y_t − 2 M_tc y_t); the background is a member of nothing.
+    table = F.pad(members, (1, 0))
+    truth = masks.to(logits.dtype)
+    weight = annotated.to(logits.dtype)
+    always = weight @ table
+    per_voxel = torch.einsum("bt,tc,bt...->bc...", weight, 1 - 2 * table, truth)
+    disagreements = always.view(batch, -1, *(1,) * (logits.ndim - 2)) + per_voxel
+    allowed = disagreements < 0.5
+    some = allowed.any(dim=1)
+    # A voxel without any allowed channel gets all of them: its loss is then 0, and finite.
+    allowed = allowed | ~some.unsqueeze(1)
+    chosen = logits.masked_fill(~allowed, float("-inf")).logsumexp(dim=1)
+    loss = logits.logsumexp(dim=1) - chosen
+    count = some.flatten(1).sum(1).clamp(min=1)
+    return loss.flatten(1).sum(1) / count
+
+
+def structure_bce(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """Binary cross-entropy per sample [B], mean over voxels and annotated structures, independent channels."""
+    log_absent = _log_absent(logits, batch, vocabulary)
+    log_present = torch.log((1 - log_absent.exp()).clamp(min=_SMALLEST))
+    for t, own in enumerate(_own_channels(batch, vocabulary)):
+        if own is not None:  # exact in the tails, where 1 − e^x has lost its digits
+            log_present[:, t] = F.logsigmoid(logits[:, own])
+    truth = batch.masks.to(logits.dtype)
+    loss = -(truth * log_present + (1 - truth) * log_absent)
+    return _mean_over_annotated(loss.flatten(2).mean(2), batch.annotated)
+
+
+def _own_channels(batch: Batch, vocabulary: Vocabulary) -> list[int | None]:
+    return [vocabulary.index(name) if name in vocabulary else None for name in batch.structures]
+
+
+def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """log P(voxel is not in the structure), independent channels, [B, T, *S]."""
+    log_absent = F.logsigmoid(-logits)
+    members = member_matrix(batch, vocabulary, logits.device)
+    for t, own in enumerate(_own_channels(batch, vocabulary)):
+        if own is not None:  # its own sigmoid already contains what lies inside it
+            members[t] = F.one_hot(torch.tensor(own), len(vocabulary)).to(members)
+    return torch.einsum("tc,bc...->bt...", members, log_absent)
+
+
+def _mean_over_annotated(values: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
+    """[B, T] → [B], the mean over annotated entries, 0 where there are none."""
+    weight = annotated.to(values.dtype)
+    # where, not a product: 0 · NaN of an unknown structure must not poison the sample
+    total = torch.where(annotated, values, torch.zeros_like(values)).sum(1)
+    return total / weight.sum(1).clamp(min=1)

@@ -1,0 +1,100 @@
+"""What the two halves of a method may know of each other, and of the federation.
+
+A site rule sees images and never a transport. A server rule sees these types only: none of them can hold an image
+loader, a case or a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+
+Arrays = Mapping[str, torch.Tensor]
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a rule puts into a message: tensors by key and numbers by name."""
+
+    arrays: Arrays = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site tells about itself when it joins: counts, never cases."""
+
+    name: str
+    train_cases: int
+    annotated: Mapping[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"train_cases": self.train_cases, "annotated": dict(self.annotated)}
+
+    @classmethod
+    def from_json(cls, name: str, content: Mapping[str, Any]) -> SiteFacts:
+        """The inverse of `as_json`."""
+        annotated = {str(k): int(v) for k, v in content["annotated"].items()}
+        return cls(name, int(content["train_cases"]), annotated)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who takes part and what the model is to segment."""
+
+    vocabulary: Vocabulary
+    sites: Mapping[str, SiteFacts]
+
+    def organs_of(self, site: str) -> tuple[str, ...]:
+        """The vocabulary organs that a site's annotations say something about, in vocabulary order."""
+        known = {organ for structure in self.sites[site].annotated for organ in self.vocabulary.members(structure)}
+        return tuple(organ for organ in self.vocabulary if organ in known)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named run of rounds (`pretrain`, `train`)."""
+
+    name: str
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in the run a rule is: `round` counts from 1."""
+
+    stage: str
+    round: int
+    rounds: int
+
+    @property
+    def progress(self) -> float:
+        """r / R."""
+        return self.round / self.rounds
+
+
+class Updates(Protocol):
+    """The answers of one round as a server rule sees them, sites in sorted order, tensors read when asked for."""
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """Who answered."""
+
+    def numbers(self, site: str) -> Numbers:
+        """The numbers a site sent."""
+
+    def keys(self, site: str) -> Sequence[str]:
+        """The tensors a site sent."""
+
+    def array(self, site: str, key: str) -> torch.Tensor:
+        """One tensor of one site."""
+
+    def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
+        """Per key Σ w·θ / Σ w over the sites that sent it; `weight(site, key)` ≥ 0."""

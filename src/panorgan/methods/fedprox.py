@@ -1,0 +1,37 @@
+"""FedProx — a proximal term holds each site near the global model. arXiv:1812.06127"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from panorgan.cases.sampling import Batch
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.proximal import squared_distance
+from panorgan.methods.registry import register
+
+
+class FedProxConfig(MethodConfig):
+    """FedProx's one number."""
+
+    mu: float = Field(0.01, ge=0, description="strength of the proximal term μ/2·‖w − w₀‖²")
+
+
+@register("fedprox", config=FedProxConfig)
+class FedProx(Method):
+    """FedAvg with local steps that may not wander far."""
+
+    class Site(SiteRule):
+        """Adds μ/2·‖w − w₀‖² to the loss; w₀ is the round's global model."""
+
+        config: FedProxConfig
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            """Partial supervision plus the proximal term."""
+            loss = super().loss(batch)
+            if self.config.mu == 0:  # keeps μ = 0 equal to FedAvg to the last bit
+                return loss
+            return loss + self.config.mu / 2 * squared_distance(self.model, self.received.arrays)
+
+    class Server(ServerRule):
+        """Inherited: the weighted mean of FedAvg."""

@@ -1,0 +1,55 @@
+"""Methods by name. A file in this folder that registers a method is found by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+from panorgan.errors import ConfigError, did_you_mean
+from panorgan.methods.base import Method, MethodConfig
+
+_registered: dict[str, type[Method]] = {}
+
+
+def register(name: str, config: type[MethodConfig] = MethodConfig) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make a method known under a name."""
+
+    def add(method: type[Method]) -> type[Method]:
+        if name in _registered and _registered[name].__module__ != method.__module__:
+            raise ConfigError(f"Two methods are called {name!r}.", where=method.__module__, fix="Rename one of them.")
+        method.name = name
+        method.Config = config
+        _registered[name] = method
+        return method
+
+    return add
+
+
+@cache
+def _import_all() -> None:
+    import panorgan.methods as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def methods() -> Mapping[str, type[Method]]:
+    """Every known method, sorted by name."""
+    _import_all()
+    return MappingProxyType(dict(sorted(_registered.items())))
+
+
+def find_method(name: str) -> type[Method]:
+    """The method of that name, or an error that suggests one."""
+    known = methods()
+    if name not in known:
+        raise ConfigError(
+            f"There is no method called {name!r}.",
+            where="method.name",
+            why=did_you_mean(name, known),
+            fix=f"Choose one of: {', '.join(known)} ('panorgan methods' describes them).",
+        )
+    return known[name]

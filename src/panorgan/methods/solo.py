@@ -1,0 +1,85 @@
+"""Solo — every site trains alone on its own organs; the delivered model merges the sites' predictions.
+
+The lower bound of federated learning, and the teachers of later methods. Nothing is averaged: each site's weights
+travel under its own keys, so that the general rule "a key is averaged over those who sent it" leaves them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.methods.base import (
+    Content,
+    Federation,
+    Method,
+    MethodConfig,
+    ServerRule,
+    SiteRule,
+)
+from panorgan.methods.registry import register
+from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
+
+
+class SoloConfig(MethodConfig):
+    """Solo has no numbers of its own."""
+
+
+@register("solo", config=SoloConfig)
+class Solo(Method):
+    """Each site alone; the tested model merges all site models."""
+
+    class Site(SiteRule):
+        """Inherited: its network holds only its own member, whose keys (`members.<site>.…`) nobody else sends."""
+
+    class Server(ServerRule):
+        """Gives every site its own member back."""
+
+        def broadcast(self, site: str) -> Content:
+            """Only the member of this site."""
+            return Content(self._own(site))
+
+        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+            """A site may write to its own member only."""
+            return self._own(site)
+
+        def _own(self, site: str) -> dict[str, torch.Tensor]:
+            prefix = f"members.{site}."
+            return {key: value for key, value in self.weights.items() if key.startswith(prefix)}
+
+    def build_network(self, settings: UNetSettings, federation: Federation, site: str | None = None) -> SegmentationNetwork:
+        """One small network per site, each with its own organs; at a site only its own."""
+        sites = sorted(federation.sites) if site is None else [site]
+        vocabulary = federation.vocabulary if site is None else Vocabulary(federation.organs_of(site))
+        members = {name: UNet(Vocabulary(federation.organs_of(name)), settings) for name in sites}
+        return MergedMembers(members, vocabulary, settings)
+
+
+class MergedMembers(SegmentationNetwork):
+    """Several networks, each for its own organs, seen as one.
+
+    Exclusive channels: a member's logit minus its own background logit is the log odds of an organ against
+    background. Stacked beside a background of 0, background wins exactly where every member says background, and
+    among organs the surer one wins. An organ that several members know gets the mean of their scores.
+    """
+
+    def __init__(self, members: Mapping[str, SegmentationNetwork], vocabulary: Vocabulary, settings: UNetSettings) -> None:
+        super().__init__(vocabulary, settings.convention)
+        self.members = nn.ModuleDict(members)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[B, 1, *S] → merged logits [B, channels, *S]."""
+        scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
+        for member in self.members.values():
+            logits = member(image)
+            if self.convention == "exclusive":
+                logits = logits[:, 1:] - logits[:, :1]
+            for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
+                scores[organ].append(logits[:, index])
+        merged = [torch.stack(known).mean(0) for known in scores.values()]
+        if self.convention == "exclusive":
+            merged.insert(0, torch.zeros_like(merged[0]))
+        return torch.stack(merged, dim=1)

@@ -1,0 +1,54 @@
+"""What every network promises: named channels, a convention for them, and named parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import Convention
+
+BACKGROUND = "background"
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+class SegmentationNetwork(nn.Module):
+    """Base of all networks: images [B, 1, *S] in, logits [B, len(channels), *S] out.
+
+    Subclasses group their layers in child modules whose names are the structural parts (`encoder`, `decoder`…).
+    """
+
+    def __init__(self, vocabulary: Vocabulary, convention: Convention) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.convention: Convention = convention
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the output channels."""
+        organs = tuple(self.vocabulary)
+        return (BACKGROUND, *organs) if self.convention == "exclusive" else organs
+
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """Keys of the state dict by part.
+
+        The structural parts (child module names) hold every parameter and buffer exactly once; `norm` names, across
+        them, those that belong to normalisation layers.
+        """
+        norm_modules = {name for name, module in self.named_modules() if isinstance(module, _NORMS)}
+        parts: dict[str, list[str]] = {}
+        for key in self.state_dict():
+            parts.setdefault(key.split(".", 1)[0], []).append(key)
+            if key.rpartition(".")[0] in norm_modules:
+                parts.setdefault("norm", []).append(key)
+        return {part: tuple(keys) for part, keys in parts.items()}
+
+
+def organ_probabilities(logits: torch.Tensor, convention: Convention) -> torch.Tensor:
+    """Logits [B, channels, *S] → probability per organ [B, organs, *S], background left out."""
+    if convention == "exclusive":
+        return logits.softmax(dim=1)[:, 1:]
+    return logits.sigmoid()

@@ -1,0 +1,79 @@
+"""The delivered model: `model.safetensors` and `model.json`, a card that says all that prediction needs to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import panorgan
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.preprocess import Plan
+from panorgan.errors import RunError
+from panorgan.evaluation.inference import InferenceSettings
+from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork, UNetSettings
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DeliveredModel:
+    """A network ready to predict, with the plan that its scans must follow."""
+
+    network: SegmentationNetwork
+    plan: Plan
+    inference: InferenceSettings
+    postprocess: str
+    card: dict[str, Any]
+
+
+def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:
+    """Write the model folder as a whole or not at all."""
+    scratch = folder.with_name(f".{folder.name}.incomplete")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    save_file({key: value.contiguous() for key, value in sorted(weights.items())}, scratch / "model.safetensors")
+    whole = {"format": _FORMAT, "panorgan": panorgan.__version__, **card}
+    (scratch / "model.json").write_text(json.dumps(whole, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(scratch, folder)
+
+
+def load_model(folder: Path, device: torch.device) -> DeliveredModel:
+    """Read a model folder (or the run folder around it)."""
+    if (folder / "model" / "model.json").is_file():
+        folder = folder / "model"
+    path = folder / "model.json"
+    if not path.is_file():
+        raise RunError(
+            "There is no model here.",
+            where=str(folder),
+            why="model.json is missing",
+            fix="Point to a finished run, or to its 'model' folder.",
+        )
+    try:
+        card: dict[str, Any] = json.loads(path.read_text())
+        facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
+        federation = Federation(Vocabulary(card["organs"]), facts)
+        method = find_method(card["method"]["name"])
+        config = method.Config(**{k: v for k, v in card["method"].items() if k != "name"})
+        network = method(config).build_network(UNetSettings(**card["network"]), federation)
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+        plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
+        raise RunError(
+            "The model cannot be loaded.",
+            where=str(folder),
+            why=f"{type(error).__name__}: {error}",
+            fix="Its files are damaged or from another panorgan version. Copy the folder again.",
+        ) from error
+    return DeliveredModel(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)

@@ -1,0 +1,216 @@
+"""Run an experiment on this machine: prepare, train round by round, deliver the model, score it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.config import Experiment
+from panorgan.errors import ConfigError, RunError
+from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
+from panorgan.federation.events import EventLog, Listener, mend_tail
+from panorgan.federation.files import write_atomically
+from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
+from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.base import Method
+from panorgan.runs.delivered import load_model, save_model
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.manifest import data_fingerprint, make_manifest
+from panorgan.runs.prepare import PreparedFederation, prepare
+from panorgan.runs.scoring import Row, read_metrics, score_federation, write_metrics
+from panorgan.runs.tensorboard import tensorboard_listener
+
+POOLED = "pooled"
+"""Name of the one participant that stands for all sites when data is pooled."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run."""
+
+    folder: RunFolder
+    rows: list[Row]
+
+
+def train(
+    experiment: Experiment,
+    folder: Path,
+    resume: bool = False,
+    listeners: tuple[Listener, ...] = (),
+    cache: Path | None = None,
+) -> RunResult:
+    """Train and score an experiment in a run folder; with `resume`, go on where a killed run stopped.
+
+    Nothing is written into the folder before the experiment and its data have been checked.
+    """
+    run = RunFolder(folder)
+    _check_folder(run, experiment, resume)
+    if resume and run.complete:
+        return RunResult(run, read_metrics(run.metrics))
+    device = setup_device(experiment)
+    silent = EventLog(None, listeners)
+    prepared = prepare(experiment, cache, lambda what, done, total: silent.transient("prepare", what=what, done=done, total=total))
+    workers = build_workers(experiment, prepared, run, device, silent)
+    check_coverage(Vocabulary(experiment.vocabulary), {name: worker.facts() for name, worker in workers.items()})
+    manifest = _start_or_check(run, experiment, prepared, device)
+    mend_tail(run.events)
+    events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
+    events.record("resumed" if resume else "started", run=manifest["run"], method=experiment.method["name"])
+    coordinator = Coordinator(_coordinator_setup(experiment, manifest["run"]), LocalTransport(workers), run.path, events)
+    coordinator.run()
+    _deliver(run, experiment, coordinator)
+    model = load_model(run.model, device)
+    rows = score_federation(
+        model,
+        prepared,
+        run.predictions,
+        lambda site, done, total: events.transient("score", site=site, done=done, total=total),
+    )
+    write_metrics(run.metrics, rows)
+    events.record("finished", rows=len(rows))
+    return RunResult(run, rows)
+
+
+def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | None = None) -> RunResult:
+    """Score the delivered model of a run again, on the data of its manifest."""
+    run = RunFolder(folder)
+    experiment = Experiment(**run.read_manifest()["experiment"])
+    device = setup_device(experiment)
+    events = EventLog(None, listeners)
+    model = load_model(run.model, device)
+    prepared = prepare(experiment, cache)
+    rows = score_federation(
+        model,
+        prepared,
+        run.predictions,
+        lambda site, done, total: events.transient("score", site=site, done=done, total=total),
+    )
+    write_metrics(run.metrics, rows)
+    return RunResult(run, rows)
+
+
+def setup_device(experiment: Experiment) -> torch.device:
+    """The device to compute on, and numeric habits for the CPU."""
+    torch.set_flush_denormal(True)  # tiny activations otherwise slow a CPU down many times
+    if experiment.hardware.threads:
+        torch.set_num_threads(experiment.hardware.threads)
+    wanted = experiment.hardware.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "No CUDA device was found.", where="hardware.device", fix="Set hardware.device to 'auto' or 'cpu'."
+        )
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def build_workers(
+    experiment: Experiment, prepared: PreparedFederation, run: RunFolder, device: torch.device, events: EventLog
+) -> dict[str, SiteWorker]:
+    """One worker per training site, or a single pooled one."""
+    method = experiment.build_method()
+    data = {site.name: SiteData(site.train, site.validation) for site in prepared.training}
+    factor = 1
+    if method.pooled:
+        train = tuple(case for site in data.values() for case in site.train)
+        validation = tuple(case for site in data.values() for case in site.validation)
+        factor = len(data)
+        data = {POOLED: SiteData(train, validation)}
+    setup = SiteSetup(
+        Vocabulary(experiment.vocabulary),
+        method,
+        experiment.network,
+        experiment.training,
+        experiment.seed,
+        device,
+        steps_factor=factor,
+    )
+
+    def on_step(site: str, step: int, steps: int) -> None:
+        events.transient("step", site=site, step=step, steps=steps)
+
+    return {name: SiteWorker(name, own, setup, run.site(name), on_step) for name, own in data.items()}
+
+
+def _coordinator_setup(experiment: Experiment, run: str) -> CoordinatorSetup:
+    method: Method = experiment.build_method()
+    vocabulary = Vocabulary(experiment.vocabulary)
+    return CoordinatorSetup(run, vocabulary, method, experiment.network, experiment.training, experiment.seed)
+
+
+def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
+    """A new run needs an empty place; a resumed one must be the same experiment."""
+    if not run.started:
+        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+            raise RunError(
+                "The run folder exists and holds something else.",
+                where=str(run.path),
+                fix="Choose another folder with --run.",
+            )
+        return
+    if not resume:
+        raise RunError(
+            "A run already lives in this folder.",
+            where=str(run.path),
+            fix="Continue it with --resume, or choose another folder with --run.",
+        )
+    known = run.read_manifest()["fingerprint"]
+    if known != experiment.fingerprint():
+        raise RunError(
+            "The run in this folder is another experiment.",
+            where=str(run.path),
+            why=f"its fingerprint is {known}, this experiment's is {experiment.fingerprint()}",
+            fix="Resume with the same file and the same --set options, or choose another folder.",
+        )
+
+
+def _start_or_check(
+    run: RunFolder, experiment: Experiment, prepared: PreparedFederation, device: torch.device
+) -> dict[str, Any]:
+    """Write the manifest of a new run; for a resumed one, make sure that the data is the same."""
+    if not run.started:
+        manifest = make_manifest(experiment, prepared, device)
+        write_atomically(run.manifest, json.dumps(manifest, indent=1))
+        return manifest
+    manifest = run.read_manifest()
+    if manifest["data_fingerprint"] != data_fingerprint(prepared):
+        raise RunError(
+            "The data has changed since this run began.",
+            where=str(run.path),
+            fix="Put the data back as it was, or start a new run.",
+        )
+    return manifest
+
+
+def _deliver(run: RunFolder, experiment: Experiment, coordinator: Coordinator) -> None:
+    """Write the model folder: the chosen round's weights and a card."""
+    chosen, weights = coordinator.delivered_weights()
+    method = experiment.build_method()
+    network = method.build_network(experiment.network, coordinator.federation)
+    card = {
+        "name": experiment.name,
+        "organs": list(experiment.vocabulary),
+        "channels": list(network.channels),
+        "convention": network.convention,
+        "method": experiment.method,
+        "network": experiment.network.as_json(),
+        "plan": experiment.plan.as_json(),
+        "inference": {
+            "patch_size": list(experiment.training.sampling.patch_size),
+            "overlap": experiment.training.overlap,
+        },
+        "postprocess": experiment.postprocess,
+        "sites": {name: facts.as_json() for name, facts in coordinator.federation.sites.items()},
+        "round": chosen,
+        "validation_dice": coordinator.state.best["dice"] if coordinator.state.best else None,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "run": coordinator.setup.run,
+    }
+    save_model(run.model, weights, card)
+    shutil.rmtree(run.path / "spool", ignore_errors=True)

@@ -1,0 +1,81 @@
+"""The layout of a run folder: one execution, one folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from panorgan.errors import RunError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the files of a run lie."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """What was run, with what, on what."""
+        return self.path / "manifest.json"
+
+    @property
+    def events(self) -> Path:
+        """One line per thing that happened."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One row per case and organ; written last, so its presence means that the run is complete."""
+        return self.path / "metrics.csv"
+
+    @property
+    def model(self) -> Path:
+        """Weights and card of the delivered model."""
+        return self.path / "model"
+
+    @property
+    def predictions(self) -> Path:
+        """Label maps of the scored cases, `<site>/<case>.nii.gz`."""
+        return self.path / "predictions"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.path / "report.html"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Scalars for TensorBoard."""
+        return self.path / "tensorboard"
+
+    def site(self, name: str) -> Path:
+        """What a simulated site keeps for itself."""
+        return self.path / "sites" / name
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has been trained and scored."""
+        return self.metrics.is_file()
+
+    @property
+    def started(self) -> bool:
+        """Whether a run lives here."""
+        return self.manifest.is_file()
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest, or an error that says what to do."""
+        try:
+            content: dict[str, Any] = json.loads(self.manifest.read_text())
+            return content
+        except FileNotFoundError as error:
+            raise RunError(
+                "This is not a run folder.",
+                where=str(self.path),
+                why="it has no manifest.json",
+                fix="Point to a folder that 'panorgan train' or 'panorgan demo' wrote.",
+            ) from error
+        except ValueError as error:
+            raise RunError("manifest.json is damaged.", where=str(self.manifest), why=str(error)) from error

@@ -1,0 +1,76 @@
+"""What is written down about a run: config, versions, data, seeds and hardware."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import time
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import panorgan
+from panorgan.config import Experiment
+from panorgan.runs.prepare import PreparedFederation
+
+_PACKAGES = ("torch", "monai", "numpy", "scipy", "nibabel", "pydantic", "safetensors")
+
+
+def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: torch.device) -> dict[str, Any]:
+    """Everything needed to know what a run was, as plain JSON."""
+    return {
+        "format": 1,
+        "run": uuid.uuid4().hex,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "experiment": experiment.as_json(),
+        "fingerprint": experiment.fingerprint(),
+        "sites": {site.name: site.describe() for site in prepared.sites},
+        "data_fingerprint": data_fingerprint(prepared),
+        "versions": {"panorgan": panorgan.__version__, "python": platform.python_version(), **_versions()},
+        "git": _git_hash(),
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        },
+    }
+
+
+def data_fingerprint(prepared: PreparedFederation) -> str:
+    """Changes when any prepared case changes: store keys hash their inputs."""
+    digest = hashlib.sha256()
+    for site in prepared.sites:
+        for split, cases in (("train", site.train), ("validation", site.validation)):
+            for case in cases:
+                digest.update(f"{site.name}/{split}/{case.id}/{case.folder.name}\n".encode())
+        for scored in site.test:
+            digest.update(f"{site.name}/test/{scored.id}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # put on the path without metadata
+            found[package] = "unknown"
+    return found
+
+
+def _git_hash() -> str | None:
+    """Commit of the source tree that runs, when it is one."""
+    try:
+        here = Path(panorgan.__file__).parent
+        command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return answer.stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None

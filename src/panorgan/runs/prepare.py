@@ -1,0 +1,155 @@
+"""From an experiment to prepared cases: read the folders, split by patient, fill the store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.case import Case
+from panorgan.cases.layouts.nnunet import read_cases
+from panorgan.cases.phantom import PhantomConfig, write_federation
+from panorgan.cases.splits import split_cases
+from panorgan.cases.store import Store, StoredCase
+from panorgan.config import Experiment, SiteSettings
+from panorgan.errors import ConfigError, DataError
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being done, how many are done, how many there are."""
+
+
+@dataclass(frozen=True)
+class PreparedSite:
+    """A site's cases by split. `test` cases carry the labels they are scored with."""
+
+    name: str
+    external: bool
+    train: Sequence[StoredCase]
+    validation: Sequence[StoredCase]
+    test: Sequence[Case]
+    annotated: tuple[str, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """Counts and annotated structures, for the manifest."""
+        counts = {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+        return {"external": self.external, "annotated": list(self.annotated), "cases": counts}
+
+
+@dataclass(frozen=True)
+class PreparedFederation:
+    """All sites, sorted by name."""
+
+    sites: tuple[PreparedSite, ...]
+
+    @property
+    def training(self) -> tuple[PreparedSite, ...]:
+        """The sites that train."""
+        return tuple(site for site in self.sites if not site.external)
+
+
+def cache_folder() -> Path:
+    """Where prepared cases and phantoms are kept: `PANORGAN_CACHE`, or the user's cache."""
+    if "PANORGAN_CACHE" in os.environ:
+        return Path(os.environ["PANORGAN_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "panorgan"
+
+
+def prepare(
+    experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
+) -> PreparedFederation:
+    """Read and check every site, then preprocess what the store does not hold yet."""
+    cache = cache or cache_folder()
+    progress: OnProgress = on_progress or (lambda what, done, total: None)
+    vocabulary = Vocabulary(experiment.vocabulary)
+    settings = site_settings(experiment, cache, progress)
+    labels = experiment.build_method().labels
+    read = {name: _read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
+    if all(site.external for site in settings.values()):
+        raise ConfigError("No site trains.", where="sites", why="all of them are external", fix="Add a training site.")
+    store = Store(cache / "store")
+    total = sum(len(cases) for cases, _ in read.values())
+    done = 0
+
+    def add(case: Case) -> StoredCase:
+        nonlocal done
+        stored = store.add(case, experiment.plan)
+        done += 1
+        progress("preparing cases", done, total)
+        return stored
+
+    sites = []
+    for name, (cases, scored) in read.items():
+        if settings[name].external:
+            sites.append(PreparedSite(name, True, (), (), tuple(scored.values()), ()))
+            done += len(cases)
+            continue
+        splits = split_cases(cases, experiment.splits, experiment.seed)
+        done += len(splits["test"])
+        train = tuple(add(case) for case in splits["train"])
+        validation = tuple(add(case) for case in splits["validation"])
+        test = tuple(scored[case.id] for case in splits["test"])
+        annotated = tuple(sorted({structure for case in cases for structure in case.annotated}))
+        sites.append(PreparedSite(name, False, train, validation, test, annotated))
+    return PreparedFederation(tuple(sites))
+
+
+def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> dict[str, SiteSettings]:
+    """The experiment's sites; phantom ones are generated first, once per config."""
+    if experiment.phantom is None:
+        return dict(experiment.sites)
+    folder = cache / "phantom" / _phantom_key(experiment.phantom)
+    workers = min(os.cpu_count() or 1, 8)
+    folders = write_federation(
+        experiment.phantom,
+        folder,
+        on_case=lambda site, done, total: progress("generating phantoms", done, total),
+        workers=workers,
+    )
+    return {
+        site.name: SiteSettings(
+            folder=folders[site.name], external=site.external, withheld=folder / "withheld" / site.name
+        )
+        for site in experiment.phantom.sites
+    }
+
+
+def _phantom_key(config: PhantomConfig) -> str:
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _read_site(
+    name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
+) -> tuple[list[Case], dict[str, Case]]:
+    """The cases to train with, and by id the cases as they are scored (withheld labels where there are any)."""
+    scored = read_cases(site.folder, name, vocabulary, site.withheld) if site.withheld else None
+    if site.external:
+        cases = scored if scored is not None else read_cases(site.folder, name, vocabulary)
+        return cases, {case.id: case for case in cases}
+    if labels == "withheld":
+        if scored is None:
+            raise ConfigError(
+                "This method needs full labels, and the site has none.",
+                where=f"sites.{name}.withheld",
+                fix="Give a folder with full labels, or choose another method.",
+            )
+        cases = scored
+    else:
+        cases = read_cases(site.folder, name, vocabulary, restrict=site.annotated)
+        if not any(case.annotated for case in cases):
+            raise ConfigError(
+                f"Site {name} annotates nothing of the vocabulary.",
+                where=f"sites.{name}",
+                why=f"the vocabulary is {', '.join(vocabulary)}",
+                fix="Correct 'vocabulary', or mark the site 'external: true'.",
+            )
+    if len({case.patient for case in cases}) < 2:
+        raise DataError(
+            f"Site {name} has too few patients to train and test on.",
+            where=str(site.folder),
+            fix="Give it at least two, or mark it 'external: true'.",
+        )
+    return cases, {case.id: case for case in scored or cases}

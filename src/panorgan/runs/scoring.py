@@ -1,0 +1,108 @@
+"""Predict and score the test cases: one row per case and organ, in 3D and millimetres, on the scan's own grid."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.case import Case
+from panorgan.cases.volume import Volume, write_labels
+from panorgan.errors import RunError
+from panorgan.evaluation.inference import predict_volume, structure_mask
+from panorgan.evaluation.metrics import METRICS, score
+from panorgan.evaluation.postprocess import apply_preset
+from panorgan.federation.files import write_atomically
+from panorgan.runs.delivered import DeliveredModel
+from panorgan.runs.prepare import PreparedFederation
+
+COLUMNS = ("split", "site", "case", "organ", *METRICS)
+
+Row = dict[str, Any]
+
+
+def score_federation(
+    model: DeliveredModel,
+    prepared: PreparedFederation,
+    predictions: Path | None = None,
+    on_case: Callable[[str, int, int], None] | None = None,
+) -> list[Row]:
+    """Rows for every test case of every site; `split` is `test` within the federation, `external` outside."""
+    rows: list[Row] = []
+    todo = [(site, case) for site in prepared.sites for case in site.test]
+    for done, (site, case) in enumerate(todo, start=1):
+        split = "external" if site.external else "test"
+        rows += score_case(model, case, split, predictions)
+        if on_case:
+            on_case(site.name, done, len(todo))
+    return rows
+
+
+def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path | None) -> list[Row]:
+    """One row per annotated structure of the case."""
+    volume = case.read_image()
+    labels = predict_labels(model, volume)
+    if predictions is not None:
+        path = predictions / case.site / f"{case.id}.nii.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_labels(path, labels, volume.affine)
+    rows = []
+    for structure, truth in sorted(case.read_masks(volume).items()):
+        predicted = structure_mask(labels, structure, model.network.vocabulary)
+        values = score(predicted, truth, volume.spacing)
+        row: Row = {"split": split, "site": case.site, "case": case.id, "organ": structure}
+        rows.append(row | {metric: getattr(values, metric) for metric in METRICS})
+    return rows
+
+
+def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
+    """Label map on the scan's own grid, post-processed as the model asks."""
+    labels = predict_volume(model.network, volume, model.plan, model.inference)
+    if model.postprocess == "none":
+        return labels
+    vocabulary = model.network.vocabulary
+    masks = {organ: labels == index + 1 for index, organ in enumerate(vocabulary)}
+    cleaned = apply_preset(model.postprocess, masks, exclusive=True)
+    return _repaint(cleaned, vocabulary, labels.shape)
+
+
+def _repaint(
+    masks: dict[str, NDArray[np.bool_]], vocabulary: Vocabulary, shape: Sequence[int]
+) -> NDArray[np.uint8]:
+    labels = np.zeros(shape, dtype=np.uint8)
+    for organ in vocabulary.paint_order():
+        labels[masks[organ]] = vocabulary.index(organ) + 1
+    return labels
+
+
+def write_metrics(path: Path, rows: Iterable[Row]) -> None:
+    """Write `metrics.csv`; floats in full precision, so equal runs give equal files."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: repr(float(value)) if name in METRICS else value for name, value in row.items()})
+    write_atomically(path, text.getvalue())
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a `metrics.csv`, metrics as floats."""
+    if not path.is_file():
+        raise RunError(
+            "The run has no scores yet.",
+            where=str(path),
+            fix="Finish it with 'panorgan train --resume', or run 'panorgan evaluate'.",
+        )
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(_parsed(csv.DictReader(file)))
+
+
+def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
+    for row in rows:
+        yield {name: float(value) if name in METRICS else value for name, value in row.items()}
