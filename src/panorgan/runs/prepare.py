@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
 from panorgan.cases.layouts.nnunet import read_cases
-from panorgan.cases.phantom import PhantomConfig, write_federation
+from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
 from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment, SiteSettings
@@ -101,24 +102,19 @@ def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> 
     """The experiment's sites; phantom ones are generated first, once per config."""
     if experiment.phantom is None:
         return dict(experiment.sites)
-    folder = cache / "phantom" / _phantom_key(experiment.phantom)
-    workers = min(os.cpu_count() or 1, 8)
+    key = hashlib.sha256(json.dumps(recipe(experiment.phantom)).encode()).hexdigest()[:16]
+    folder = cache / "phantom" / key
     folders = write_federation(
         experiment.phantom,
         folder,
-        on_case=lambda site, done, total: progress("generating phantoms", done, total),
-        workers=workers,
+        on_case=lambda case, done, total: progress("generating phantoms", done, total),
     )
     return {
         site.name: SiteSettings(
-            folder=folders[site.name], external=site.external, withheld=folder / "withheld" / site.name
+            folder=folders[site.name], external=site.external, withheld=withheld_folder(folder, site.name)
         )
         for site in experiment.phantom.sites
     }
-
-
-def _phantom_key(config: PhantomConfig) -> str:
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _read_site(

@@ -1,16 +1,17 @@
 """Procedurally generated abdominal CT: a federation of sites without a single patient."""
 
 from panorgan.cases.phantom.case import PhantomCase, generate_case
-from panorgan.cases.phantom.config import PhantomConfig, PhantomSite, default_sites, drawable
-from panorgan.cases.phantom.write import site_folders, withheld_folder, write_federation
+from panorgan.cases.phantom.config import DEFAULT_SITES, PhantomConfig, PhantomSite, drawable
+from panorgan.cases.phantom.write import recipe, site_folders, withheld_folder, write_federation
 
 __all__ = [
+    "DEFAULT_SITES",
     "PhantomCase",
     "PhantomConfig",
     "PhantomSite",
-    "default_sites",
     "drawable",
     "generate_case",
+    "recipe",
     "site_folders",
     "withheld_folder",
     "write_federation",

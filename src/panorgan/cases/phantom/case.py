@@ -51,14 +51,14 @@ def case_id(site: PhantomSite, index: int) -> str:
 def generate_case(config: PhantomConfig, site: PhantomSite, index: int) -> PhantomCase:
     """Draw and scan one patient; the same seed, site and index always give the same case."""
     name_number = int.from_bytes(hashlib.sha256(site.name.encode()).digest()[:8], "little")
-    roots = np.random.SeedSequence([config.seed, name_number, index]).spawn(3)
-    who, shape, scanner = (np.random.default_rng(root) for root in roots)
+    roots = np.random.SeedSequence([config.seed, name_number, index]).spawn(4)
+    who, shape, scanner, disease = (np.random.default_rng(root) for root in roots)
     patient = Patient.random(who, site)
     tissues = Tissues(who, site.phases[index % len(site.phases)], patient.visceral)
     axes = _axes(config, site)
     softness = float(np.prod(site.spacing_mm)) ** (1 / 3)
     canvas = Canvas(shape, patient, tissues, axes, softness)
-    frame, lesions = _draw(canvas, config.tumours)
+    frame, lesions = _draw(canvas, config.tumours, disease)
     drawn: dict[str, Mask] = {organ: canvas.owner == canvas.number(organ) for organ in ORGANS}
     drawn |= lesions
     wanted = dict.fromkeys((*config.organs, *site.annotated))
@@ -77,10 +77,10 @@ def _axes(config: PhantomConfig, site: PhantomSite) -> tuple[Array, Array, Array
     return axes[0], axes[1], axes[2]
 
 
-def _draw(canvas: Canvas, tumours: bool) -> tuple[Frame, dict[str, Mask]]:
+def _draw(canvas: Canvas, tumours: bool, disease: np.random.Generator) -> tuple[Frame, dict[str, Mask]]:
     """Paint the whole anatomy, the least important structure first."""
     frame = Frame(canvas)
-    lesions = Lesions(canvas, tumours)
+    lesions = Lesions(canvas, tumours, disease)
     paint_gut(canvas, frame)
     paint_liver(canvas, frame, lesions)
     paint_duodenum(canvas)

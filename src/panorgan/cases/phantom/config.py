@@ -40,6 +40,46 @@ TUMOURS: tuple[str, ...] = ("liver_tumour", "kidney_tumour", "pancreas_tumour")
 DEFAULT_ORGANS = ("liver", "spleen", "kidney_left", "kidney_right", "pancreas", "aorta", "stomach")
 
 
+@cache
+def drawable() -> dict[str, tuple[str, ...]]:
+    """Every name the phantom can label, with the drawn structures it stands for (several for a union)."""
+    single = {name: (name,) for name in (*ORGANS, *TUMOURS)}
+    parts = {name: children(name, "part") for name in catalogue() if name not in single}
+    return single | {name: found for name, found in parts.items() if found and set(found) <= set(ORGANS)}
+
+
+def canonical_names(names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The names as the anatomy spells them; refuses what cannot be drawn or cannot share one label map."""
+    found = tuple(_canonical_name(name, where) for name in names)
+    if len(set(found)) < len(found):
+        raise ConfigError("An organ is listed twice.", where=where)
+    structures = [part for name in found for part in drawable()[name]]
+    for name in found:
+        shared = [part for part in drawable()[name] if structures.count(part) > 1 and part != name]
+        if shared:
+            raise ConfigError(
+                f"{name!r} and its part {shared[0]!r} cannot share one label map.",
+                where=where,
+                fix=f"list either {name!r} or its parts",
+            )
+    return found
+
+
+def _canonical_name(name: str, where: str) -> str:
+    try:
+        found = find_organ(name).name
+    except AnatomyError:
+        found = name
+    if found not in drawable():
+        raise ConfigError(
+            f"The phantom cannot draw {name!r}.",
+            where=where,
+            why=did_you_mean(name, drawable()),
+            fix="choose from: " + ", ".join(drawable()),
+        )
+    return found
+
+
 class PhantomSite(Settings):
     """One hospital: what it labels, how it scans, and whom."""
 
@@ -95,65 +135,64 @@ class PhantomSite(Settings):
         return self
 
 
-def default_sites() -> tuple[PhantomSite, ...]:
-    """Three training sites that share no organ, and an external one with another scanner."""
-    return (
-        PhantomSite(
-            name="north",
-            annotated=("liver", "stomach"),
-            phases=("portal", "native"),
-            noise_hu=14,
-            kernel="soft",
-            spacing_mm=(4.5, 4.5, 5.0),
-            orientation="RAS",
-            size=1.03,
-            fatness=0.5,
-            age=62,
-        ),
-        PhantomSite(
-            name="east",
-            annotated=("spleen", "kidney_left", "kidney_right"),
-            phases=("arterial", "portal"),
-            noise_hu=21,
-            kernel="sharp",
-            spacing_mm=(4.2, 4.2, 4.5),
-            orientation="LPS",
-            round_view_mm=352,
-            offset_hu=-3,
-            size=0.97,
-            fatness=0.3,
-            age=52,
-        ),
-        PhantomSite(
-            name="south",
-            annotated=("pancreas", "aorta"),
-            phases=("portal", "arterial"),
-            noise_hu=18,
-            kernel="standard",
-            spacing_mm=(4.6, 4.6, 4.0),
-            orientation="LAS",
-            field_of_view_mm=(346, 300, 236),
-            offset_hu=4,
-            size=0.98,
-            fatness=0.38,
-            age=66,
-        ),
-        PhantomSite(
-            name="island",
-            cases=5,
-            external=True,
-            phases=("portal", "arterial", "native"),
-            noise_hu=19,
-            kernel="standard",
-            spacing_mm=(4.4, 4.4, 5.0),
-            orientation="RAS",
-            round_view_mm=372,
-            offset_hu=2,
-            size=1.01,
-            fatness=0.42,
-            age=55,
-        ),
-    )
+DEFAULT_SITES: tuple[PhantomSite, ...] = (
+    PhantomSite(
+        name="north",
+        annotated=("liver", "stomach"),
+        phases=("portal", "native"),
+        noise_hu=14,
+        kernel="soft",
+        spacing_mm=(4.5, 4.5, 5.0),
+        orientation="RAS",
+        size=1.03,
+        fatness=0.5,
+        age=62,
+    ),
+    PhantomSite(
+        name="east",
+        annotated=("spleen", "kidney_left", "kidney_right"),
+        phases=("arterial", "portal"),
+        noise_hu=21,
+        kernel="sharp",
+        spacing_mm=(4.2, 4.2, 4.5),
+        orientation="LPS",
+        round_view_mm=352,
+        offset_hu=-3,
+        size=0.97,
+        fatness=0.3,
+        age=52,
+    ),
+    PhantomSite(
+        name="south",
+        annotated=("pancreas", "aorta"),
+        phases=("portal", "arterial"),
+        noise_hu=18,
+        kernel="standard",
+        spacing_mm=(4.6, 4.6, 4.0),
+        orientation="LAS",
+        field_of_view_mm=(346, 300, 236),
+        offset_hu=4,
+        size=0.98,
+        fatness=0.38,
+        age=66,
+    ),
+    PhantomSite(
+        name="island",
+        cases=5,
+        external=True,
+        phases=("portal", "arterial", "native"),
+        noise_hu=19,
+        kernel="standard",
+        spacing_mm=(4.4, 4.4, 5.0),
+        orientation="RAS",
+        round_view_mm=372,
+        offset_hu=2,
+        size=1.01,
+        fatness=0.42,
+        age=55,
+    ),
+)
+"""Three training sites that share no organ, and an external one with another scanner."""
 
 
 class PhantomConfig(Settings):
@@ -162,7 +201,7 @@ class PhantomConfig(Settings):
     seed: int = Field(default=0, ge=0)
     organs: tuple[str, ...] = Field(default=DEFAULT_ORGANS, min_length=1)
     """The vocabulary; the withheld labels hold all of it."""
-    sites: tuple[PhantomSite, ...] = Field(default_factory=default_sites, min_length=1)
+    sites: tuple[PhantomSite, ...] = Field(default=DEFAULT_SITES, min_length=1)
     field_of_view_mm: Millimetres = (364.0, 320.0, 240.0)
     """Extent of the scan from right to left, front to back and foot to head."""
     tumours: bool = False
@@ -189,43 +228,3 @@ class PhantomConfig(Settings):
                 fix="set `tumours: true` in the phantom section",
             )
         return self
-
-
-@cache
-def drawable() -> dict[str, tuple[str, ...]]:
-    """Every name the phantom can label, with the drawn structures it stands for (several for a union)."""
-    single = {name: (name,) for name in (*ORGANS, *TUMOURS)}
-    parts = {name: children(name, "part") for name in catalogue() if name not in single}
-    return single | {name: found for name, found in parts.items() if found and set(found) <= set(ORGANS)}
-
-
-def canonical_names(names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """The names as the anatomy spells them; refuses what cannot be drawn or cannot share one label map."""
-    found = tuple(_canonical_name(name, where) for name in names)
-    if len(set(found)) < len(found):
-        raise ConfigError("An organ is listed twice.", where=where)
-    structures = [part for name in found for part in drawable()[name]]
-    for name in found:
-        shared = [part for part in drawable()[name] if structures.count(part) > 1 and part != name]
-        if shared:
-            raise ConfigError(
-                f"{name!r} and its part {shared[0]!r} cannot share one label map.",
-                where=where,
-                fix=f"list either {name!r} or its parts",
-            )
-    return found
-
-
-def _canonical_name(name: str, where: str) -> str:
-    try:
-        found = find_organ(name).name
-    except AnatomyError:
-        found = name
-    if found not in drawable():
-        raise ConfigError(
-            f"The phantom cannot draw {name!r}.",
-            where=where,
-            why=did_you_mean(name, drawable()),
-            fix="choose from: " + ", ".join(drawable()),
-        )
-    return found

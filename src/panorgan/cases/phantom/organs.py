@@ -15,8 +15,9 @@ from panorgan.cases.phantom.shapes import Array, Patch, Point, Tube, rotation, s
 class Lesions:
     """Tumours of one patient: where they are, and, once painted, which voxels they fill."""
 
-    def __init__(self, canvas: Canvas, wanted: bool) -> None:
-        self.canvas, self.wanted = canvas, wanted
+    def __init__(self, canvas: Canvas, wanted: bool, rng: np.random.Generator) -> None:
+        # An own generator: with or without tumours, it is the same patient.
+        self.canvas, self.wanted, self.rng = canvas, wanted, rng
         self.distances: dict[str, Array] = {}
         self.hosts: dict[str, list[str]] = {}
 
@@ -31,8 +32,8 @@ class Lesions:
         self.hosts.setdefault(name, []).append(host)
         rough = canvas.lumps[patch.box] * np.float32(1.4) + canvas.grain[patch.box] * np.float32(0.6)
         for centre, radius in spots:
-            radii = (canvas.vary(radius, 0.12), canvas.vary(radius, 0.12), canvas.vary(radius, 0.12))
-            mass = patch.ellipsoid(centre, radii) + rough
+            a, b, c = (radius * self.rng.uniform(0.8, 1.2, size=3)).tolist()
+            mass = patch.ellipsoid(centre, (a, b, c)) + rough
             whole[patch.box] = np.minimum(whole[patch.box], mass)
             organ = smooth_min(organ, mass - 1.0, 8.0)
         return organ
@@ -175,7 +176,7 @@ def paint_pancreas(canvas: Canvas, lesions: Lesions) -> None:
     part = int(canvas.rng.integers(1, 5))
     spot = (
         (float(knots[part][0]), float(knots[part][1]), float(knots[part][2])),
-        float(canvas.rng.uniform(8.5, 14)),
+        float(canvas.rng.uniform(10, 15)),
     )
     distance = lesions.grow("pancreas_tumour", "pancreas", patch, distance, [spot])
     # Fat creeps between the lobules with age and weight.

@@ -23,7 +23,7 @@ def add_couch(canvas: Canvas, frame: Frame) -> None:
     soft = canvas.grid.softness
     outside = 1 - coverage(frame.skin, soft)
     shell = coverage(np.abs(outer + 3.0) - 3.4, soft)
-    couch = -1000 + 60 * coverage(outer + 3, soft) + shell * 1180
+    couch = -1000 + 60 * coverage(outer + 3, soft) + shell * 1080
     canvas.hu += outside * np.clip(couch + 1000, 0, None).astype(np.float32)
 
 

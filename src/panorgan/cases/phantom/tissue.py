@@ -28,12 +28,12 @@ ENHANCEMENT: dict[str, tuple[float, float, float]] = {
     "gut_wall": (40, 72, 82),
     "gallbladder": (9, 9, 10),
     "gland": (30, 70, 75),
-    "liver_tumour": (36, 52, 58),
-    "liver_tumour_rim": (52, 86, 92),
+    "liver_tumour": (32, 44, 54),
+    "liver_tumour_rim": (48, 82, 88),
     "kidney_tumour": (36, 98, 88),
     "kidney_tumour_rim": (38, 118, 104),
-    "pancreas_tumour": (38, 52, 55),
-    "pancreas_tumour_rim": (40, 72, 74),
+    "pancreas_tumour": (28, 42, 44),
+    "pancreas_tumour_rim": (36, 60, 60),
 }
 
 

@@ -1,0 +1,154 @@
+"""What a person (or a program) sees while a run is going: a quiet live view, plain lines, or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from panorgan.federation.events import Event, Listener
+
+
+@contextmanager
+def watch(title: str, as_json: bool = False) -> Iterator[Listener]:
+    """A listener that shows events in the way that suits the output."""
+    if as_json:
+        yield _json_line
+        return
+    console = Console()
+    if not console.is_terminal:
+        yield PlainView(title)
+        return
+    view = LiveView(title)
+    with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=True):
+        yield view
+    console.print(view.closing_line())
+
+
+def _json_line(event: Event) -> None:
+    if event.kind != "step":
+        print(json.dumps({"time": round(event.time, 3), "event": event.kind, **event.facts}), flush=True)
+
+
+def mean_validation(facts: dict[str, Any]) -> float | None:
+    """Mean over sites of the mean over their structures, as the coordinator selects by."""
+    scores = [sum(s.values()) / len(s) for s in (facts.get("validation") or {}).values() if s]
+    return sum(scores) / len(scores) if scores else None
+
+
+def duration(seconds: float) -> str:
+    """`75` → `1:15`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class PlainView:
+    """One line per thing worth a line; for logs."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._clock = _Clock()
+
+    def __call__(self, event: Event) -> None:
+        facts = event.facts
+        if event.kind in ("prepare", "score") and facts["done"] == facts["total"]:
+            what = facts.get("what", "scoring test cases")
+            self._line(f"{what}: {facts['total']} done")
+        elif event.kind == "refused":
+            self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
+        elif event.kind == "resumed":
+            self._line("resuming")
+        elif event.kind == "round":
+            self._clock.round_done(facts["number"])
+            losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in facts["sites"].items())
+            score = mean_validation(facts)
+            validated = f"  validation Dice {score:.3f}" if score is not None else ""
+            left = self._clock.left(facts["number"], facts["total"])
+            self._line(f"round {facts['number']}/{facts['total']}  loss {losses}{validated}  {left}")
+
+    def _line(self, text: str) -> None:
+        print(f"{self.title}: {text}", file=sys.stdout, flush=True)
+
+
+class LiveView:
+    """Round, site, organ Dice and the time left, redrawn in place."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._clock = _Clock()
+        self._status = "starting"
+        self._organs: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._began = time.monotonic()
+        self._finished = ""
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[eta]}")
+        )
+        self._rounds = self._progress.add_task("rounds", total=None, eta="")
+        self._work = self._progress.add_task("", total=None, eta="", visible=False)
+
+    def __call__(self, event: Event) -> None:
+        facts = event.facts
+        if event.kind == "prepare":
+            self._show_work(facts["what"], facts["done"], facts["total"])
+        elif event.kind == "score":
+            self._show_work(f"scoring {facts['site']}", facts["done"], facts["total"])
+        elif event.kind == "round_started":
+            self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
+        elif event.kind == "step":
+            self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
+        elif event.kind == "refused":
+            self._notes.append(f"refused {facts['site']}: {facts['reason']} {facts['why']}")
+        elif event.kind == "round":
+            self._round(facts)
+
+    def _round(self, facts: dict[str, Any]) -> None:
+        self._clock.round_done(facts["number"])
+        left = self._clock.left(facts["number"], facts["total"])
+        self._progress.update(self._rounds, completed=facts["number"], total=facts["total"], eta=left)
+        for scores in (facts["validation"] or {}).values():
+            self._organs.update(scores)
+        if facts["best"]:
+            self._finished = f"best validation Dice {facts['best']['dice']:.3f} in round {int(facts['best']['round'])}"
+
+    def _show_work(self, what: str, done: int, total: int) -> None:
+        self._progress.update(self._work, description=what, completed=done, total=total, visible=True)
+
+    def render(self) -> Group:
+        """The current picture."""
+        parts: list[Any] = [Text(self.title, style="bold"), self._progress]
+        if self._organs:
+            scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
+            parts.append(Text(f"validation Dice  {scores}", style="dim"))
+        parts += [Text(note, style="yellow") for note in self._notes[-3:]]
+        return Group(*parts)
+
+    def closing_line(self) -> Text:
+        """What stays on the screen afterwards."""
+        spent = duration(time.monotonic() - self._began)
+        return Text.assemble((self.title, "bold"), f": {self._finished or 'done'}, {spent}")
+
+
+class _Clock:
+    """Time left, from the rounds seen in this process (a resumed run starts afresh)."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._done = 0
+
+    def round_done(self, number: int) -> None:
+        self._done += 1
+
+    def left(self, number: int, total: int) -> str:
+        spent = time.monotonic() - self._began
+        remaining = (total - number) * spent / max(self._done, 1)
+        return f"{duration(spent)} spent, {duration(remaining)} left"

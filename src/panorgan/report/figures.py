@@ -1,0 +1,320 @@
+"""Curves, box plots and bars, drawn by matplotlib into SVG that the page holds inside itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from panorgan.anatomy import catalogue
+from panorgan.evaluation.statistics import EXTERNAL_SPLIT, TEST_SPLIT
+from panorgan.report.record import RunRecord, title
+from panorgan.report.tables import duration, number, plural, size
+from panorgan.runs.scoring import Row
+
+INK, QUIET = "#1c2733", "#8a949e"
+FEDERATION, EXTERNAL = "#2b6c94", "#b0662a"
+
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, sharp, searchable
+    "svg.hashsalt": "panorgan",  # the same run gives the same bytes
+    "text.parse_math": False,  # a dollar sign in a site's name is a dollar sign
+    "font.family": "DejaVu Sans",  # comes with matplotlib; the page puts the reader's own fonts first
+    "font.size": 11,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e9ec",
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+}
+_SITE_COLOURS = ("#0072b2", "#d55e00", "#00805e", "#a8477f", "#5b4a9c", "#8f7000", "#3f8fc0", "#59636e")
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_MARKERS = "osD^vPX*<>ph"
+_PHASES = {
+    "sites": ("training at the sites", "#2b6c94"),
+    "aggregate": ("aggregation", "#d08c3f"),
+    "validate": ("validation at the sites", "#8fbcd4"),
+    "checkpoint": ("checkpoint", "#6d6a8a"),
+}
+PHASE_NAMES = {phase: name for phase, (name, _) in _PHASES.items()}
+"""What the parts of a round are called on the page."""
+
+_WIDTH = 5.0  # inches; scaled to the column on a wide screen, still legible on a telephone
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image to put into the page, and the words for those who cannot see it."""
+
+    uri: str
+    alt: str
+
+
+def loss_curve(record: RunRecord) -> Picture | None:
+    """Training loss of every site against the round; None when no loss was logged."""
+    sites = sorted({site for round_ in record.rounds for site in round_.losses})
+    if not sites:
+        return None
+    numbers = [round_.number for round_ in record.rounds]
+    ends: list[str] = []
+
+    def draw(axes: Axes) -> None:
+        for index, site in enumerate(sites):
+            values = [round_.losses.get(site, math.nan) for round_ in record.rounds]
+            style = _DASHES[index // len(_SITE_COLOURS) % len(_DASHES)]
+            colour = _SITE_COLOURS[index % len(_SITE_COLOURS)]
+            axes.plot(numbers, values, linestyle=style, color=colour, label=site, **_dots(values))
+            known = [value for value in values if math.isfinite(value)] or [math.nan]
+            ends.append(f"{site} from {number(known[0])} to {number(known[-1])}")
+        axes.set_ylabel("training loss")
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        _finish_rounds(axes, record)
+
+    uri = _draw(draw, 3.5, legend_columns=3, entries=len(sites))
+    return Picture(uri, f"Training loss over {plural(len(numbers), 'round')}: {'; '.join(ends)}.")
+
+
+def dice_curve(record: RunRecord) -> Picture | None:
+    """Validation Dice per organ and the mean that selects the model; None when nothing was validated."""
+    rounds = [round_ for round_ in record.rounds if not math.isnan(round_.mean_dice)]
+    if not rounds:
+        return None
+    numbers = [round_.number for round_ in rounds]
+    organs = _validated_organs(record)
+    means = [round_.mean_dice for round_ in rounds]
+
+    def draw(axes: Axes) -> None:
+        for organ, marker in zip(organs, itertools.cycle(_MARKERS), strict=False):
+            values = [round_.organ_dice(organ) for round_ in rounds]
+            colour = readable_on_white(catalogue()[organ].colour)
+            axes.plot(numbers, values, color=colour, linewidth=1.2, label=title(organ), **_dots(values, marker))
+        axes.plot(numbers, means, color=INK, linewidth=2.6, label="Mean", **_dots(means))
+        axes.set_ylabel("validation Dice")
+        axes.set_ylim(0, 1.02)
+        _finish_rounds(axes, record)
+
+    uri = _draw(draw, 3.5, legend_columns=3, entries=len(organs) + 1)
+    best = max(range(len(means)), key=lambda i: means[i])
+    alt = f"Mean validation Dice goes from {number(means[0])} in round {numbers[0]} to {number(means[-1])} in "
+    alt += f"round {numbers[-1]}; the highest is {number(means[best])} in round {numbers[best]}. At the end: "
+    last = {title(organ): rounds[-1].organ_dice(organ) for organ in organs}
+    alt += ", ".join(f"{name} {number(value)}" for name, value in last.items()) + "."
+    return Picture(uri, alt)
+
+
+def dice_boxes(record: RunRecord) -> Picture:
+    """Dice of every case, per organ, within the federation and outside; hollow where the site never labelled it."""
+    groups = [(TEST_SPLIT, FEDERATION, "o", 0.2), (EXTERNAL_SPLIT, EXTERNAL, "D", -0.2)]
+    present = [group for group in groups if any(row["split"] == group[0] for row in record.rows)]
+    if len(present) == 1:
+        present = [(*present[0][:3], 0.0)]
+    organs = [organ for organ in reversed(record.organs) if any(row["organ"] == organ for row in record.rows)]
+
+    def draw(axes: Axes) -> None:
+        for place, organ in enumerate(organs):
+            for split, colour, marker, shift in present:
+                rows = [row for row in record.rows if row["organ"] == organ and row["split"] == split]
+                _one_box(axes, record, rows, place + shift, colour, marker)
+        axes.set_yticks(range(len(organs)), [title(organ) for organ in organs])
+        axes.set_ylim(-0.6, len(organs) - 0.4)
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_xlabel("Dice")
+        axes.grid(visible=False, axis="y")
+
+    keys = [_box_key(split, colour, marker) for split, colour, marker, _ in present]
+    uri = _draw(draw, 1.1 + 0.62 * len(organs), handles=[key for pair in keys for key in pair], legend_columns=1)
+    return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(record, organs[::-1])}")
+
+
+def time_bars(record: RunRecord) -> Picture | None:
+    """Seconds per round, stacked by phase."""
+    if not record.rounds:
+        return None
+    phases = {p: style for p, style in _PHASES.items() if any(p in r.seconds for r in record.rounds)}
+
+    def draw(axes: Axes) -> None:
+        layers = [[r.seconds.get(phase, 0.0) for r in record.rounds] for phase in phases]
+        _stack(axes, record, layers, list(phases.values()))
+        axes.set_ylabel("seconds")
+
+    total = sum(sum(r.seconds.values()) for r in record.rounds) / len(record.rounds)
+    uri = _draw(draw, 3.3, legend_columns=2, entries=len(phases))
+    return Picture(uri, f"Time per round by phase; {duration(total)} on average.")
+
+
+def traffic_bars(record: RunRecord) -> Picture | None:
+    """Megabytes per round in both directions."""
+    if not any(r.bytes_sent or r.bytes_received for r in record.rounds):
+        return None
+
+    def draw(axes: Axes) -> None:
+        sent = [r.bytes_sent / 1e6 for r in record.rounds]
+        received = [r.bytes_received / 1e6 for r in record.rounds]
+        styles = [("from server to sites", "#8fbcd4"), ("from sites to server", "#2b6c94")]
+        _stack(axes, record, [sent, received], styles)
+        axes.set_ylabel("megabytes")
+
+    total = sum(r.bytes_sent + r.bytes_received for r in record.rounds) / len(record.rounds)
+    uri = _draw(draw, 3.3, legend_columns=2, entries=2)
+    return Picture(uri, f"Traffic per round in both directions; {size(total)} on average.")
+
+
+def readable_on_white(colour: str) -> str:
+    """The colour, darkened until a line of it stands out on white (contrast of 3 to 1)."""
+    rgb = np.array(to_rgb(colour))
+    while 1.05 / (_luminance(rgb) + 0.05) < 3.0:
+        rgb = rgb * 0.95
+    return to_hex(rgb)
+
+
+def _luminance(rgb: np.ndarray) -> float:
+    """Relative luminance as in WCAG 2."""
+    linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def _draw(
+    draw: Callable[[Axes], None],
+    height: float,
+    legend_columns: int,
+    entries: int = 0,
+    handles: Sequence[Line2D] | None = None,
+) -> str:
+    """Draw one chart with its legend below; a data URI."""
+    with matplotlib.rc_context(_STYLE):
+        lines = math.ceil((len(handles) if handles else entries) / legend_columns)
+        figure = Figure(figsize=(_WIDTH, height + 0.22 * lines), layout="constrained")
+        draw(figure.add_subplot())
+        extra: dict[str, Any] = {"handles": list(handles)} if handles else {}
+        figure.legend(loc="outside lower center", ncols=legend_columns, handlelength=1.8, columnspacing=1.2, **extra)
+        file = io.BytesIO()
+        # No date, no creator: nothing in the file that is not in the run.
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
+    """Markers tell lines apart without colour; about a dozen per line are enough."""
+    return {"marker": marker, "markersize": 4.5, "markevery": max(1, len(values) // 12)}
+
+
+def _finish_rounds(axes: Axes, record: RunRecord) -> None:
+    """Whole rounds below, a line at the delivered one, and stage names when there are several stages."""
+    first, last = record.rounds[0].number, record.rounds[-1].number
+    margin = max(0.5, 0.02 * (last - first))
+    axes.set_xlim(first - margin, last + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel("round")
+    if record.delivered_round is not None:
+        axes.axvline(record.delivered_round, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        late = record.delivered_round > (first + last) / 2
+        axes.annotate(
+            f"delivered: round {record.delivered_round} ",
+            (record.delivered_round, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3 if late else 3, 3),
+            textcoords="offset points",
+            ha="right" if late else "left",
+            va="bottom",
+            fontsize=9.5,
+        )
+    stages = list(dict.fromkeys(round_.stage for round_ in record.rounds))
+    for stage in stages[1:]:
+        start = next(round_.number for round_ in record.rounds if round_.stage == stage)
+        axes.axvline(start - 0.5, color=QUIET, linewidth=1)
+        axes.annotate(
+            stage, (start - 0.4, 0.02), xycoords=("data", "axes fraction"), fontsize=9.5, color=QUIET
+        )
+
+
+def _validated_organs(record: RunRecord) -> list[str]:
+    """Structures that some round validated, the vocabulary first."""
+    found = {s for r in record.rounds for scores in (r.validation or {}).values() for s in scores}
+    return [organ for organ in record.vocabulary if organ in found] + sorted(found - set(record.vocabulary))
+
+
+def _one_box(
+    axes: Axes, record: RunRecord, rows: Sequence[Row], place: float, colour: str, marker: str
+) -> None:
+    if not rows:
+        return
+    values = [row["dice"] for row in rows]
+    line = {"color": colour, "linewidth": 1.1}
+    axes.boxplot(
+        [values],
+        positions=[place],
+        orientation="horizontal",
+        widths=0.32,
+        showfliers=False,
+        manage_ticks=False,
+        patch_artist=True,
+        boxprops={"facecolor": (*to_rgb(colour), 0.14), "edgecolor": colour, "linewidth": 1.1},
+        medianprops={"color": colour, "linewidth": 2.2},
+        whiskerprops=line,
+        capprops=line,
+    )
+    # Spread the points over the box in a fixed pattern, so that equal scores stay visible.
+    for index, row in enumerate(sorted(rows, key=lambda row: (row["site"], row["case"]))):
+        offset = ((index * 0.382) % 1 - 0.5) * 0.24
+        own = record.labelled_itself(row["site"], row["organ"])
+        face = colour if own else "white"
+        axes.plot(row["dice"], place + offset, marker, ms=4.2, mfc=face, mec=colour, mew=0.9, zorder=3)
+
+
+def _box_key(split: str, colour: str, marker: str) -> list[Line2D]:
+    def key(face: str, text: str) -> Line2D:
+        return Line2D([], [], linestyle="", marker=marker, mfc=face, mec=colour, label=text)
+
+    if split == EXTERNAL_SPLIT:
+        return [key("white", "external site")]
+    return [key(colour, "site of the federation that labelled the organ"), key("white", "site that never labelled it")]
+
+
+def _describe_boxes(record: RunRecord, organs: Sequence[str]) -> str:
+    parts = []
+    for organ in organs:
+        for split, name in ((TEST_SPLIT, "federation"), (EXTERNAL_SPLIT, "external")):
+            values = [row["dice"] for row in record.rows if row["organ"] == organ and row["split"] == split]
+            if values:
+                parts.append(f"{title(organ)}, {name}: median {number(float(np.median(values)))}")
+    return "; ".join(parts) + "."
+
+
+def _stack(
+    axes: Axes, record: RunRecord, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]
+) -> None:
+    """Bars on bars, one per round: one shape per layer, so that a thousand rounds stay a small file."""
+    first, last = record.rounds[0].number, record.rounds[-1].number
+    places = [round_.number - first for round_ in record.rounds]
+    base = np.zeros(last - first + 1)
+    edges = np.arange(first, last + 2) - 0.5
+    for layer, (name, colour) in zip(layers, styles, strict=True):
+        heights = np.zeros_like(base)
+        heights[places] = layer
+        axes.stairs(base + heights, edges, baseline=base, fill=True, color=colour, label=name)
+        base = base + heights
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel("round")

@@ -1,0 +1,216 @@
+"""Best, median and worst case per organ: one slice of the scan with the true and the predicted outline.
+
+A picture is laid out in millimetres as a radiologist reads it: the patient's right on the left, anterior up.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from panorgan.anatomy import catalogue
+from panorgan.cases.case import Case
+from panorgan.cases.preprocess import Grid
+from panorgan.cases.volume import Volume, read_volume, same_grid
+from panorgan.errors import DataError
+from panorgan.evaluation.inference import structure_mask
+from panorgan.evaluation.metrics import dice
+from panorgan.report.record import RunRecord
+from panorgan.runs.scoring import Row
+
+WINDOW_HU = (-160.0, 240.0)
+"""The abdominal window."""
+
+_LONGEST_SIDE = 400  # pixels; about what one of three pictures gets on a wide screen
+_TISSUE_HU = -500.0
+_MARGIN_MM = 8.0
+
+Mask = NDArray[np.bool_]
+CaseKey = tuple[str, str]
+"""Site and case id."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """One picture. `truth` and `prediction` are SVG paths in mm; `scan` is a data URI stretched over the whole.
+
+    `note` says what is special about it, such as an organ that was not found.
+    """
+
+    rank: str
+    site: str
+    case: str
+    organ: str
+    dice: float
+    colour: str
+    width_mm: float
+    height_mm: float
+    scan: str
+    truth: str
+    prediction: str
+    note: str
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A row of metrics.csv that is to be drawn, and why."""
+
+    rank: str
+    row: Row
+
+    @property
+    def key(self) -> CaseKey:
+        return self.row["site"], self.row["case"]
+
+
+def draw_overlays(record: RunRecord, cases: Mapping[CaseKey, Case]) -> dict[str, list[Overlay]]:
+    """Pictures per organ, best first. Every scan is read once and let go before the next.
+
+    Raises DataError when a scan, its labels or its prediction is missing, or is not what was scored.
+    """
+    choices = [choice for organ in record.organs for choice in choose(record.rows, organ)]
+    drawn: dict[tuple[str, str], Overlay] = {}
+    for key in sorted({choice.key for choice in choices}):
+        wanted = [choice for choice in choices if choice.key == key]
+        for overlay in _draw_case(record, cases, key, wanted):
+            drawn[overlay.organ, overlay.rank] = overlay
+    found: dict[str, list[Overlay]] = {}
+    for choice in choices:
+        organ = choice.row["organ"]
+        found.setdefault(organ, []).append(drawn[organ, choice.rank])
+    return found
+
+
+def choose(rows: Iterable[Row], organ: str) -> list[_Choice]:
+    """Best, median and worst row of an organ by Dice; fewer when there are fewer cases."""
+    ranked = sorted((r for r in rows if r["organ"] == organ), key=lambda r: (-r["dice"], r["site"], r["case"]))
+    if not ranked:
+        return []
+    if len(ranked) == 1:
+        return [_Choice("Only case", ranked[0])]
+    middle = [_Choice("Median", ranked[len(ranked) // 2])] if len(ranked) > 2 else []
+    return [_Choice("Best", ranked[0]), *middle, _Choice("Worst", ranked[-1])]
+
+
+def _draw_case(
+    record: RunRecord, cases: Mapping[CaseKey, Case], key: CaseKey, wanted: Sequence[_Choice]
+) -> Iterator[Overlay]:
+    site, case_id = key
+    if key not in cases:
+        raise DataError("A scored case is no longer in its site's test split.", where=f"{site}/{case_id}")
+    image = cases[key].read_image()
+    truths = cases[key].read_masks(image)
+    labels = _read_prediction(record.folder.predictions / site / f"{case_id}.nii.gz", image)
+    grid = Grid.of(image)
+    for choice in wanted:
+        truth = truths.get(choice.row["organ"])
+        if truth is None:
+            raise DataError("A scored structure is no longer annotated.", where=f"{site}/{case_id}")
+        predicted = structure_mask(labels, choice.row["organ"], record.vocabulary)
+        if abs(dice(predicted, truth) - choice.row["dice"]) > 1e-3:
+            raise DataError("The files no longer give the score that was recorded.", where=f"{site}/{case_id}")
+        yield _draw_slice(choice, grid, image, truth, predicted)
+
+
+def _read_prediction(path: Path, image: Volume) -> NDArray[np.uint8]:
+    volume = read_volume(path)
+    if not same_grid(volume, image):
+        raise DataError("A prediction lies on another grid than its scan.", where=str(path))
+    labels: NDArray[np.uint8] = np.rint(volume.voxels).astype(np.uint8)
+    return labels
+
+
+def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predicted: Mask) -> Overlay:
+    scan, truth, predicted = (grid.turn_to_ras(a) for a in (image.voxels, truth, predicted))
+    level, note = pick_slice(truth, predicted)
+    scan, truth, predicted = (radiological(a[:, :, level]) for a in (scan, truth, predicted))
+    mm_x, mm_y, _ = grid.ras_spacing
+    rows, columns = _tissue_box(scan, truth | predicted, mm_x, mm_y)
+    scan, truth, predicted = (a[rows, columns] for a in (scan, truth, predicted))
+    height, width = scan.shape[0] * mm_y, scan.shape[1] * mm_x
+    return Overlay(
+        rank=choice.rank,
+        site=choice.row["site"],
+        case=choice.row["case"],
+        organ=choice.row["organ"],
+        dice=choice.row["dice"],
+        colour=catalogue()[choice.row["organ"]].colour,
+        width_mm=width,
+        height_mm=height,
+        scan=_encode(scan.astype(np.float32), width, height),
+        truth=outline(truth, mm_x, mm_y),
+        prediction=outline(predicted, mm_x, mm_y),
+        note=note,
+    )
+
+
+def pick_slice(truth: Mask, predicted: Mask) -> tuple[int, str]:
+    """The axial slice with most of the truth, and a note when there is no truth to show. Masks are RAS."""
+    if truth.any():
+        note = "" if predicted.any() else "nothing predicted"
+        return int(truth.sum(axis=(0, 1)).argmax()), note
+    if predicted.any():
+        return int(predicted.sum(axis=(0, 1)).argmax()), "organ absent, yet predicted"
+    return truth.shape[2] // 2, "organ absent, rightly nothing predicted"
+
+
+def radiological(plane: NDArray[np.generic]) -> NDArray[np.generic]:
+    """An RAS plane [right, anterior] as picture rows and columns: the patient's right on the left, anterior up."""
+    return plane[::-1, ::-1].T
+
+
+def outline(mask: Mask, mm_x: float, mm_y: float) -> str:
+    """SVG path around a mask [rows, columns], in mm from the upper left corner; empty for an empty mask."""
+    if not mask.any():
+        return ""
+    # A frame of zeros closes outlines at the border. Voxel (0, 0) has its centre half a voxel inside.
+    framed = np.pad(mask.astype(np.float32), 1)
+    x = (np.arange(framed.shape[1]) - 0.5) * mm_x
+    y = (np.arange(framed.shape[0]) - 0.5) * mm_y
+    contours = Figure().add_subplot().contour(x, y, framed, levels=[0.5])
+    pieces = []
+    for path in contours.get_paths():
+        for points in path.to_polygons(closed_only=True):
+            steps = " ".join(f"{px:.1f},{py:.1f}" for px, py in points[:-1])
+            pieces.append(f"M{steps}Z")
+    return "".join(pieces)
+
+
+def _tissue_box(scan: NDArray[np.generic], organ: Mask, mm_x: float, mm_y: float) -> tuple[slice, slice]:
+    """Rows and columns that hold more than air, with a small margin."""
+    filled = (scan > _TISSUE_HU) | organ
+    # Specks of noise in the air are not the patient.
+    body = ndimage.binary_opening(filled, iterations=2) | organ
+    if not body.any():
+        return slice(None), slice(None)
+    rows, columns = np.flatnonzero(body.any(axis=1)), np.flatnonzero(body.any(axis=0))
+
+    def span(found: NDArray[np.intp], mm: float) -> slice:
+        margin = round(_MARGIN_MM / mm)
+        return slice(max(0, int(found[0]) - margin), int(found[-1]) + margin + 1)
+
+    return span(rows, mm_y), span(columns, mm_x)
+
+
+def _encode(scan: NDArray[np.float32], width_mm: float, height_mm: float) -> str:
+    """The windowed slice as a small grey JPEG with square pixels, as a data URI."""
+    low, high = WINDOW_HU
+    grey = (np.clip(scan, low, high) - low) / (high - low)
+    scale = _LONGEST_SIDE / max(width_mm, height_mm)
+    shape = (max(1, round(height_mm * scale)), max(1, round(width_mm * scale)))
+    zoom = [wanted / had for wanted, had in zip(shape, grey.shape, strict=True)]
+    # Shrinking needs a blur first, or noise turns into patterns.
+    grey = ndimage.gaussian_filter(grey, [max(0.0, 0.4 * (1 / z - 1)) for z in zoom])
+    grey = np.clip(ndimage.zoom(grey, zoom, order=3, mode="nearest", grid_mode=True), 0, 1)
+    file = io.BytesIO()
+    imsave(file, grey, vmin=0, vmax=1, cmap="gray", format="jpg", pil_kwargs={"quality": 82})
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,125 @@
+"""Write `report.html`: one file that opens from disk, needs no network and no script, and prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from panorgan.anatomy import catalogue
+from panorgan.cases.case import Case
+from panorgan.config import parse_experiment
+from panorgan.errors import ConfigError, PanorganError
+from panorgan.federation.events import Event
+from panorgan.federation.files import write_atomically
+from panorgan.methods.registry import find_method
+from panorgan.report import figures, tables
+from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
+from panorgan.report.record import RunRecord, read_record
+from panorgan.runs.prepare import prepare
+
+
+@dataclass(frozen=True)
+class MethodWords:
+    """A method in words. `pooled`: it gathers all cases in one place, which no real federation may."""
+
+    title: str
+    explanation: str
+    pooled: bool
+
+
+def write_report(run_folder: Path, cache: Path | None = None) -> Path:
+    """Write the report of a scored run into its folder and return its path.
+
+    `cache` is where prepared cases are kept (default as for training). When the scans cannot be read any more, the
+    page says so in place of the pictures.
+    """
+    record = read_record(run_folder)
+    overlays, missing = _try_overlays(record, cache)
+    page = render(record, overlays, missing)
+    write_atomically(record.folder.report, page)
+    return record.folder.report
+
+
+def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missing: str = "") -> str:
+    """The page as text. `overlays_missing` is the sentence to show when there are no pictures."""
+    environment = Environment(
+        loader=PackageLoader("panorgan.report", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(tables.FILTERS)
+    scores = tables.make_scores(record)
+    return environment.get_template("template.html.j2").render(
+        record=record,
+        experiment=record.manifest["experiment"],
+        method=describe_method(record.manifest["experiment"]["method"]["name"]),
+        scores=scores,
+        matrix=tables.annotation_matrix(record),
+        heat=tables.heat_map(record, scores),
+        heat_scale=tables.heat_scale(),
+        cost=tables.make_cost(record),
+        tolerance=f"{tables.NSD_TOLERANCE_MM:g}",
+        colours={organ: catalogue()[organ].colour for organ in record.organs},
+        pictures={
+            "loss": figures.loss_curve(record),
+            "dice": figures.dice_curve(record),
+            "boxes": figures.dice_boxes(record),
+            "time": figures.time_bars(record),
+            "traffic": figures.traffic_bars(record),
+        },
+        overlays=overlays,
+        overlays_missing=overlays_missing,
+        phase_names=figures.PHASE_NAMES,
+        happenings=[describe_happening(event) for event in record.happenings],
+        created=record.manifest["created"].replace("T", " "),
+        experiment_yaml=yaml.safe_dump(record.manifest["experiment"], sort_keys=False, allow_unicode=True),
+    )
+
+
+def describe_method(name: str) -> MethodWords:
+    """Title and explanation from the first line of the method's file; the bare name when it is not installed."""
+    try:
+        method = find_method(name)
+    except ConfigError:
+        return MethodWords(name, "", pooled=False)
+    first_line = (sys.modules[method.__module__].__doc__ or "").strip().split("\n")[0]
+    heading, dash, explanation = first_line.partition(" — ")
+    return MethodWords(heading if dash else name, explanation, method.pooled)
+
+
+def describe_happening(event: Event) -> tuple[str, str]:
+    """When, and what, in a sentence."""
+    facts: dict[str, Any] = event.facts
+    if event.kind == "resumed":
+        what = "The run was interrupted and resumed."
+    elif event.kind == "refused":
+        what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
+        what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
+    else:
+        what = f"{event.kind}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what
+
+
+def _try_overlays(record: RunRecord, cache: Path | None) -> tuple[dict[str, list[Overlay]], str]:
+    """Pictures, or the reason why there are none: a report without them is still a report."""
+    try:
+        return draw_overlays(record, _test_cases(record, cache)), ""
+    except (PanorganError, OSError) as error:
+        # What the error would say about its place may be a path of another machine; the sentence is enough.
+        reason = error.what if isinstance(error, PanorganError) else "A file cannot be read."
+        return {}, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"
+
+
+def _test_cases(record: RunRecord, cache: Path | None) -> dict[CaseKey, Case]:
+    """The scored cases with the labels they were scored with, by site and id."""
+    experiment = parse_experiment(record.manifest["experiment"], str(record.folder.manifest))
+    federation = prepare(experiment, cache)
+    return {(site.name, case.id): case for site in federation.sites for case in site.test}

@@ -1,0 +1,263 @@
+"""Numbers of the page: summaries per organ and site, and the words and colours they are shown with."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from panorgan.evaluation.metrics import score
+from panorgan.evaluation.statistics import (
+    EXTERNAL_SPLIT,
+    TEST_SPLIT,
+    Summary,
+    Table,
+    organ_site_table,
+    summarise,
+)
+from panorgan.report.record import RunRecord, title
+from panorgan.runs.scoring import Row
+
+NOTHING = "–"
+
+# Poor scores are warm, good ones cool, all light enough for dark text: readable in print and without
+# telling red from green.
+_SCALE = ((0.0, (222, 140, 84)), (0.5, (250, 240, 222)), (1.0, (112, 172, 205)))
+
+NSD_TOLERANCE_MM = float(inspect.signature(score).parameters["nsd_tolerance_mm"].default)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Summaries of every metric shown. `external` is metric → organ → summary over all external sites.
+
+    `own` covers organs at test sites that labelled them in training, `others` organs at test sites that never did.
+    """
+
+    tables: Mapping[str, Table]
+    external: Mapping[str, Mapping[str, Summary]]
+    own: Summary
+    others: Summary
+    test_cases: int
+    external_cases: int
+
+    @property
+    def dice(self) -> Table:
+        """The table that the page is about."""
+        return self.tables["dice"]
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One field of the heat map: a site, or the mean over a group of them. `own`: the site labelled the organ itself."""
+
+    place: str
+    text: str
+    colour: str
+    own: bool
+    spoken: str
+
+
+@dataclass(frozen=True)
+class HeatRow:
+    """One organ of the heat map, or all of them together when `organ` is empty."""
+
+    organ: str
+    inside: tuple[HeatCell, ...]
+    federation: HeatCell
+    outside: tuple[HeatCell, ...]
+
+
+@dataclass(frozen=True)
+class AnnotationCell:
+    """What a site knows of an organ: `state` is annotated, unknown or external."""
+
+    state: str
+    cases: int | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the run took. Seconds by phase; bytes as the server counted them."""
+
+    rounds: int
+    seconds: Mapping[str, float]
+    sent: int
+    received: int
+
+    @property
+    def total_seconds(self) -> float:
+        """All phases together."""
+        return sum(self.seconds.values())
+
+
+def make_scores(record: RunRecord) -> Scores:
+    """Summarise the rows of metrics.csv; intervals resample cases."""
+    rows = record.rows
+    metrics = ("dice", "nsd", "hd95", "assd")
+    test = [row for row in rows if row["split"] == TEST_SPLIT]
+    own = [row for row in test if record.labelled_itself(row["site"], row["organ"])]
+    others = [row for row in test if not record.labelled_itself(row["site"], row["organ"])]
+    outside = [row for row in rows if row["split"] == EXTERNAL_SPLIT]
+    # Seen by themselves, the external sites are summarised per organ exactly as the federation is.
+    relabelled = [{**row, "split": TEST_SPLIT} for row in outside]
+    return Scores(
+        tables={metric: organ_site_table(rows, metric) for metric in metrics},
+        external={metric: organ_site_table(relabelled, metric).organs for metric in metrics},
+        own=_dice_of(own),
+        others=_dice_of(others),
+        test_cases=_count_cases(test),
+        external_cases=_count_cases(outside),
+    )
+
+
+def heat_map(record: RunRecord, scores: Scores) -> list[HeatRow]:
+    """Mean Dice per organ and site, in the order of the record, and a last row over all organs."""
+    table = scores.dice
+
+    def row(organ: str, summaries: Mapping[str, Summary], federation: Summary | None) -> HeatRow:
+        words = title(organ) if organ else "All organs"
+        cells = {
+            site.name: _heat_cell(words, site.name, summaries.get(site.name), organ in site.labelled)
+            for site in record.sites
+        }
+        return HeatRow(
+            organ=organ,
+            inside=tuple(cells[site.name] for site in record.training_sites),
+            federation=_heat_cell(words, "federation", federation, own=False),
+            outside=tuple(cells[site.name] for site in record.external_sites),
+        )
+
+    rows = [
+        row(organ, {site: s for (o, site), s in table.cells.items() if o == organ}, table.organs.get(organ))
+        for organ in record.organs
+    ]
+    return [*rows, row("", table.sites, table.overall)]
+
+
+def _heat_cell(words: str, place: str, summary: Summary | None, own: bool) -> HeatCell:
+    mean = summary.mean if summary else math.nan
+    spoken = f"{words}, {place}: not scored"
+    if summary and summary.n:
+        spoken = f"{words}, {place}: mean Dice {number(mean)}, {plural(summary.n, 'score')}"
+    if own:
+        spoken += ", labelled by this site"
+    return HeatCell(place, number(mean), heat_colour(mean), own, spoken)
+
+
+def annotation_matrix(record: RunRecord) -> list[tuple[str, list[AnnotationCell]]]:
+    """Per organ of the vocabulary, what each site knows of it."""
+
+    def cell(organ: str, index: int) -> AnnotationCell:
+        site = record.sites[index]
+        if site.external:
+            return AnnotationCell("external", None)
+        if organ in site.labelled:
+            return AnnotationCell("annotated", site.labelled_cases.get(organ))
+        return AnnotationCell("unknown", None)
+
+    return [(organ, [cell(organ, i) for i in range(len(record.sites))]) for organ in record.vocabulary]
+
+
+def make_cost(record: RunRecord) -> Cost | None:
+    """Totals over the rounds; None when no round was logged."""
+    if not record.rounds:
+        return None
+    phases = list(dict.fromkeys(phase for round_ in record.rounds for phase in round_.seconds))
+    return Cost(
+        rounds=len(record.rounds),
+        seconds={phase: sum(r.seconds.get(phase, 0.0) for r in record.rounds) for phase in phases},
+        sent=sum(round_.bytes_sent for round_ in record.rounds),
+        received=sum(round_.bytes_received for round_ in record.rounds),
+    )
+
+
+# -- words and colours -------------------------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A score or a distance; a dash when it is not defined."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(summary: Summary | None, digits: int = 2) -> str:
+    """``0.81 to 0.92``; a dash below two values, because one case says nothing about others."""
+    if summary is None or summary.n < 2 or math.isnan(summary.low):
+        return NOTHING
+    return f"{summary.low:.{digits}f} to {summary.high:.{digits}f}"
+
+
+def mean_sd(summary: Summary | None, digits: int = 3) -> str:
+    """``0.874 ± 0.031``; without spread when there is only one value."""
+    if summary is None or not summary.n:
+        return NOTHING
+    spread = "" if math.isnan(summary.sd) else f" ± {summary.sd:.{digits}f}"
+    return f"{summary.mean:.{digits}f}{spread}"
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Time for people: ``0.4 s``, ``3 min 20 s``, ``5 h 12 min``."""
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds >= 0.01 else ("under 0.01 s" if seconds > 0 else "0 s")
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 site``, ``3 sites``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def heat_colour(value: float) -> str:
+    """Background of a heat map cell, as ``#rrggbb``."""
+    if math.isnan(value):
+        return "#ffffff"
+    value = min(max(value, 0.0), 1.0)
+    for (low, first), (high, last) in zip(_SCALE, _SCALE[1:], strict=False):
+        if value <= high:
+            share = (value - low) / (high - low)
+            break
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(first, last, strict=True))
+
+
+def heat_scale() -> str:
+    """The colours of the heat map from 0 to 1, as a CSS gradient."""
+    return f"linear-gradient(to right, {', '.join(heat_colour(stop) for stop, _ in _SCALE)})"
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "number": number,
+    "interval": interval,
+    "mean_sd": mean_sd,
+    "size": size,
+    "duration": duration,
+    "plural": plural,
+    "title_of": title,
+}
+"""What the template may call."""
+
+
+def _dice_of(rows: Sequence[Row]) -> Summary:
+    return summarise(
+        [row["dice"] for row in rows],
+        missed=sum(row["missed"] for row in rows),
+        groups=[(row["site"], row["case"]) for row in rows],
+    )
+
+
+def _count_cases(rows: Sequence[Row]) -> int:
+    return len({(row["site"], row["case"]) for row in rows})
