@@ -30,7 +30,9 @@ class SiteSettings(Settings):
     """One site of a simulated federation: where its data lies and what of it is used."""
 
     folder: Path = Field(description="its data folder")
-    annotated: tuple[str, ...] | None = Field(None, description="structures to use; all the folder annotates if left out")
+    annotated: tuple[str, ...] | None = Field(
+        None, description="structures to use; all the folder annotates if left out"
+    )
     external: bool = Field(False, description="scored, never trained on")
     withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
 
@@ -171,7 +173,9 @@ def _validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mo
                 fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
             ) from error
         raise ConfigError(
-            "A setting cannot be used as written.", where=spot, why=f"{first['msg']} (got {first['input']!r:.80})"
+            "A setting cannot be used as written.",
+            where=spot,
+            why=f"{first['msg']} (got {first['input']!r:.80})",
         ) from error
     except TypeError as error:
         raise ConfigError("Settings must be named.", where=where, why=str(error)) from error

@@ -13,9 +13,7 @@ from panorgan.anatomy import ancestors, catalogue, children, find_organ
 from panorgan.anatomy.catalogue import parse_catalogue
 from panorgan.errors import AnatomyError
 
-NAMES_AND_ALIASES = [
-    (text, organ.name) for organ in catalogue().values() for text in (organ.name, *organ.aliases)
-]
+NAMES_AND_ALIASES = [(text, organ.name) for organ in catalogue().values() for text in (organ.name, *organ.aliases)]
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 VISIONS = {
@@ -190,9 +188,7 @@ def entry(name: str, extra: str = "", kind: str = "organ") -> str:
 
 
 def test_a_sound_catalogue_is_read() -> None:
-    organs = parse_catalogue(
-        entry("a", 'aliases = ["A 1"]') + entry("b", 'parent = "a"\nrelation = "inside"')
-    )
+    organs = parse_catalogue(entry("a", 'aliases = ["A 1"]') + entry("b", 'parent = "a"\nrelation = "inside"'))
     assert list(organs) == ["a", "b"]
     assert organs["b"].parent == "a"
     assert organs["a"].aliases == ("A 1",)

@@ -51,9 +51,7 @@ def small_config(**changes: object) -> PhantomConfig:
         "organs": ("liver", "spleen", "kidney_left", "kidney_right"),
         "sites": (
             PhantomSite(name="a", annotated=("liver",), cases=2, spacing_mm=COARSE, orientation="RAS"),
-            PhantomSite(
-                name="b", annotated=("kidney", "spleen"), cases=1, spacing_mm=COARSE, orientation="PIR"
-            ),
+            PhantomSite(name="b", annotated=("kidney", "spleen"), cases=1, spacing_mm=COARSE, orientation="PIR"),
             PhantomSite(name="x", cases=1, external=True, spacing_mm=COARSE),
         ),
     }

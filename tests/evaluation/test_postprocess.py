@@ -200,9 +200,7 @@ def test_flkd_keeps_tumours_in_the_kept_part_of_their_organ() -> None:
     }
     cleaned = apply_preset("flkd", masks)
     np.testing.assert_array_equal(cleaned["liver"], boxes(LIVER))
-    np.testing.assert_array_equal(
-        cleaned["liver_tumour"], boxes(cuboid(slice(1, 5), slice(1, 5), slice(6, 10)))
-    )
+    np.testing.assert_array_equal(cleaned["liver_tumour"], boxes(cuboid(slice(1, 5), slice(1, 5), slice(6, 10))))
 
 
 def test_flkd_counts_tumour_voxels_after_the_cut() -> None:

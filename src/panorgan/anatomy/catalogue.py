@@ -106,9 +106,7 @@ def parse_catalogue(text: str) -> dict[str, Organ]:
         for name, table in tomllib.loads(text).items():
             organs[name] = _Entry.model_validate(table).organ(name)
     except tomllib.TOMLDecodeError as error:
-        raise _broken(
-            "The organ catalogue is not valid TOML.", str(error), "Correct the TOML syntax."
-        ) from error
+        raise _broken("The organ catalogue is not valid TOML.", str(error), "Correct the TOML syntax.") from error
     except ValidationError as error:
         fix = "Correct the fields; the top of the file explains each."
         raise _broken(f"The catalogue entry {name!r} is not usable.", str(error), fix) from error
@@ -141,9 +139,7 @@ def children(name: str, relation: Relation | None = None) -> tuple[str, ...]:
     """Direct children in catalogue order: all, or only those with this relation."""
     parent = find_organ(name).name
     return tuple(
-        organ.name
-        for organ in catalogue().values()
-        if organ.parent == parent and relation in (None, organ.relation)
+        organ.name for organ in catalogue().values() if organ.parent == parent and relation in (None, organ.relation)
     )
 
 

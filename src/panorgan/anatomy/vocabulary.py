@@ -82,9 +82,7 @@ class Vocabulary:
         """Organs of the vocabulary that lie inside `name` or inside one of its parts, in vocabulary order."""
         outer = find_organ(name).name
         return tuple(
-            organ
-            for organ in self.organs
-            if outer in ancestors(organ) and _inside_links(organ) > _inside_links(outer)
+            organ for organ in self.organs if outer in ancestors(organ) and _inside_links(organ) > _inside_links(outer)
         )
 
     def paint_order(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,9 @@ class AugmentSettings(Settings):
     rotation_degrees: float = Field(12.0, ge=0, description="about each axis")
     scale: float = Field(0.15, ge=0, lt=1, description="scale drawn from 1 ± this")
     geometry_probability: float = Field(0.5, ge=0, le=1, description="share of samples that are rotated and scaled")
-    mirror_axes: tuple[int, ...] = Field((), description="axes (0 = left-right) that may be mirrored, p = 0.5 each")
+    mirror_axes: tuple[Literal[0, 1, 2], ...] = Field(
+        (), description="axes (0 = left-right) that may be mirrored, p = 0.5 each"
+    )
     brightness: float = Field(0.1, ge=0, description="shift drawn from ± this, images span [-1, 1]")
     contrast: float = Field(0.15, ge=0, lt=1, description="factor drawn from 1 ± this")
     gamma: float = Field(0.2, ge=0, lt=1, description="exponent drawn from 1 ± this")
@@ -48,7 +51,11 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.G
 
 
 def _rotate_and_scale(
-    image: torch.Tensor, bits: torch.Tensor, settings: AugmentSettings, generator: torch.Generator, structures: int
+    image: torch.Tensor,
+    bits: torch.Tensor,
+    settings: AugmentSettings,
+    generator: torch.Generator,
+    structures: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count, space = image.shape[0], image.shape[2:]
     angle = math.radians(settings.rotation_degrees)
@@ -71,9 +78,7 @@ def _resample_bits(bits: torch.Tensor, grid: torch.Tensor, structures: int) -> t
     moved = torch.zeros_like(bits)
     for low in range(0, max(structures, 1), _EXACT_BITS):
         some = (bits >> low) & (2**_EXACT_BITS - 1)
-        near = F.grid_sample(
-            some[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False
-        )
+        near = F.grid_sample(some[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False)
         moved |= near[:, 0].to(bits.dtype) << low
     return moved
 

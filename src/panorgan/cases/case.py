@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from panorgan.cases.volume import Volume, read_volume, same_grid
 from panorgan.errors import DataError
 
 Mask = NDArray[np.bool_]
+
+# How far a label that went through floating point or a scaling factor may lie from its whole number.
+_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,7 @@ class LabelMap:
                 why=f"shape {labels.voxels.shape} against {image.voxels.shape}, or a different affine",
                 fix="Resample the label to the image in your annotation tool, or remove the case.",
             )
-        whole = np.rint(labels.voxels).astype(np.int32)
-        if np.abs(labels.voxels - whole).max(initial=0) > 1e-3:
-            raise DataError(
-                "A label file holds values that are not whole numbers.",
-                where=str(self.path),
-                fix="Export it again as a label map (nearest-neighbour interpolation).",
-            )
+        whole = self._whole_numbers(labels.voxels)
         stray = sorted(set(np.unique(whole).tolist()) - self.declared - {0})
         if stray:
             raise DataError(
@@ -56,6 +54,19 @@ class LabelMap:
                 fix="Name them under 'labels' in dataset.json, or remove them from the file.",
             )
         return {name: np.isin(whole, ids) for name, ids in self.ids.items()}
+
+    def _whole_numbers(self, voxels: NDArray[Any]) -> NDArray[Any]:
+        """Voxels as integers; refuses what is not nearly whole. NaN must not become some integer."""
+        if np.issubdtype(voxels.dtype, np.integer):
+            return voxels
+        finite = bool(np.isfinite(voxels).all())
+        if not finite or np.abs(voxels - np.rint(voxels)).max(initial=0) > _ROUNDING:
+            raise DataError(
+                "A label file holds values that are not whole numbers.",
+                where=str(self.path),
+                fix="Export it again as a label map (nearest-neighbour interpolation).",
+            )
+        return np.rint(voxels).astype(np.int32)
 
 
 @dataclass(frozen=True)

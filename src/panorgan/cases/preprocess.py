@@ -25,7 +25,9 @@ class Plan(Settings):
     """What every site does to a scan before the network sees it."""
 
     spacing_mm: tuple[float, float, float] = Field((3.0, 3.0, 3.0), description="voxel size after resampling (R, A, S)")
-    window_hu: tuple[float, float] = Field((-500.0, 500.0), description="intensities clipped here, then mapped to [-1, 1]")
+    window_hu: tuple[float, float] = Field(
+        (-500.0, 500.0), description="intensities clipped here, then mapped to [-1, 1]"
+    )
 
     @field_validator("spacing_mm")
     @classmethod

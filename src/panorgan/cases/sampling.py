@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from panorgan.cases.store import StoredCase
+from panorgan.cases.store import MOST_STRUCTURES, StoredCase
 from panorgan.errors import DataError
 from panorgan.settings import Settings
 
@@ -21,7 +21,9 @@ from panorgan.settings import Settings
 class SamplingSettings(Settings):
     """How patches are drawn."""
 
-    patch_size: tuple[int, int, int] = Field((64, 64, 64), description="voxels (R, A, S) on the plan's grid")
+    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (64, 64, 64), description="voxels (R, A, S) on the plan's grid"
+    )
     batch_size: int = Field(2, ge=1)
     foreground: float = Field(0.66, ge=0, le=1, description="share of patches centred on an annotated structure")
 
@@ -68,16 +70,17 @@ class PackedBatch:
         """The same batch on a device."""
         if device.type == "cpu":
             return self
-        return replace(
-            self,
-            image=self.image.pin_memory().to(device, non_blocking=True),
-            bits=self.bits.pin_memory().to(device, non_blocking=True),
-            annotated=self.annotated.to(device, non_blocking=True),
-        )
+        # Copying while the device computes needs pinned memory, which is CUDA's.
+        pinned = device.type == "cuda"
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+
+        return replace(self, image=move(self.image), bits=move(self.bits), annotated=self.annotated.to(device))
 
     def unpack(self) -> Batch:
         """One boolean mask per structure."""
-        shape = (1, -1) + (1,) * (self.bits.ndim - 1)
+        shape = (1, len(self.structures)) + (1,) * (self.bits.ndim - 1)
         places = torch.arange(len(self.structures), device=self.bits.device).view(shape)
         masks = (self.bits.unsqueeze(1) >> places) & 1 != 0
         return Batch(self.image, masks, self.annotated, self.structures, self.cases)
@@ -93,6 +96,12 @@ class PatchSampler:
                 why="the training split is empty",
                 fix="Add cases to the site, or lower 'splits.validation' and 'splits.test'.",
             )
+        if len(structures) > MOST_STRUCTURES:
+            raise DataError(
+                f"The training cases annotate {len(structures)} structures; {MOST_STRUCTURES} is the most.",
+                why="label bits of one batch share a 64-bit integer",
+                fix="Restrict 'annotated' of the site.",
+            )
         self.cases = sorted(cases, key=lambda case: (case.site, case.id))
         self.structures = structures
         self.settings = settings
@@ -106,7 +115,9 @@ class PatchSampler:
             yield PackedBatch(
                 image=torch.from_numpy(np.stack([image for image, _ in patches]))[:, None],
                 bits=torch.from_numpy(np.stack([bits for _, bits in patches])),
-                annotated=torch.tensor([[s in case.structures for s in self.structures] for case in chosen]),
+                annotated=torch.tensor(
+                    [[name in case.structures for name in self.structures] for case in chosen], dtype=torch.bool
+                ),
                 structures=self.structures,
                 cases=tuple(case.id for case in chosen),
             )
@@ -115,7 +126,7 @@ class PatchSampler:
         """Image and label bits of one patch, padded where the case is smaller."""
         size = np.array(self.settings.patch_size)
         shape = np.array(case.image.shape)
-        present = list(case.foreground)
+        present = [name for name in case.foreground if name in self.structures]
         if present and random.random() < self.settings.foreground:
             positions = case.foreground[present[random.integers(len(present))]]
             # Off-centre by up to a quarter patch, so that the structure is not always in the middle.

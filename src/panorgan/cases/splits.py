@@ -34,14 +34,16 @@ def split_cases(cases: Sequence[Case], settings: SplitSettings, seed: int) -> di
     Every split with a non-zero share gets at least one patient, as long as one is left for training.
     """
     patients = sorted({case.patient for case in cases})
-    site = cases[0].site if cases else ""
+    site = "/".join(sorted({case.site for case in cases}))
     order = np.random.default_rng(derive_seed(seed, "split", site)).permutation(len(patients))
 
     def count(share: float, left: int) -> int:
         wanted = max(1, round(share * len(patients))) if share > 0 else 0
         return max(0, min(wanted, left - 1))
 
-    n_test = count(settings.test, len(patients))
+    # With three patients or more a large test share must not eat the only one that validation would get.
+    kept = 1 if settings.validation > 0 and len(patients) > 2 else 0
+    n_test = count(settings.test, len(patients) - kept)
     n_validation = count(settings.validation, len(patients) - n_test)
     named: dict[str, Split] = {}
     for rank, index in enumerate(order):

@@ -29,7 +29,7 @@ _FORMAT = 1
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
-_MOST_STRUCTURES = 63
+MOST_STRUCTURES = 63
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def _key(case: Case, plan: Plan) -> str:
 
 
 def _write(case: Case, plan: Plan, folder: Path) -> None:
-    if len(case.annotated) > _MOST_STRUCTURES:
+    if len(case.annotated) > MOST_STRUCTURES:
         raise DataError(
-            f"A case annotates {len(case.annotated)} structures; {_MOST_STRUCTURES} is the most.",
+            f"A case annotates {len(case.annotated)} structures; {MOST_STRUCTURES} is the most.",
             where=f"{case.site}/{case.id}",
             fix="Restrict 'annotated' of the site.",
         )
@@ -134,9 +134,14 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
             foreground[name] = positions[picks]
     np.save(folder / "image.npy", image.numpy().astype(np.float16))
     np.save(folder / "labels.npy", bits)
-    np.savez(folder / "foreground.npz", **foreground)  # type: ignore[arg-type]
+    np.savez(folder / "foreground.npz", **foreground)
     spacing = [mm * n / m for mm, n, m in zip(grid.ras_spacing, grid.ras_shape, image.shape, strict=True)]
-    description = {"case": case.id, "structures": case.annotated, "spacing_mm": spacing, "plan": plan.as_json()}
+    description = {
+        "case": case.id,
+        "structures": case.annotated,
+        "spacing_mm": spacing,
+        "plan": plan.as_json(),
+    }
     (folder / "case.json").write_text(json.dumps(description, indent=1))
 
 

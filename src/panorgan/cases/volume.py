@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def read_volume(path: Path) -> Volume:
     """Read a NIfTI file with its scaling applied; refuse what is missing, damaged or not a 3D volume."""
     if not path.is_file():
         raise DataError(
-            "A scan file is missing.", where=str(path), fix="Check the path, or remove the case from its folder."
+            "A scan file is missing.",
+            where=str(path),
+            fix="Check the path, or remove the case from its folder.",
         )
     try:
         image = nib.load(path)
@@ -44,7 +47,13 @@ def read_volume(path: Path) -> Volume:
             why=f"{type(error).__name__}: {error}",
             fix="The file is damaged or not NIfTI. Copy it again from its source, or remove the case.",
         ) from error
-    if voxels.ndim == 4 and voxels.shape[3] == 1:
+    if not (np.issubdtype(voxels.dtype, np.integer) or np.issubdtype(voxels.dtype, np.floating)):
+        raise DataError(
+            f"A scan must hold one real number per voxel, this one holds {voxels.dtype}.",
+            where=str(path),
+            fix="Export it again as a greyscale volume, not as colours or complex numbers.",
+        )
+    while voxels.ndim > 3 and voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
     if voxels.ndim != 3:
         raise DataError(
@@ -73,6 +82,7 @@ def same_grid(first: Volume, second: Volume, tolerance_mm: float = 1e-2) -> bool
     """Whether two volumes share shape and affine, corner by corner, within a hundredth of a millimetre."""
     if first.voxels.shape != second.voxels.shape:
         return False
-    far = np.array([*first.voxels.shape, 1.0])
-    corners = [np.array([0.0, 0.0, 0.0, 1.0]), far]
-    return all(np.abs((first.affine - second.affine) @ c).max() <= tolerance_mm for c in corners)
+    # All eight: swapped axes of a cube agree in the first and the last corner.
+    corners = np.array([[*corner, 1.0] for corner in itertools.product(*((0, n) for n in first.voxels.shape))])
+    shift = corners @ (first.affine - second.affine).T
+    return bool(np.abs(shift).max() <= tolerance_mm)

@@ -42,7 +42,17 @@ def print_organs(as_json: bool) -> None:
     """Every organ of the catalogue."""
     organs = catalogue().values()
     if as_json:
-        fields = ("name", "title", "region", "kind", "parent", "relation", "side", "snomed_value", "snomed_meaning")
+        fields = (
+            "name",
+            "title",
+            "region",
+            "kind",
+            "parent",
+            "relation",
+            "side",
+            "snomed_value",
+            "snomed_meaning",
+        )
         print(json.dumps([{f: getattr(o, f) for f in fields} | {"aliases": list(o.aliases)} for o in organs]))
         return
     table = Table("", "organ", "belongs to", "SNOMED CT", "also known as", title="Organs", title_justify="left")

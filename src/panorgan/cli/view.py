@@ -91,7 +91,10 @@ class LiveView:
         self._began = time.monotonic()
         self._finished = ""
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.fields[eta]}")
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[eta]}"),
         )
         self._rounds = self._progress.add_task("rounds", total=None, eta="")
         self._work = self._progress.add_task("", total=None, eta="", visible=False)

@@ -29,7 +29,9 @@ class InferenceSettings(Settings):
 
 
 @torch.no_grad()
-def predict_probabilities(network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings) -> torch.Tensor:
+def predict_probabilities(
+    network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings
+) -> torch.Tensor:
     """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass."""
     device = next(network.parameters()).device
     network.eval()

@@ -56,9 +56,7 @@ class Score:
     missed: bool
 
 
-def score(
-    prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float = 2.0
-) -> Score:
+def score(prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float = 2.0) -> Score:
     """Score a predicted mask against the true one.
 
     Both empty: overlap, nsd and sensitivity are 1, distances and rve 0. One empty: overlap and nsd are 0,
@@ -154,9 +152,7 @@ def _relative_error(n_prediction: int, n_truth: int) -> float:
     return math.nan if n_prediction else 0.0
 
 
-def _check(
-    prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float
-) -> None:
+def _check(prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float) -> None:
     if prediction.shape != truth.shape:
         raise DataError(
             f"The prediction has shape {prediction.shape} but the truth has {truth.shape}.",

@@ -74,9 +74,7 @@ def ufps(masks: Masks) -> dict[str, BoolArray]:
 
     A filled hole may hold another organ; which one wins is decided where masks become a label map.
     """
-    return {
-        name: drop_small_components(fill_holes(mask), UFPS_COMPONENT_FRACTION) for name, mask in masks.items()
-    }
+    return {name: drop_small_components(fill_holes(mask), UFPS_COMPONENT_FRACTION) for name, mask in masks.items()}
 
 
 def flkd(masks: Masks) -> dict[str, BoolArray]:
@@ -162,9 +160,7 @@ def _with_inner(organ: str, masks: Masks) -> BoolArray:
     inner_names = _inner_names(organ, masks)
     if not inner_names:
         return masks[organ]
-    labels, sizes = _components(
-        np.logical_or.reduce([masks[organ], *(masks[inner] for inner in inner_names)])
-    )
+    labels, sizes = _components(np.logical_or.reduce([masks[organ], *(masks[inner] for inner in inner_names)]))
     touched = np.bincount(labels[masks[organ]], minlength=len(sizes) + 1)[1:] > 0
     return _select(labels, touched)
 
@@ -175,8 +171,7 @@ def _inner_names(organ: str, masks: Masks) -> list[str]:
     return [
         name
         for name in masks
-        if catalogue()[name].relation == "inside"
-        and (organ in ancestors(name) or catalogue()[name].parent in unions)
+        if catalogue()[name].relation == "inside" and (organ in ancestors(name) or catalogue()[name].parent in unions)
     ]
 
 
@@ -197,9 +192,7 @@ def _check(masks: Masks) -> None:
             known = find_organ(name).name
             raise DataError(f"The mask {name!r} goes by an alias.", fix=f"Use the organ's name, {known!r}.")
         if mask.dtype != np.bool_:
-            raise DataError(
-                f"The mask of {name!r} is {mask.dtype}, not bool.", fix="Compare it with its label."
-            )
+            raise DataError(f"The mask of {name!r} is {mask.dtype}, not bool.", fix="Compare it with its label.")
     shapes = {mask.shape for mask in masks.values()}
     if len(shapes) > 1:
         raise DataError(

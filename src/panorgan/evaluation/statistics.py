@@ -92,13 +92,9 @@ def bootstrap_interval(
         its own.
     """
     if not 0 < level < 1:
-        raise ConfigError(
-            f"The interval level is {level}.", fix="Use a number between 0 and 1, such as 0.95."
-        )
+        raise ConfigError(f"The interval level is {level}.", fix="Use a number between 0 and 1, such as 0.95.")
     if resamples < 1:
-        raise ConfigError(
-            f"The number of resamples is {resamples}.", fix="Use a positive number, such as 2000."
-        )
+        raise ConfigError(f"The number of resamples is {resamples}.", fix="Use a positive number, such as 2000.")
     sums, counts = _group_sums(np.asarray(values, dtype=np.float64), groups)
     n = len(sums)
     if n == 0:
@@ -174,13 +170,9 @@ def organ_site_table(
             for (organ, site), chosen in _gather(scored, lambda row: (row.organ, row.site)).items()
         },
         organs={
-            organ: summary(chosen, "organ", organ)
-            for organ, chosen in _gather(test, lambda row: row.organ).items()
+            organ: summary(chosen, "organ", organ) for organ, chosen in _gather(test, lambda row: row.organ).items()
         },
-        sites={
-            site: summary(chosen, "site", site)
-            for site, chosen in _gather(scored, lambda row: row.site).items()
-        },
+        sites={site: summary(chosen, "site", site) for site, chosen in _gather(scored, lambda row: row.site).items()},
         overall=summary(test, "overall"),
         external=summary(external, "external"),
     )
@@ -203,9 +195,7 @@ def _parse(rows: Sequence[Row], metric: str) -> list[_ScoredRow]:
     scored = []
     for number, row in enumerate(rows, start=1):
         where = f"metrics row {number}"
-        split, site, case, organ = (
-            str(_field(row, key, where)) for key in ("split", "site", "case", "organ")
-        )
+        split, site, case, organ = (str(_field(row, key, where)) for key in ("split", "site", "case", "organ"))
         if split not in (TEST_SPLIT, EXTERNAL_SPLIT):
             continue
         value = _number(_field(row, metric, where), where)
@@ -285,9 +275,7 @@ def _number(raw: object, where: str) -> float:
     except (TypeError, ValueError):
         value = math.inf
     if math.isinf(value):
-        raise DataError(
-            f"{raw!r} is not a score.", where=where, why="A finite number, 'nan' or '' is expected."
-        )
+        raise DataError(f"{raw!r} is not a score.", where=where, why="A finite number, 'nan' or '' is expected.")
     return value
 
 
@@ -297,6 +285,4 @@ def _flag(raw: object, where: str) -> bool:
         return True
     if text in ("false", "0", "0.0", ""):
         return False
-    raise DataError(
-        f"{raw!r} is not a yes or no.", where=where, fix="Write True or False in the column 'missed'."
-    )
+    raise DataError(f"{raw!r} is not a yes or no.", where=where, fix="Write True or False in the column 'missed'.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -12,18 +13,23 @@ from panorgan.federation.tasks import Task
 
 
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> None:
-    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or non-finite values."""
-    wanted = {"answers": task.label, "run": task.run, "site": site}
-    for name, value in wanted.items():
-        if file.meta.get(name) != value:
-            raise MessageError(
-                f"Site {site} sent an answer that does not belong here.",
-                why=f"its {name!r} is {file.meta.get(name)!r}, expected {value!r}",
-            )
+    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values."""
+    check_envelope(file.meta, task, site)
     if not file.keys:
         raise MessageError(f"Site {site} sent no weights.")
     for key in file.keys:
         _check_tensor(file, key, site, expected)
+
+
+def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
+    """Refuse an answer to another question, of another run, or in somebody else's name."""
+    wanted = {"answers": task.label, "run": task.run, "site": site}
+    for name, value in wanted.items():
+        if meta.get(name) != value:
+            raise MessageError(
+                f"Site {site} sent an answer that does not belong here.",
+                why=f"its {name!r} is {meta.get(name)!r}, expected {value!r}",
+            )
 
 
 def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> None:

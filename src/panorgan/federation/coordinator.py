@@ -15,12 +15,12 @@ from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, MessageError, RunError
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
-from panorgan.federation.checks import check_answer
+from panorgan.federation.checks import check_answer, check_envelope
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.settings import TrainingSettings
-from panorgan.federation.tasks import Kind, Task
+from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
@@ -102,7 +102,9 @@ class Coordinator:
         number = self.state.rounds_done + 1
         began = time.perf_counter()
         self.rule.moment = moment
-        self.events.transient("round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments))
+        self.events.transient(
+            "round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments)
+        )
         task = Task("train", self.setup.run, moment, self.federation.sites)
         traffic = {"sent": 0, "received": 0}
         files = self._collect(task, number, traffic)
@@ -165,7 +167,7 @@ class Coordinator:
         self._exchange(waiting, task, self.rule.broadcast, on_reply, traffic)
         if len(accepted) < self.setup.training.min_sites:
             raise RunError(
-                f"Only {len(accepted)} usable answers in round {number}; at least {self.setup.training.min_sites} are needed.",
+                f"Only {len(accepted)} usable answers in round {number}, {self.setup.training.min_sites} are needed.",
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
@@ -181,15 +183,17 @@ class Coordinator:
     ) -> None:
         """Send each site its content; equal content is serialised once."""
         meta = task.to_meta()
-        last: tuple[Mapping[str, torch.Tensor] | None, bytes] = (None, b"")
+        last: Content | None = None
+        request = b""
 
         def make_request(site: str) -> bytes:
-            nonlocal last
+            nonlocal last, request
             content = content_for(site)
-            if last[0] is not content.arrays:
-                last = (content.arrays, Message(content.arrays, content.numbers, meta).to_bytes())
-            traffic["sent"] += len(last[1])
-            return last[1]
+            if last is None or last.arrays is not content.arrays or last.numbers != content.numbers:
+                request = Message(content.arrays, content.numbers, meta).to_bytes()
+            last = content
+            traffic["sent"] += len(request)
+            return request
 
         self.transport.exchange(sites, make_request, on_reply)
 
@@ -203,13 +207,20 @@ class Coordinator:
         """Every site scores the new global model on what it annotates itself; the best round is remembered."""
         scores: dict[str, dict[str, float]] = {}
 
+        task = Task("evaluate", self.setup.run, moment, self.federation.sites)
+
         def on_reply(site: str, answer: bytes) -> None:
             traffic["received"] += len(answer)
-            numbers = Message.from_bytes(answer).numbers
-            scores[site] = {k.removeprefix("dice/"): v for k, v in numbers.items() if k.startswith("dice/")}
+            try:
+                message = Message.from_bytes(answer)
+                check_envelope(message.meta, task, site)
+            except MessageError as error:
+                self.events.record(
+                    "refused", number=self.state.rounds_done, site=site, reason=error.what, why=error.why
+                )
+                return
+            scores[site] = {k.removeprefix("dice/"): v for k, v in message.numbers.items() if k.startswith("dice/")}
 
-        kind: Kind = "evaluate"
-        task = Task(kind, self.setup.run, moment, self.federation.sites)
         content = Content(self.rule.weights)
         self._exchange(sorted(self.federation.sites), task, lambda site: content, on_reply, traffic)
         means = [sum(values.values()) / len(values) for values in scores.values() if values]

@@ -56,7 +56,9 @@ class SiteSetup:
 class SiteWorker:
     """Answers a coordinator's requests with the site's data."""
 
-    def __init__(self, name: str, data: SiteData, setup: SiteSetup, folder: Path, on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, name: str, data: SiteData, setup: SiteSetup, folder: Path, on_step: OnStep | None = None
+    ) -> None:
         self.name, self.data, self.setup = name, data, setup
         self._local = LocalState(folder)
         self._on_step = on_step or (lambda site, step, steps: None)
@@ -129,7 +131,7 @@ class SiteWorker:
         stage, round_ = task.moment.stage, task.moment.round
         if finished is not None and finished[0] == stage and finished[1] > round_:
             raise RunError(
-                f"Site {self.name} is asked for round {round_} of stage {stage}, but has already finished {finished[1]}.",
+                f"Site {self.name} is asked for round {round_} of {stage}, but has already finished {finished[1]}.",
                 where=str(self._local.folder),
                 why="the coordinator went back to an older checkpoint",
                 fix="Restore the coordinator's newest checkpoint, or start a new run.",
@@ -203,9 +205,7 @@ class SiteWorker:
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered
         network.load_state_dict(dict(content.arrays))
-        settings = InferenceSettings(
-            patch_size=setup.training.sampling.patch_size, overlap=setup.training.overlap
-        )
+        settings = InferenceSettings(patch_size=setup.training.sampling.patch_size, overlap=setup.training.overlap)
         scores: dict[str, list[float]] = {}
         for case in self.data.validation:
             image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))

@@ -12,6 +12,9 @@ from panorgan.methods.exchange import Moment, SiteFacts
 Kind = Literal["join", "train", "evaluate"]
 
 
+_BEFORE_ROUND_1 = Moment("", 0, 1)
+
+
 @dataclass(frozen=True)
 class Task:
     """*join*: tell who you are. *train*: one round. *evaluate*: score this model on your validation cases.
@@ -21,7 +24,7 @@ class Task:
 
     kind: Kind
     run: str
-    moment: Moment = Moment("", 0, 1)
+    moment: Moment = _BEFORE_ROUND_1
     sites: Mapping[str, SiteFacts] = field(default_factory=dict)
 
     @property

@@ -95,7 +95,7 @@ def marginal_cross_entropy(
     annotated one channel is left: ordinary cross-entropy. With nothing annotated all are: loss 0. Where masks of
     exclusive structures overlap nothing is allowed: such voxels are left out.
     """
-    batch, structures = annotated.shape
+    batch = annotated.shape[0]
     # Disagreements per channel: Σ_t a_t (M_tc + y_t − 2 M_tc y_t); the background is a member of nothing.
     table = F.pad(members, (1, 0))
     truth = masks.to(logits.dtype)

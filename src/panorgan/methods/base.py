@@ -156,7 +156,9 @@ class Method:
         """What happens in which order; `rounds` is the experiment's number of training rounds."""
         return (Stage("train", rounds),)
 
-    def build_network(self, settings: UNetSettings, federation: Federation, site: str | None = None) -> SegmentationNetwork:
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> SegmentationNetwork:
         """The network that a site trains, or with `site=None` the one that the federation delivers."""
         return UNet(federation.vocabulary, settings)
 

@@ -50,7 +50,9 @@ class Solo(Method):
             prefix = f"members.{site}."
             return {key: value for key, value in self.weights.items() if key.startswith(prefix)}
 
-    def build_network(self, settings: UNetSettings, federation: Federation, site: str | None = None) -> SegmentationNetwork:
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> SegmentationNetwork:
         """One small network per site, each with its own organs; at a site only its own."""
         sites = sorted(federation.sites) if site is None else [site]
         vocabulary = federation.vocabulary if site is None else Vocabulary(federation.organs_of(site))
@@ -66,7 +68,9 @@ class MergedMembers(SegmentationNetwork):
     among organs the surer one wins. An organ that several members know gets the mean of their scores.
     """
 
-    def __init__(self, members: Mapping[str, SegmentationNetwork], vocabulary: Vocabulary, settings: UNetSettings) -> None:
+    def __init__(
+        self, members: Mapping[str, SegmentationNetwork], vocabulary: Vocabulary, settings: UNetSettings
+    ) -> None:
         super().__init__(vocabulary, settings.convention)
         self.members = nn.ModuleDict(members)
 

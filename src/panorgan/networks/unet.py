@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetOutBlock, UnetResBlock, UnetUpBlock
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
@@ -14,16 +14,29 @@ from panorgan.cases.labels import Convention
 from panorgan.networks.base import SegmentationNetwork
 from panorgan.settings import Settings
 
+# Groups of channels that group normalisation averages over.
+_GROUPS = 8
+
 
 class UNetSettings(Settings):
     """Shape of the U-Net."""
 
     dimensions: Literal[2, 3] = 3
-    features: tuple[int, ...] = Field((32, 64, 128, 256, 320), min_length=2, description="channels per level, top to bottom")
+    features: tuple[PositiveInt, ...] = Field(
+        (32, 64, 128, 256, 320), min_length=2, description="channels per level, top to bottom"
+    )
     norm: Literal["instance", "batch", "group"] = "instance"
     residual: bool = Field(False, description="residual blocks in the encoder")
-    convention: Convention = Field("exclusive", description="softmax over background + organs, or one sigmoid per organ")
+    convention: Convention = Field(
+        "exclusive", description="softmax over background + organs, or one sigmoid per organ"
+    )
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> UNetSettings:
+        if self.norm == "group" and any(n % _GROUPS for n in self.features):
+            raise ValueError(f"group normalisation needs features that are multiples of {_GROUPS}")
+        return self
 
 
 class UNet(SegmentationNetwork):
@@ -32,7 +45,7 @@ class UNet(SegmentationNetwork):
     def __init__(self, vocabulary: Vocabulary, settings: UNetSettings) -> None:
         super().__init__(vocabulary, settings.convention)
         dims, features = settings.dimensions, settings.features
-        norm = _norm(settings.norm, dims)
+        norm = _norm(settings.norm)
         dropout = settings.dropout or None
         block = UnetResBlock if settings.residual else UnetBasicBlock
 
@@ -70,9 +83,9 @@ class UNet(SegmentationNetwork):
         return logits
 
 
-def _norm(kind: str, dims: int) -> tuple[str, dict[str, object]]:
+def _norm(kind: str) -> tuple[str, dict[str, object]]:
     if kind == "group":
-        return "group", {"num_groups": 8, "affine": True}
+        return "group", {"num_groups": _GROUPS, "affine": True}
     return kind, {"affine": True}
 
 

@@ -27,7 +27,7 @@ from panorgan.runs.scoring import Row
 INK, QUIET = "#1c2733", "#8a949e"
 FEDERATION, EXTERNAL = "#2b6c94", "#b0662a"
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable
     "svg.hashsalt": "panorgan",  # the same run gives the same bytes
     "text.parse_math": False,  # a dollar sign in a site's name is a dollar sign
@@ -61,6 +61,7 @@ PHASE_NAMES = {phase: name for phase, (name, _) in _PHASES.items()}
 """What the parts of a round are called on the page."""
 
 _WIDTH = 5.0  # inches; scaled to the column on a wide screen, still legible on a telephone
+_FONTS = b"'Inter', 'Segoe UI', system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,10 @@ def dice_curve(record: RunRecord) -> Picture | None:
     return Picture(uri, alt)
 
 
-def dice_boxes(record: RunRecord) -> Picture:
+def dice_boxes(record: RunRecord) -> Picture | None:
     """Dice of every case, per organ, within the federation and outside; hollow where the site never labelled it."""
+    if not record.rows:
+        return None
     groups = [(TEST_SPLIT, FEDERATION, "o", 0.2), (EXTERNAL_SPLIT, EXTERNAL, "D", -0.2)]
     present = [group for group in groups if any(row["split"] == group[0] for row in record.rows)]
     if len(present) == 1:
@@ -143,7 +146,8 @@ def dice_boxes(record: RunRecord) -> Picture:
         axes.grid(visible=False, axis="y")
 
     keys = [_box_key(split, colour, marker) for split, colour, marker, _ in present]
-    uri = _draw(draw, 1.1 + 0.62 * len(organs), handles=[key for pair in keys for key in pair], legend_columns=1)
+    handles = [key for pair in keys for key in pair]
+    uri = _draw(draw, 0.8 + 0.56 * len(organs), handles=handles, legend_columns=1, width=5.8)
     return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(record, organs[::-1])}")
 
 
@@ -182,16 +186,16 @@ def traffic_bars(record: RunRecord) -> Picture | None:
 
 def readable_on_white(colour: str) -> str:
     """The colour, darkened until a line of it stands out on white (contrast of 3 to 1)."""
-    rgb = np.array(to_rgb(colour))
-    while 1.05 / (_luminance(rgb) + 0.05) < 3.0:
-        rgb = rgb * 0.95
-    return to_hex(rgb)
+    red, green, blue = to_rgb(colour)
+    while 1.05 / (_luminance((red, green, blue)) + 0.05) < 3.0:
+        red, green, blue = 0.95 * red, 0.95 * green, 0.95 * blue
+    return to_hex((red, green, blue))
 
 
-def _luminance(rgb: np.ndarray) -> float:
+def _luminance(rgb: tuple[float, float, float]) -> float:
     """Relative luminance as in WCAG 2."""
-    linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _draw(
@@ -200,18 +204,21 @@ def _draw(
     legend_columns: int,
     entries: int = 0,
     handles: Sequence[Line2D] | None = None,
+    width: float = _WIDTH,
 ) -> str:
     """Draw one chart with its legend below; a data URI."""
     with matplotlib.rc_context(_STYLE):
         lines = math.ceil((len(handles) if handles else entries) / legend_columns)
-        figure = Figure(figsize=(_WIDTH, height + 0.22 * lines), layout="constrained")
+        figure = Figure(figsize=(width, height + 0.22 * lines), layout="constrained")
         draw(figure.add_subplot())
         extra: dict[str, Any] = {"handles": list(handles)} if handles else {}
         figure.legend(loc="outside lower center", ncols=legend_columns, handlelength=1.8, columnspacing=1.2, **extra)
         file = io.BytesIO()
         # No date, no creator: nothing in the file that is not in the run.
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+    # Laid out for a wide font that every matplotlib has, so that the reader's own, as in the text, fits too.
+    svg = file.getvalue().replace(b"'DejaVu Sans'", _FONTS)
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def _dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
@@ -224,7 +231,7 @@ def _finish_rounds(axes: Axes, record: RunRecord) -> None:
     first, last = record.rounds[0].number, record.rounds[-1].number
     margin = max(0.5, 0.02 * (last - first))
     axes.set_xlim(first - margin, last + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
     axes.set_xlabel("round")
     if record.delivered_round is not None:
         axes.axvline(record.delivered_round, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
@@ -243,9 +250,7 @@ def _finish_rounds(axes: Axes, record: RunRecord) -> None:
     for stage in stages[1:]:
         start = next(round_.number for round_ in record.rounds if round_.stage == stage)
         axes.axvline(start - 0.5, color=QUIET, linewidth=1)
-        axes.annotate(
-            stage, (start - 0.4, 0.02), xycoords=("data", "axes fraction"), fontsize=9.5, color=QUIET
-        )
+        axes.annotate(stage, (start - 0.4, 0.02), xycoords=("data", "axes fraction"), fontsize=9.5, color=QUIET)
 
 
 def _validated_organs(record: RunRecord) -> list[str]:
@@ -254,9 +259,7 @@ def _validated_organs(record: RunRecord) -> list[str]:
     return [organ for organ in record.vocabulary if organ in found] + sorted(found - set(record.vocabulary))
 
 
-def _one_box(
-    axes: Axes, record: RunRecord, rows: Sequence[Row], place: float, colour: str, marker: str
-) -> None:
+def _one_box(axes: Axes, record: RunRecord, rows: Sequence[Row], place: float, colour: str, marker: str) -> None:
     if not rows:
         return
     values = [row["dice"] for row in rows]
@@ -288,7 +291,10 @@ def _box_key(split: str, colour: str, marker: str) -> list[Line2D]:
 
     if split == EXTERNAL_SPLIT:
         return [key("white", "external site")]
-    return [key(colour, "site of the federation that labelled the organ"), key("white", "site that never labelled it")]
+    return [
+        key(colour, "site of the federation that labelled the organ"),
+        key("white", "site that never labelled it"),
+    ]
 
 
 def _describe_boxes(record: RunRecord, organs: Sequence[str]) -> str:
@@ -301,9 +307,7 @@ def _describe_boxes(record: RunRecord, organs: Sequence[str]) -> str:
     return "; ".join(parts) + "."
 
 
-def _stack(
-    axes: Axes, record: RunRecord, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]
-) -> None:
+def _stack(axes: Axes, record: RunRecord, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]) -> None:
     """Bars on bars, one per round: one shape per layer, so that a thousand rounds stay a small file."""
     first, last = record.rounds[0].number, record.rounds[-1].number
     places = [round_.number - first for round_ in record.rounds]
@@ -316,5 +320,5 @@ def _stack(
         base = base + heights
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
     axes.set_xlabel("round")

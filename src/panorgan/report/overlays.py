@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -163,7 +164,7 @@ def pick_slice(truth: Mask, predicted: Mask) -> tuple[int, str]:
     return truth.shape[2] // 2, "organ absent, rightly nothing predicted"
 
 
-def radiological(plane: NDArray[np.generic]) -> NDArray[np.generic]:
+def radiological(plane: NDArray[Any]) -> NDArray[Any]:
     """An RAS plane [right, anterior] as picture rows and columns: the patient's right on the left, anterior up."""
     return plane[::-1, ::-1].T
 
@@ -179,13 +180,14 @@ def outline(mask: Mask, mm_x: float, mm_y: float) -> str:
     contours = Figure().add_subplot().contour(x, y, framed, levels=[0.5])
     pieces = []
     for path in contours.get_paths():
-        for points in path.to_polygons(closed_only=True):
-            steps = " ".join(f"{px:.1f},{py:.1f}" for px, py in points[:-1])
+        for polygon in path.to_polygons(closed_only=True):
+            points = np.asarray(polygon)[:-1]  # the last point repeats the first
+            steps = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
             pieces.append(f"M{steps}Z")
     return "".join(pieces)
 
 
-def _tissue_box(scan: NDArray[np.generic], organ: Mask, mm_x: float, mm_y: float) -> tuple[slice, slice]:
+def _tissue_box(scan: NDArray[Any], organ: Mask, mm_x: float, mm_y: float) -> tuple[slice, slice]:
     """Rows and columns that hold more than air, with a small margin."""
     filled = (scan > _TISSUE_HU) | organ
     # Specks of noise in the air are not the patient.

@@ -79,7 +79,7 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         overlays_missing=overlays_missing,
         phase_names=figures.PHASE_NAMES,
         happenings=[describe_happening(event) for event in record.happenings],
-        created=record.manifest["created"].replace("T", " "),
+        created=record.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
         experiment_yaml=yaml.safe_dump(record.manifest["experiment"], sort_keys=False, allow_unicode=True),
     )
 

@@ -144,9 +144,7 @@ def _read_card(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def _read_sites(
-    content: Mapping[str, Any], vocabulary: Vocabulary, events: Iterable[Event]
-) -> tuple[SiteRecord, ...]:
+def _read_sites(content: Mapping[str, Any], vocabulary: Vocabulary, events: Iterable[Event]) -> tuple[SiteRecord, ...]:
     joined: Mapping[str, Any] = {}
     for event in events:
         if event.kind == "joined":

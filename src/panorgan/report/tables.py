@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from panorgan.evaluation.metrics import score
 from panorgan.evaluation.statistics import (
     EXTERNAL_SPLIT,
@@ -50,7 +52,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class HeatCell:
-    """One field of the heat map: a site, or the mean over a group of them. `own`: the site labelled the organ itself."""
+    """One field of the heat map: a site, or the federation. `own`: the site labelled the organ itself."""
 
     place: str
     text: str
@@ -182,8 +184,8 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def interval(summary: Summary | None, digits: int = 2) -> str:
-    """``0.81 to 0.92``; a dash below two values, because one case says nothing about others."""
-    if summary is None or summary.n < 2 or math.isnan(summary.low):
+    """``0.81 to 0.92``; a dash when there was one case to draw from, because it says nothing about others."""
+    if summary is None or math.isnan(summary.low) or summary.low == summary.high:
         return NOTHING
     return f"{summary.low:.{digits}f} to {summary.high:.{digits}f}"
 
@@ -222,16 +224,19 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def spelled(count: int) -> str:
+    """Small numbers as words, as running text has them."""
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    return words[count] if count < len(words) else f"{count:,}"
+
+
 def heat_colour(value: float) -> str:
     """Background of a heat map cell, as ``#rrggbb``."""
     if math.isnan(value):
         return "#ffffff"
-    value = min(max(value, 0.0), 1.0)
-    for (low, first), (high, last) in zip(_SCALE, _SCALE[1:], strict=False):
-        if value <= high:
-            share = (value - low) / (high - low)
-            break
-    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(first, last, strict=True))
+    stops = [stop for stop, _ in _SCALE]
+    channels = (np.interp(value, stops, [colour[i] for _, colour in _SCALE]) for i in range(3))
+    return "#" + "".join(f"{round(channel):02x}" for channel in channels)
 
 
 def heat_scale() -> str:
@@ -246,6 +251,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "size": size,
     "duration": duration,
     "plural": plural,
+    "spelled": spelled,
     "title_of": title,
 }
 """What the template may call."""

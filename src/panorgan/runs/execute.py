@@ -55,14 +55,20 @@ def train(
         return RunResult(run, read_metrics(run.metrics))
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
-    prepared = prepare(experiment, cache, lambda what, done, total: silent.transient("prepare", what=what, done=done, total=total))
+    prepared = prepare(
+        experiment,
+        cache,
+        lambda what, done, total: silent.transient("prepare", what=what, done=done, total=total),
+    )
     workers = build_workers(experiment, prepared, run, device, silent)
     check_coverage(Vocabulary(experiment.vocabulary), {name: worker.facts() for name, worker in workers.items()})
     manifest = _start_or_check(run, experiment, prepared, device)
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
     events.record("resumed" if resume else "started", run=manifest["run"], method=experiment.method["name"])
-    coordinator = Coordinator(_coordinator_setup(experiment, manifest["run"]), LocalTransport(workers), run.path, events)
+    coordinator = Coordinator(
+        _coordinator_setup(experiment, manifest["run"]), LocalTransport(workers), run.path, events
+    )
     coordinator.run()
     _deliver(run, experiment, coordinator)
     model = load_model(run.model, device)
@@ -103,7 +109,9 @@ def setup_device(experiment: Experiment) -> torch.device:
     wanted = experiment.hardware.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "No CUDA device was found.", where="hardware.device", fix="Set hardware.device to 'auto' or 'cpu'."
+            "No CUDA device was found.",
+            where="hardware.device",
+            fix="Set hardware.device to 'auto' or 'cpu'.",
         )
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,7 +119,11 @@ def setup_device(experiment: Experiment) -> torch.device:
 
 
 def build_workers(
-    experiment: Experiment, prepared: PreparedFederation, run: RunFolder, device: torch.device, events: EventLog
+    experiment: Experiment,
+    prepared: PreparedFederation,
+    run: RunFolder,
+    device: torch.device,
+    events: EventLog,
 ) -> dict[str, SiteWorker]:
     """One worker per training site, or a single pooled one."""
     method = experiment.build_method()

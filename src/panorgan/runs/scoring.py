@@ -72,9 +72,7 @@ def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
     return _repaint(cleaned, vocabulary, labels.shape)
 
 
-def _repaint(
-    masks: dict[str, NDArray[np.bool_]], vocabulary: Vocabulary, shape: Sequence[int]
-) -> NDArray[np.uint8]:
+def _repaint(masks: dict[str, NDArray[np.bool_]], vocabulary: Vocabulary, shape: Sequence[int]) -> NDArray[np.uint8]:
     labels = np.zeros(shape, dtype=np.uint8)
     for organ in vocabulary.paint_order():
         labels[masks[organ]] = vocabulary.index(organ) + 1

@@ -18,7 +18,7 @@ def tensorboard_listener(folder: Path) -> Listener:
         if not writers:
             from torch.utils.tensorboard import SummaryWriter
 
-            writers.append(SummaryWriter(str(folder)))  # type: ignore[no-untyped-call]
+            writers.append(SummaryWriter(str(folder)))
         writer, number = writers[0], event.facts["number"]
         for site, numbers in event.facts["sites"].items():
             for name, value in numbers.items():

@@ -12,7 +12,11 @@ from panorgan.errors import AnatomyError, DataError
 
 
 def read_cases(
-    folder: Path, site: str, vocabulary: Vocabulary, labels_from: Path | None = None, restrict: tuple[str, ...] | None = None
+    folder: Path,
+    site: str,
+    vocabulary: Vocabulary,
+    labels_from: Path | None = None,
+    restrict: tuple[str, ...] | None = None,
 ) -> list[Case]:
     """All cases of one folder.
 
@@ -61,13 +65,16 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             fix="Point to the folder that holds dataset.json, imagesTr and labelsTr.",
         )
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         labels = content.get("labels", {})
         ids = {
-            name: tuple(value) if isinstance(value, list) else (int(value),)
+            name: tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
             for name, value in labels.items()
             if name not in ("background", "ignore")
         }
+        taken = [name for name, values in ids.items() if min(values, default=1) < 1]
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: ids start at 1, 0 is the background")
         return str(content.get("file_ending", ".nii.gz")), ids
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
@@ -79,11 +86,17 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
 
 
 def _structure_ids(
-    named_ids: dict[str, tuple[int, ...]], vocabulary: Vocabulary, folder: Path, restrict: tuple[str, ...] | None
+    named_ids: dict[str, tuple[int, ...]],
+    vocabulary: Vocabulary,
+    folder: Path,
+    restrict: tuple[str, ...] | None,
 ) -> dict[str, tuple[int, ...]]:
     """Ids per annotated structure, inner structures and parts included."""
     try:
-        by_organ = {find_organ(name).name: ids for name, ids in named_ids.items()}
+        by_organ: dict[str, tuple[int, ...]] = {}
+        for name, ids in named_ids.items():  # two names may mean the same organ
+            organ = find_organ(name).name
+            by_organ[organ] = by_organ.get(organ, ()) + ids
         structures = vocabulary.resolve(tuple(by_organ), ignore_unknown=True)
         wanted = structures if restrict is None else vocabulary.resolve(restrict)
     except AnatomyError as error:
@@ -98,7 +111,7 @@ def _structure_ids(
         )
     return {
         structure: tuple(
-            sorted(i for organ, ids in by_organ.items() if organ == structure or structure in ancestors(organ) for i in ids)
+            sorted({i for organ, ids in by_organ.items() if structure in (organ, *ancestors(organ)) for i in ids})
         )
         for structure in wanted
     }

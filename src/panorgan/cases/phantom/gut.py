@@ -26,9 +26,7 @@ def _paint_small_bowel(canvas: Canvas, frame: Frame) -> None:
     patch = canvas.grid.patch((-110, -110, -170), (110, 45, 25))
     step = 27.0
     seeds = np.stack(
-        np.meshgrid(
-            np.arange(-113, 114, step), np.arange(-117, 46, step), np.arange(-184, 26, step), indexing="ij"
-        ),
+        np.meshgrid(np.arange(-113, 114, step), np.arange(-117, 46, step), np.arange(-184, 26, step), indexing="ij"),
         -1,
     ).reshape(-1, 3)
     seeds = seeds + rng.uniform(-0.42, 0.42, seeds.shape) * step
@@ -53,9 +51,7 @@ def _paint_small_bowel(canvas: Canvas, frame: Frame) -> None:
     loop = np.maximum(loop, frame.cavity[patch.box] + 3)
     wall = np.float32(canvas.tissues["gut_wall"])
     inner = np.where(kind[cell] == 0, wall - 12, fluid[cell])
-    inner = np.where(
-        (kind[cell] == 2) & (patch.y - seeds[cell, 1].astype(np.float32) < level[cell]), GAS, inner
-    )
+    inner = np.where((kind[cell] == 2) & (patch.y - seeds[cell, 1].astype(np.float32) < level[cell]), GAS, inner)
     inner = np.where(kind[cell] == 3, 210, inner)
     canvas.paint(patch.box, loop, wall + 4 * canvas.grain[patch.box])
     canvas.paint(patch.box, loop + 3.2, inner.astype(np.float32))
@@ -123,9 +119,7 @@ def _paint_stomach(canvas: Canvas, frame: Frame) -> None:
     height = canvas.scan_y[:, box[1], :] - np.float32(canvas.patient.centre[1] + rng.normal(-48, 9))
     share = np.clip(0.5 - height / 4, 0, 1)
     lumen = food + share * (GAS - food)
-    canvas.paint(
-        box, distance, canvas.tissues["gut_wall"] + 2 * canvas.grain[box], "stomach", halo=gap(canvas)
-    )
+    canvas.paint(box, distance, canvas.tissues["gut_wall"] + 2 * canvas.grain[box], "stomach", halo=gap(canvas))
     canvas.paint(box, distance + folds, lumen.astype(np.float32), "stomach")
 
 

@@ -21,9 +21,7 @@ class Lesions:
         self.distances: dict[str, Array] = {}
         self.hosts: dict[str, list[str]] = {}
 
-    def grow(
-        self, name: str, host: str, patch: Patch, organ: Array, spots: list[tuple[Point, float]]
-    ) -> Array:
+    def grow(self, name: str, host: str, patch: Patch, organ: Array, spots: list[tuple[Point, float]]) -> Array:
         """Add lobulated masses at `spots` (centre, radius); returns the organ swollen around them."""
         if not self.wanted:
             return organ
@@ -228,9 +226,7 @@ def _paint_great_vessels(canvas: Canvas) -> None:
     ]
     patch, distance = _vessel(canvas, aorta, tissues["aorta"], "aorta", halo=0.8)
     if age > 55:
-        plaque = np.clip(canvas.grain[patch.box] - 2.3 + (age - 55) / 30, 0, 1) * np.exp(
-            -(((distance + 1) / 2) ** 2)
-        )
+        plaque = np.clip(canvas.grain[patch.box] - 2.3 + (age - 55) / 30, 0, 1) * np.exp(-(((distance + 1) / 2) ** 2))
         canvas.hu[patch.box] += (plaque * 420).astype(np.float32)
 
 

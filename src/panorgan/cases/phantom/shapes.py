@@ -174,9 +174,7 @@ class Grid:
             t = np.clip(u * unit[0] + v * unit[1] + w * unit[2], 0, np.float32(length))
             away = (u - t * unit[0]) ** 2 + (v - t * unit[1]) ** 2 + (w - t * unit[2]) ** 2
             d = np.sqrt(away) - np.float32(ra) - t * np.float32((rb - ra) / length)
-            inner = tuple(
-                slice(p.start - q.start, p.stop - q.start) for p, q in zip(piece.box, whole.box, strict=True)
-            )
+            inner = tuple(slice(p.start - q.start, p.stop - q.start) for p, q in zip(piece.box, whole.box, strict=True))
             nearer = d < distance[inner]
             distance[inner][nearer] = d[nearer]
             along[inner][nearer] = t[nearer] + np.float32(start)

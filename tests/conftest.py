@@ -1,0 +1,67 @@
+"""Shared fixtures: one tiny phantom federation for the whole session, and experiments on it that run in seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from panorgan.config import Experiment, parse_experiment
+
+torch.set_num_threads(1)
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "vocabulary": ["liver", "spleen", "kidney_left", "kidney_right"],
+    "phantom": {
+        "field_of_view_mm": [364, 320, 220],
+        "sites": [
+            {"name": "north", "annotated": ["liver"], "cases": 5, "spacing_mm": [12, 12, 12]},
+            {"name": "south", "annotated": ["spleen", "kidney"], "cases": 4, "spacing_mm": [11, 11, 13]},
+            {"name": "island", "cases": 1, "external": True, "spacing_mm": [12, 12, 12], "orientation": "RAS"},
+        ],
+    },
+    "plan": {"spacing_mm": [12, 12, 12], "window_hu": [-160, 240]},
+    "network": {"features": [4, 8, 8]},
+    "training": {
+        "rounds": 3,
+        "local_steps": 2,
+        "validate_every": 2,
+        "overlap": 0.0,
+        "sampling": {"patch_size": [16, 16, 16], "batch_size": 2},
+        "optimizer": {"learning_rate": 0.01},
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the test session's own; phantoms and prepared cases are made once."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["PANORGAN_CACHE"] = str(folder)
+    return folder
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with nested `changes`."""
+    result = dict(base)
+    for key, value in changes.items():
+        inner = isinstance(value, dict) and isinstance(result.get(key), dict) and key != "method"
+        result[key] = merged(result[key], value) if inner else value
+    return result
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Experiment]:
+    """Make the tiny experiment, with changes: `tiny(method={"name": "solo"}, training={"rounds": 1})`."""
+    return lambda **changes: parse_experiment(merged(TINY, changes))
+
+
+@pytest.fixture
+def tiny_content() -> dict[str, Any]:
+    """The tiny experiment as plain data, free to be changed."""
+    return merged(TINY, {})

@@ -1,0 +1,32 @@
+"""The event log: complete lines, listeners told, torn lines passed over."""
+
+from __future__ import annotations
+
+from panorgan.federation.events import EventLog, mend_tail, read_events
+
+
+def test_recorded_events_are_written_and_told_transient_ones_only_told(tmp_path):
+    heard = []
+    log = EventLog(tmp_path / "events.jsonl", (heard.append,))
+    log.record("round", number=1, loss=0.25)
+    log.transient("step", site="north")
+    written = list(read_events(tmp_path / "events.jsonl"))
+    assert [event.kind for event in heard] == ["round", "step"]
+    assert [(event.kind, event.facts) for event in written] == [("round", {"number": 1, "loss": 0.25})]
+    assert written[0].time > 0
+
+
+def test_a_line_torn_by_a_kill_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.record("round", number=1)
+    with path.open("a") as file:
+        file.write('{"time": 1, "event": "rou')
+    mend_tail(path)
+    log.record("round", number=2)
+    assert [event.facts["number"] for event in read_events(path)] == [1, 2]
+
+
+def test_no_file_means_no_events(tmp_path):
+    mend_tail(tmp_path / "absent.jsonl")
+    assert list(read_events(tmp_path / "absent.jsonl")) == []

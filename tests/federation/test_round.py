@@ -1,0 +1,299 @@
+"""Coordinator and site workers together, on the tiny phantom federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.sampling import Batch
+from panorgan.config import Experiment
+from panorgan.errors import ConfigError, RunError
+from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
+from panorgan.federation.events import Event, EventLog
+from panorgan.federation.message import Message
+from panorgan.federation.site import SiteWorker
+from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.base import Content, Method, SiteRule
+from panorgan.methods.exchange import SiteFacts
+from panorgan.runs.execute import build_workers
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.prepare import prepare
+
+CPU = torch.device("cpu")
+
+
+def make_workers(experiment: Experiment, folder: Path) -> dict[str, SiteWorker]:
+    return build_workers(experiment, prepare(experiment), RunFolder(folder), CPU, EventLog())
+
+
+def make_coordinator(experiment: Experiment, folder: Path, transport, heard: list[Event] | None = None) -> Coordinator:
+    setup = CoordinatorSetup(
+        "test-run",
+        Vocabulary(experiment.vocabulary),
+        experiment.build_method(),
+        experiment.network,
+        experiment.training,
+        experiment.seed,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    listeners = (heard.append,) if heard is not None else ()
+    return Coordinator(setup, transport, folder, EventLog(folder / "events.jsonl", listeners))
+
+
+class Tampering(LocalTransport):
+    """Changes answers on their way; `drop` sites stay silent."""
+
+    def __init__(self, workers, change: Callable[[str, bytes], bytes] | None = None, drop: Sequence[str] = ()) -> None:
+        super().__init__(workers)
+        self.change, self.drop = change, drop
+        self.asked: list[str] = []
+
+    def exchange(self, sites, make_request, on_reply):
+        def changed(site: str, answer: bytes) -> None:
+            meta = Message.from_bytes(answer).meta
+            trains = str(meta.get("answers", "")).startswith("train")
+            on_reply(site, self.change(site, answer) if self.change and trains else answer)
+
+        present = [site for site in sites if site not in self.drop]
+        self.asked += present
+        super().exchange(present, make_request, changed)
+
+
+def run(experiment: Experiment, folder: Path, rounds: int | None = None) -> Coordinator:
+    coordinator = make_coordinator(experiment, folder, LocalTransport(make_workers(experiment, folder)))
+    coordinator.run(rounds)
+    return coordinator
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 1, "validate_every": 0})
+    sent: dict[str, dict[str, torch.Tensor]] = {}
+
+    def keep(site: str, answer: bytes) -> bytes:
+        sent[site] = {k: v.clone() for k, v in Message.from_bytes(answer).arrays.items()}
+        return answer
+
+    workers = make_workers(experiment, tmp_path)
+    counts = {name: worker.facts().train_cases for name, worker in workers.items()}
+    assert counts["north"] != counts["south"]
+    coordinator = make_coordinator(experiment, tmp_path, Tampering(workers, keep))
+    coordinator.run()
+    total = sum(counts.values())
+    for key, value in coordinator.state.weights.items():
+        expected = sum(sent[s][key].double() * counts[s] / total for s in sorted(sent))
+        torch.testing.assert_close(value, expected.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tiny, tmp_path):
+    first = run(tiny(), tmp_path / "a")
+    second = run(tiny(), tmp_path / "b")
+    other = run(tiny(seed=1), tmp_path / "c")
+    assert same(first.state.weights, second.state.weights)
+    assert first.state.best == second.state.best
+    assert not same(first.state.weights, other.state.weights)
+
+
+def test_a_run_in_pieces_equals_a_run_in_one_go(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 4, "optimizer": {"learning_rate": 0.01, "keep_state": True}})
+    whole = run(experiment, tmp_path / "whole")
+    for _ in range(4):
+        pieces = run(experiment, tmp_path / "pieces", rounds=1)  # new workers and coordinator every time
+    assert pieces.state.rounds_done == 4
+    assert same(whole.state.weights, pieces.state.weights)
+
+
+def test_keeping_the_optimiser_matters(tiny, tmp_path):
+    kept = run(tiny(training={"optimizer": {"learning_rate": 0.01, "keep_state": True}}), tmp_path / "kept")
+    fresh = run(tiny(), tmp_path / "fresh")
+    assert not same(kept.state.weights, fresh.state.weights)
+
+
+def poisoned(value: float) -> Callable[[str, bytes], bytes]:
+    def change(site: str, answer: bytes) -> bytes:
+        message = Message.from_bytes(answer)
+        arrays = {k: v.clone() for k, v in message.arrays.items()}
+        first = next(iter(arrays))
+        arrays[first].view(-1)[0] = value
+        return Message(arrays, message.numbers, message.meta).to_bytes() if site == "north" else answer
+
+    return change
+
+
+def altered(edit: Callable[[dict, dict], None]) -> Callable[[str, bytes], bytes]:
+    def change(site: str, answer: bytes) -> bytes:
+        message = Message.from_bytes(answer)
+        arrays, meta = dict(message.arrays), dict(message.meta)
+        edit(arrays, meta)
+        return Message(arrays, message.numbers, meta).to_bytes() if site == "north" else answer
+
+    return change
+
+
+def _resize(arrays, meta):
+    arrays["head.conv.conv.bias"] = torch.zeros(99)
+
+
+def _halve(arrays, meta):
+    arrays["head.conv.conv.bias"] = arrays["head.conv.conv.bias"].half()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (poisoned(float("nan")), "not finite"),
+        (poisoned(float("inf")), "not finite"),
+        (altered(_resize), "wrong shape"),
+        (altered(_halve), "wrong type"),
+        (altered(lambda arrays, meta: arrays.update(extra=torch.ones(1))), "unknown key"),
+        (altered(lambda arrays, meta: arrays.clear()), "no weights"),
+        (altered(lambda arrays, meta: meta.update(answers="train/train/9")), "does not belong"),
+        (altered(lambda arrays, meta: meta.update(run="another run")), "does not belong"),
+        (altered(lambda arrays, meta: meta.update(site="south")), "does not belong"),
+        (lambda site, answer: b"garbage" if site == "north" else answer, "not a message"),
+        (lambda site, answer: answer.replace(b'version\\": 1', b'version\\": 7') if site == "north" else answer, "version 7"),
+    ],
+    ids=["nan", "inf", "shape", "type", "unknown key", "empty", "round", "run", "sender", "garbage", "version"],
+)
+def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, change, reason):
+    experiment = tiny(training={"rounds": 1, "validate_every": 0, "local_steps": 1})
+    heard: list[Event] = []
+    coordinator = make_coordinator(experiment, tmp_path, Tampering(make_workers(experiment, tmp_path), change), heard)
+    coordinator.run()
+    refused = [event for event in heard if event.kind == "refused"]
+    assert [event.facts["site"] for event in refused] == ["north"]
+    assert reason in refused[0].facts["reason"]
+    # what remains is exactly the round of the other site alone
+    alone = make_coordinator(experiment, tmp_path / "alone", Tampering(make_workers(experiment, tmp_path), drop=("none",)))
+    alone.transport.drop = ("north",)  # north joined, then fell silent
+    alone.run()
+    assert same(coordinator.state.weights, alone.state.weights)
+    assert all(torch.isfinite(v).all() for v in coordinator.state.weights.values())
+
+
+def test_too_few_answers_stop_the_run_and_lose_nothing(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 2, "validate_every": 0, "min_sites": 2})
+    workers = make_workers(experiment, tmp_path)
+    transport = Tampering(workers)
+    coordinator = make_coordinator(experiment, tmp_path, transport)
+    coordinator.run(rounds=1)
+    transport.drop = ("north",)
+    with pytest.raises(RunError, match="Only 1 usable") as caught:
+        coordinator.run()
+    assert "resume" in caught.value.fix
+    # north is back: south's answer of the broken round is still on disk and is not asked for again
+    transport.drop, transport.asked = (), []
+    again = make_coordinator(experiment, tmp_path, transport)
+    again.run()
+    assert transport.asked == ["north"]
+    assert again.state.rounds_done == 2
+    assert same(again.state.weights, run(experiment, tmp_path / "undisturbed").state.weights)
+
+
+def test_validation_uses_only_what_each_site_annotates(tiny, tmp_path):
+    heard: list[Event] = []
+    experiment = tiny(training={"rounds": 1, "validate_every": 1})
+    coordinator = make_coordinator(experiment, tmp_path, LocalTransport(make_workers(experiment, tmp_path)), heard)
+    coordinator.run()
+    (validation,) = [event.facts["validation"] for event in heard if event.kind == "round"]
+    assert {site: set(scores) for site, scores in validation.items()} == {
+        "north": {"liver"},
+        "south": {"spleen", "kidney"},
+    }
+    means = [sum(s.values()) / len(s) for s in validation.values()]
+    assert coordinator.state.best == {"round": 1.0, "dice": pytest.approx(sum(means) / 2)}
+
+
+class Counting(Method):
+    """A method with private state at the site: counts rounds and adds the count to the loss."""
+
+    name = "counting"
+
+    class Site(SiteRule):
+        """Keeps a counter that must survive restarts and must not be counted twice."""
+
+        count = 0.0
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            return super().loss(batch) * (1 + self.count)
+
+        def after_round(self) -> None:
+            self.count += 1
+
+        def state(self) -> Content:
+            return Content({"noise": torch.full((2,), self.count)}, {"count": self.count})
+
+        def load_state(self, state: Content) -> None:
+            assert state.arrays["noise"].tolist() == [state.numbers["count"]] * 2
+            self.count = state.numbers["count"]
+
+
+def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 2, "validate_every": 0})
+    requests: list[bytes] = []
+
+    def workers() -> dict[str, SiteWorker]:
+        made = make_workers(experiment, tmp_path)
+        for worker in made.values():
+            object.__setattr__(worker.setup, "method", Counting(experiment.build_method().config))
+        return made
+
+    class Recording(LocalTransport):
+        def exchange(self, sites, make_request, on_reply):
+            def record(site):
+                request = make_request(site)
+                if site == "north":
+                    requests.append(request)
+                return request
+
+            super().exchange(sites, record, on_reply)
+
+    first = workers()
+    coordinator = make_coordinator(experiment, tmp_path, Recording(first))
+    coordinator.run()
+    last_answer = (tmp_path / "sites" / "north" / "answer.safetensors").read_bytes()
+    assert first["north"].handle(requests[-1]) == last_answer, "asked again in the same process"
+    restarted = workers()["north"]
+    assert restarted.handle(requests[-1]) == last_answer, "asked again after a restart"
+    with pytest.raises(RunError, match="already finished 2") as caught:
+        restarted.handle(requests[-2])
+    assert "newest checkpoint" in caught.value.fix
+
+
+def test_a_round_that_broke_off_does_not_leak_into_the_next_try(tiny, tmp_path, monkeypatch):
+    experiment = tiny(training={"rounds": 2, "validate_every": 0})
+    undisturbed = run(experiment, tmp_path / "undisturbed")
+    workers = make_workers(experiment, tmp_path / "broken")
+    coordinator = make_coordinator(experiment, tmp_path / "broken", LocalTransport(workers))
+    coordinator.run(rounds=1)
+    original = SiteRule.after_round
+
+    def out_of_memory(self) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(SiteRule, "after_round", out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        coordinator.run()
+    monkeypatch.setattr(SiteRule, "after_round", original)
+    again = make_coordinator(experiment, tmp_path / "broken", LocalTransport(workers))
+    again.run()
+    assert same(again.state.weights, undisturbed.state.weights)
+
+
+def test_coverage_names_the_site_or_the_organ():
+    vocabulary = Vocabulary(["liver", "spleen"])
+    whole = {"a": SiteFacts("a", 3, {"liver": 3}), "b": SiteFacts("b", 2, {"spleen": 2})}
+    check_coverage(vocabulary, whole)
+    with pytest.raises(ConfigError, match="Nobody annotates spleen"):
+        check_coverage(vocabulary, {"a": whole["a"]})
+    with pytest.raises(ConfigError, match="Site c annotates nothing"):
+        check_coverage(vocabulary, whole | {"c": SiteFacts("c", 2, {})})
+    with pytest.raises(ConfigError, match="Site c has no training cases"):
+        check_coverage(vocabulary, whole | {"c": SiteFacts("c", 0, {})})
