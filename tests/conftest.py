@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,13 +56,13 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@pytest.fixture
-def tiny() -> Callable[..., Experiment]:
+@pytest.fixture(scope="session")
+def tiny_content() -> Callable[..., dict[str, Any]]:
+    """Make the tiny experiment as plain data, with nested changes: `tiny_content(training={"rounds": 1})`."""
+    return lambda **changes: copy.deepcopy(merged(TINY, changes))
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_content: Callable[..., dict[str, Any]]) -> Callable[..., Experiment]:
     """Make the tiny experiment, with changes: `tiny(method={"name": "solo"}, training={"rounds": 1})`."""
-    return lambda **changes: parse_experiment(merged(TINY, changes))
-
-
-@pytest.fixture
-def tiny_content() -> dict[str, Any]:
-    """The tiny experiment as plain data, free to be changed."""
-    return merged(TINY, {})
+    return lambda **changes: parse_experiment(tiny_content(**changes))

@@ -67,7 +67,7 @@ class Experiment(Settings):
         if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
             phantom = dict(content["phantom"])
             if "vocabulary" in content:
-                phantom.setdefault("organs", content["vocabulary"])
+                phantom.setdefault("organs", Vocabulary(content["vocabulary"]).organs)
             return {"vocabulary": PhantomConfig(**phantom).organs, **content, "phantom": phantom}
         return content
 

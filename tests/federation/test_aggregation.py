@@ -40,7 +40,9 @@ def test_mean_by_hand(tmp_path):
 
 
 def test_weights_may_differ_per_key_and_zero_leaves_a_key_alone(tmp_path):
-    updates = spooled(tmp_path, {s: {"x": torch.tensor([v]), "y": torch.tensor([v])} for s, v in (("a", 1.0), ("b", 3.0))})
+    updates = spooled(
+        tmp_path, {s: {"x": torch.tensor([v]), "y": torch.tensor([v])} for s, v in (("a", 1.0), ("b", 3.0))}
+    )
     mean = updates.mean(lambda site, key: 0.0 if key == "y" else (1.0 if site == "a" else 0.0))
     assert mean.keys() == {"x"}
     assert mean["x"].item() == 1.0

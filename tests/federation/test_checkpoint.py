@@ -66,7 +66,7 @@ def test_an_interrupted_save_leaves_the_old_state(tmp_path, monkeypatch, best):
             for name in operations:
                 original = getattr(os, name)
 
-                def interrupted(*arguments, original=original):
+                def interrupted(*arguments, original=original, stop_at=stop_at):
                     nonlocal done
                     if done == stop_at:
                         raise KeyboardInterrupt

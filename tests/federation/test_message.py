@@ -14,8 +14,12 @@ from safetensors.torch import save
 from panorgan.errors import MessageError
 from panorgan.federation.message import Message, MessageFile
 
-names = st.text(st.characters(codec="ascii", exclude_characters="\x00", categories=("L", "N", "P")), min_size=1, max_size=12)
-dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+names = st.text(
+    st.characters(codec="ascii", exclude_characters="\x00", categories=("L", "N", "P")), min_size=1, max_size=12
+)
+dtypes = st.sampled_from(
+    [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+)
 
 
 @st.composite
@@ -103,9 +107,10 @@ def test_damaged_bytes_never_do_worse_than_a_message_error(data):
     if len(damaged) > position:
         damaged[position] ^= data.draw(st.integers(1, 255))
     try:
-        assert isinstance(Message.from_bytes(bytes(damaged)), Message)
-    except MessageError as error:
-        assert error.what
+        read = Message.from_bytes(bytes(damaged))
+    except MessageError:
+        return  # any other exception fails the test
+    assert isinstance(read, Message)
 
 
 def test_a_file_reads_one_tensor_at_a_time(tmp_path):

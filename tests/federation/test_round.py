@@ -158,7 +158,10 @@ def _halve(arrays, meta):
         (altered(lambda arrays, meta: meta.update(run="another run")), "does not belong"),
         (altered(lambda arrays, meta: meta.update(site="south")), "does not belong"),
         (lambda site, answer: b"garbage" if site == "north" else answer, "not a message"),
-        (lambda site, answer: answer.replace(b'version\\": 1', b'version\\": 7') if site == "north" else answer, "version 7"),
+        (
+            lambda site, answer: answer.replace(b'version\\": 1', b'version\\": 7') if site == "north" else answer,
+            "version 7",
+        ),
     ],
     ids=["nan", "inf", "shape", "type", "unknown key", "empty", "round", "run", "sender", "garbage", "version"],
 )
@@ -171,7 +174,9 @@ def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, c
     assert [event.facts["site"] for event in refused] == ["north"]
     assert reason in refused[0].facts["reason"]
     # what remains is exactly the round of the other site alone
-    alone = make_coordinator(experiment, tmp_path / "alone", Tampering(make_workers(experiment, tmp_path), drop=("none",)))
+    alone = make_coordinator(
+        experiment, tmp_path / "alone", Tampering(make_workers(experiment, tmp_path), drop=("none",))
+    )
     alone.transport.drop = ("north",)  # north joined, then fell silent
     alone.run()
     assert same(coordinator.state.weights, alone.state.weights)

@@ -39,7 +39,9 @@ def log_odds(*probabilities: float) -> list[float]:
 
 
 # Two voxels; softmax over (background, liver, spleen) = (.5, .3, .2) and (.1, .6, .3).
-LOGITS = torch.tensor([[[math.log(0.5), math.log(0.1)], [math.log(0.3), math.log(0.6)], [math.log(0.2), math.log(0.3)]]])
+LOGITS = torch.tensor(
+    [[[math.log(0.5), math.log(0.1)], [math.log(0.3), math.log(0.6)], [math.log(0.2), math.log(0.3)]]]
+)
 
 
 def test_dice_by_hand():
@@ -70,7 +72,9 @@ def test_marginal_cross_entropy_merges_the_unknown_into_the_rest():
 def test_marginal_cross_entropy_ignores_what_nobody_knows_and_contradictions():
     nothing = make_batch(("liver", "spleen"), [[[True, False], [True, False]]], [[False, False]])
     members = member_matrix(nothing, ABDOMEN, LOGITS.device)
-    assert marginal_cross_entropy(LOGITS, nothing.masks, nothing.annotated, members).item() == pytest.approx(0, abs=1e-6)
+    assert marginal_cross_entropy(LOGITS, nothing.masks, nothing.annotated, members).item() == pytest.approx(
+        0, abs=1e-6
+    )
     # voxel 1 is liver and spleen at once: impossible for exclusive channels, left out; voxel 2 is background
     clash = make_batch(("liver", "spleen"), [[[True, False], [True, False]]], [[True, True]])
     loss = marginal_cross_entropy(LOGITS, clash.masks, clash.annotated, members)
@@ -176,7 +180,9 @@ def test_weights_switch_terms_off():
 def test_samples_do_not_mix():
     one = make_batch(("liver", "spleen"), [[[True, False], [False, False]]], [[True, True]])
     two = make_batch(
-        ("liver", "spleen"), [[[True, False], [False, False]], [[False, True], [True, False]]], [[True, True], [False, True]]
+        ("liver", "spleen"),
+        [[[True, False], [False, False]], [[False, True], [True, False]]],
+        [[True, True], [False, True]],
     )
     alone = partial_dice_ce(LOGITS, one, ABDOMEN, "exclusive")
     together = partial_dice_ce(LOGITS.repeat(2, 1, 1), two, ABDOMEN, "exclusive")

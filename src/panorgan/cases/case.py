@@ -66,7 +66,8 @@ class LabelMap:
                 where=str(self.path),
                 fix="Export it again as a label map (nearest-neighbour interpolation).",
             )
-        return np.rint(voxels).astype(np.int32)
+        whole: NDArray[np.int32] = np.rint(voxels).astype(np.int32)
+        return whole
 
 
 @dataclass(frozen=True)

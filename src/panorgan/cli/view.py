@@ -67,8 +67,10 @@ class PlainView:
             self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
         elif event.kind == "resumed":
             self._line("resuming")
+        elif event.kind == "round_started":
+            self._clock.round_started()
         elif event.kind == "round":
-            self._clock.round_done(facts["number"])
+            self._clock.round_done()
             losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in facts["sites"].items())
             score = mean_validation(facts)
             validated = f"  validation Dice {score:.3f}" if score is not None else ""
@@ -106,6 +108,7 @@ class LiveView:
         elif event.kind == "score":
             self._show_work(f"scoring {facts['site']}", facts["done"], facts["total"])
         elif event.kind == "round_started":
+            self._clock.round_started()
             self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
@@ -115,7 +118,7 @@ class LiveView:
             self._round(facts)
 
     def _round(self, facts: dict[str, Any]) -> None:
-        self._clock.round_done(facts["number"])
+        self._clock.round_done()
         left = self._clock.left(facts["number"], facts["total"])
         self._progress.update(self._rounds, completed=facts["number"], total=facts["total"], eta=left)
         for scores in (facts["validation"] or {}).values():
@@ -142,16 +145,19 @@ class LiveView:
 
 
 class _Clock:
-    """Time left, from the rounds seen in this process (a resumed run starts afresh)."""
+    """Time left, from the rounds seen in this process (preparation and earlier sessions do not count)."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._done = 0
 
-    def round_done(self, number: int) -> None:
+    def round_started(self) -> None:
+        self._began = self._began or time.monotonic()
+
+    def round_done(self) -> None:
         self._done += 1
 
     def left(self, number: int, total: int) -> str:
-        spent = time.monotonic() - self._began
+        spent = time.monotonic() - (self._began or time.monotonic())
         remaining = (total - number) * spent / max(self._done, 1)
         return f"{duration(spent)} spent, {duration(remaining)} left"

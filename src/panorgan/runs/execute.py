@@ -159,7 +159,7 @@ def _coordinator_setup(experiment: Experiment, run: str) -> CoordinatorSetup:
 def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
     """A new run needs an empty place; a resumed one must be the same experiment."""
     if not run.started:
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        if run.path.exists() and not _is_vacant(run.path):
             raise RunError(
                 "The run folder exists and holds something else.",
                 where=str(run.path),
@@ -180,6 +180,11 @@ def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
             why=f"its fingerprint is {known}, this experiment's is {experiment.fingerprint()}",
             fix="Resume with the same file and the same --set options, or choose another folder.",
         )
+
+
+def _is_vacant(path: Path) -> bool:
+    """An empty folder, or one in which a run was killed before its manifest was in place."""
+    return path.is_dir() and all(child.name.endswith(".incomplete") for child in path.iterdir())
 
 
 def _start_or_check(

@@ -1,0 +1,149 @@
+"""To the network's grid and back."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask, to_scan_grid
+from panorgan.cases.volume import Volume
+
+SPACING = (2.0, 3.0, 5.0)
+ORIENTATIONS = list(product(permutations(range(3)), product((1, -1), repeat=3)))
+
+
+def seen_from(ras: np.ndarray, order: tuple[int, ...], signs: tuple[int, ...]) -> Volume:
+    """A RAS array with `SPACING`, stored with array axis i along world axis order[i], backwards where the sign is -1.
+
+    The affine is built so that every value keeps its place in the room.
+    """
+    affine = np.eye(4)
+    affine[:3, :3] = 0
+    for axis, (world, sign) in enumerate(zip(order, signs, strict=True)):
+        affine[world, axis] = sign * SPACING[world]
+        if sign < 0:
+            affine[world, 3] = SPACING[world] * (ras.shape[world] - 1)
+    return Volume(np.flip(ras.transpose(order), [axis for axis in range(3) if signs[axis] < 0]), affine)
+
+
+@pytest.mark.parametrize(("order", "signs"), ORIENTATIONS)
+def test_every_orientation_goes_to_ras_and_back(order, signs) -> None:
+    ras = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    volume = seen_from(ras, order, signs)
+    grid = Grid.of(volume)
+    assert grid.ras_shape == (2, 3, 4)
+    assert grid.ras_spacing == pytest.approx(SPACING)
+    np.testing.assert_array_equal(grid.turn_to_ras(volume.voxels), ras)
+    np.testing.assert_array_equal(grid.turn_back(ras), volume.voxels)
+
+
+def test_the_way_a_scan_is_stored_does_not_matter() -> None:
+    hu = np.random.default_rng(0).normal(0, 300, (7, 6, 5))
+    mask = hu > 100
+    plan = Plan(spacing_mm=(3.0, 2.0, 4.0))
+    image = prepare_image(seen_from(hu, (0, 1, 2), (1, 1, 1)), plan)
+    resampled = prepare_mask(mask, Grid.of(seen_from(hu, (0, 1, 2), (1, 1, 1))), plan)
+    assert image.shape == (5, 9, 6)  # 14 / 3, 18 / 2 and 25 / 4, rounded
+    for order, signs in ORIENTATIONS:
+        volume = seen_from(hu, order, signs)
+        assert torch.equal(prepare_image(volume, plan), image)
+        turned = seen_from(mask, order, signs).voxels
+        np.testing.assert_array_equal(prepare_mask(turned, Grid.of(volume), plan), resampled)
+
+
+@pytest.mark.parametrize(
+    ("window", "hu", "expected"),
+    [
+        ((-500, 500), [-1000, -500, -250, 0, 250, 500, 3000], [-1, -1, -0.5, 0, 0.5, 1, 1]),
+        ((-160, 240), [-1024, -160, -60, 40, 140, 240, 241], [-1, -1, -0.5, 0, 0.5, 1, 1]),
+        ((0, 1), [-1, 0, 0.25, 0.5, 0.75, 1, 2], [-1, -1, -0.5, 0, 0.5, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, ">f8"])
+def test_window_by_hand(window, hu, expected, dtype) -> None:
+    volume = Volume(np.array(hu, dtype=dtype).reshape(7, 1, 1), np.eye(4))
+    image = prepare_image(volume, Plan(spacing_mm=(1, 1, 1), window_hu=window))
+    assert image.dtype == torch.float32
+    np.testing.assert_allclose(image.ravel(), expected, atol=1e-6)
+
+
+def test_resampling_by_hand() -> None:
+    """Four voxels of 1 mm become two of 2 mm: their centres lie half-way between the old ones."""
+    volume = Volume(np.array([0.0, 100, 200, 300]).reshape(4, 1, 1), np.eye(4))
+    image = prepare_image(volume, Plan(spacing_mm=(2, 1, 1)))
+    np.testing.assert_allclose(image.ravel(), [50 / 500, 250 / 500], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [([1, 1, 0, 0], [True, False]), ([1, 0, 0, 0], [True, False]), ([0, 0, 0, 0], [False, False])],
+)
+def test_half_a_voxel_decides(mask, expected) -> None:
+    grid = Grid.of(Volume(np.zeros((4, 1, 1)), np.eye(4)))
+    prepared = prepare_mask(np.array(mask, dtype=bool).reshape(4, 1, 1), grid, Plan(spacing_mm=(2, 1, 1)))
+    assert prepared.dtype == bool
+    assert prepared.ravel().tolist() == expected
+
+
+@given(st.tuples(*[st.floats(0.7, 6)] * 3))
+def test_a_constant_image_stays_constant(spacing) -> None:
+    volume = Volume(np.full((9, 8, 7), 100, dtype=np.int16), np.diag([1.0, 2.0, 3.0, 1.0]))
+    image = prepare_image(volume, Plan(spacing_mm=spacing))
+    np.testing.assert_allclose(image, 0.2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing", "wanted", "expected"),
+    [
+        ((512, 512, 100), (0.8, 0.8, 5.0), (3.0, 3.0, 3.0), (137, 137, 167)),  # 136.53, 136.53, 166.67
+        ((10, 10, 10), (1.0, 1.0, 1.0), (1.0, 2.0, 4.0), (10, 5, 2)),  # 2.5 rounds to the even 2
+        ((2, 2, 2), (1.0, 1.0, 1.0), (9.0, 9.0, 9.0), (1, 1, 1)),
+    ],
+)
+def test_planned_shape_by_hand(shape, spacing, wanted, expected) -> None:
+    grid = Grid.of(Volume(np.zeros(shape, dtype=bool), np.diag([*spacing, 1.0])))
+    assert grid.planned_shape(Plan(spacing_mm=wanted)) == expected
+
+
+def test_the_input_is_left_alone() -> None:
+    voxels = np.array([-900.0, 0, 900], dtype=np.float32).reshape(3, 1, 1)
+    image = prepare_image(Volume(voxels, np.eye(4)), Plan(spacing_mm=(1, 1, 1)))
+    assert voxels.ravel().tolist() == [-900, 0, 900]
+    scores = to_scan_grid(image, Grid.of(Volume(voxels, np.eye(4))))
+    scores.zero_()
+    assert image.ravel().tolist() == [-1, 0, 1]
+
+
+@settings(max_examples=25)
+@given(st.tuples(*[st.floats(1.0, 3.0)] * 3), st.tuples(*[st.floats(1.0, 3.0)] * 3), st.sampled_from(ORIENTATIONS))
+def test_a_blob_survives_the_round_trip(scan_mm, plan_mm, orientation) -> None:
+    order, signs = orientation
+    shape = tuple(round(70 / scan_mm[world]) for world in order)
+    affine = np.eye(4)
+    affine[:3, :3] = 0
+    for axis, (world, sign) in enumerate(zip(order, signs, strict=True)):
+        affine[world, axis] = sign * scan_mm[world]
+    grid = Grid.of(Volume(np.zeros(shape, dtype=bool), affine))
+    steps = [(np.arange(n) + 0.5) / n - 0.5 for n in shape]
+    mask = sum(d**2 for d in np.meshgrid(*steps, indexing="ij")) < 0.4**2  # radius 28 mm
+    prepared = prepare_mask(mask, grid, Plan(spacing_mm=plan_mm))
+    scores = to_scan_grid(torch.from_numpy(prepared).float(), grid)
+    assert tuple(scores.shape) == grid.ras_shape
+    returned = grid.turn_back(scores.numpy() >= 0.5)
+    assert returned.shape == mask.shape
+    assert 2 * (returned & mask).sum() / (returned.sum() + mask.sum()) >= 0.95
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"spacing_mm": (1, 0, 1)}, {"spacing_mm": (1, 1, -1)}, {"window_hu": (5, 5)}, {"window_hu": (5, -5)}],
+)
+def test_an_impossible_plan_is_refused(wrong) -> None:
+    with pytest.raises(ValidationError):
+        Plan(**wrong)

@@ -1,0 +1,254 @@
+"""Training patches: what is in them, and that they depend on the seed alone."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from panorgan.cases.sampling import Batch, PackedBatch, PatchSampler, SamplingSettings, prefetched
+from panorgan.errors import DataError
+
+SHAPE = (20, 18, 16)
+
+
+def box(*ranges: tuple[int, int], shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    mask = np.zeros(shape, dtype=bool)
+    mask[tuple(slice(*r) for r in ranges)] = True
+    return mask
+
+
+LIVER = box((2, 5), (3, 6), (1, 4))
+TUMOUR = box((3, 4), (4, 5), (2, 3))
+SPLEEN = box((15, 18), (12, 15), (10, 13))
+
+
+@pytest.fixture
+def cases(store_case):
+    """The image of `a` is 1 in its liver and of `b` in its spleen; elsewhere all are 0."""
+    return [
+        store_case("b", SPLEEN * 500.0, {"spleen": SPLEEN}),
+        store_case("a", LIVER * 500.0, {"liver": LIVER, "liver_tumour": TUMOUR}),
+    ]
+
+
+def settings(size: int = 8, batch: int = 4, foreground: float = 0.66) -> SamplingSettings:
+    return SamplingSettings(patch_size=(size, size, size), batch_size=batch, foreground=foreground)
+
+
+STRUCTURES = ("spleen", "liver_tumour", "liver")  # another order than the cases'
+
+
+def same(first: PackedBatch, second: PackedBatch) -> bool:
+    return (
+        torch.equal(first.image, second.image)
+        and torch.equal(first.bits, second.bits)
+        and torch.equal(first.annotated, second.annotated)
+        and first.cases == second.cases
+    )
+
+
+def test_batches_depend_on_the_seed_alone(cases) -> None:
+    first = list(PatchSampler(cases, STRUCTURES, settings()).batches(5, seed=3))
+    again = list(PatchSampler(cases[::-1], STRUCTURES, settings()).batches(5, seed=3))
+    other = list(PatchSampler(cases, STRUCTURES, settings()).batches(5, seed=4))
+    assert len(first) == 5
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(same(a, b) for a, b in zip(first, other, strict=True))
+    assert not same(first[0], first[1])
+
+
+def test_shapes_and_types(cases) -> None:
+    sampler = PatchSampler(cases, STRUCTURES, SamplingSettings(patch_size=(8, 6, 4), batch_size=3))
+    packed = next(sampler.batches(1, seed=0))
+    assert (packed.image.shape, packed.image.dtype) == ((3, 1, 8, 6, 4), torch.float32)
+    assert (packed.bits.shape, packed.bits.dtype) == ((3, 8, 6, 4), torch.int64)
+    assert (packed.annotated.shape, packed.annotated.dtype) == ((3, 3), torch.bool)
+    batch = packed.unpack()
+    assert (batch.masks.shape, batch.masks.dtype) == ((3, 3, 8, 6, 4), torch.bool)
+    assert (batch.structures, batch.cases) == (STRUCTURES, packed.cases)
+
+
+def test_every_case_says_what_it_annotates_and_bits_land_in_the_right_places(cases) -> None:
+    seen = set()
+    for packed in PatchSampler(cases, STRUCTURES, settings(foreground=1)).batches(10, seed=0):
+        batch = packed.unpack()
+        for image, masks, annotated, case in zip(batch.image, batch.masks, batch.annotated, batch.cases, strict=True):
+            seen.add(case)
+            spleen, tumour, liver = masks
+            if case == "a":
+                assert annotated.tolist() == [False, True, True]
+                assert torch.equal(image[0] == 1, liver)
+                assert not spleen.any()
+                assert (tumour <= liver).all()
+                if liver.sum() == LIVER.sum():  # wholly inside the patch
+                    assert tumour.sum() == 1
+            else:
+                assert annotated.tolist() == [True, False, False]
+                assert torch.equal(image[0] == 1, spleen)
+                assert not liver.any()
+                assert not tumour.any()
+    assert seen == {"a", "b"}
+
+
+def test_a_structure_that_the_batch_does_not_have_is_dropped(cases) -> None:
+    packed = next(PatchSampler(cases, ("liver",), settings(foreground=1, batch=8)).batches(1, seed=0))
+    assert packed.annotated.tolist() == [[case == "a"] for case in packed.cases]
+    assert set(packed.bits.unique().tolist()) == {0, 1}
+
+
+def test_foreground_patches_hold_a_structure(cases) -> None:
+    def share(foreground: float) -> float:
+        sampler = PatchSampler(cases, STRUCTURES, settings(size=6, batch=10, foreground=foreground))
+        batches = list(sampler.batches(30, seed=1))
+        return float(torch.cat([batch.bits.flatten(1).any(1) for batch in batches]).float().mean())
+
+    assert share(1.0) == 1.0
+    # A random 6³ patch meets a 3³ box in a 20 × 18 × 16 scan rarely: (8·8·8) / (15·13·11) is an upper bound.
+    assert share(0.0) < 0.35
+    assert share(0.0) < share(0.5) < 1.0
+
+
+def test_foreground_of_structures_outside_the_batch_does_not_attract_patches(store_case) -> None:
+    case = store_case("a", np.zeros(SHAPE), {"liver": LIVER, "spleen": SPLEEN})
+    for packed in PatchSampler([case], ("liver",), settings(foreground=1, size=6)).batches(10, seed=0):
+        assert packed.bits.flatten(1).any(1).all()
+
+
+def test_structures_share_the_foreground_evenly(store_case) -> None:
+    """A large organ must not crowd out a small one."""
+    large = box((0, 20), (0, 18), (0, 9))
+    small = box((10, 11), (10, 11), (14, 15))
+    case = store_case("a", np.zeros(SHAPE), {"liver": large, "spleen": small})
+    sampler = PatchSampler([case], ("liver", "spleen"), settings(foreground=1, size=4, batch=10))
+    hits = torch.cat([batch.unpack().masks[:, 1].flatten(1).any(1) for batch in sampler.batches(30, seed=0)])
+    assert 0.4 < float(hits.float().mean()) < 0.65
+
+
+def test_patches_reach_every_voxel_and_keep_their_place(store_case) -> None:
+    hu = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
+    case = store_case("a", hu, {})
+    seen = set()
+    for packed in PatchSampler([case], (), SamplingSettings(patch_size=(3, 3, 3), batch_size=8)).batches(40, seed=0):
+        assert packed.annotated.shape == (8, 0)
+        assert packed.annotated.dtype == torch.bool
+        assert packed.unpack().masks.shape == (8, 0, 3, 3, 3)
+        for image in (packed.image[:, 0] * 500).round().long():
+            seen |= set(image.flatten().tolist())
+            steps = image - image[0, 0, 0]
+            assert steps[1, 1, 1] == 20 + 4 + 1  # cut out without turning or skipping
+    assert seen == set(range(120))
+
+
+def test_a_small_case_is_padded_with_air(store_case) -> None:
+    shape = (3, 8, 20)
+    case = store_case("small", np.zeros(shape), {"liver": np.ones(shape, dtype=bool)})
+    packed = next(PatchSampler([case], ("liver",), settings(size=8, batch=2)).batches(1, seed=0))
+    # Five missing planes: two before, three after.
+    inside = torch.zeros(8, 8, 8, dtype=torch.bool)
+    inside[2:5] = True
+    for image, bits in zip(packed.image[:, 0], packed.bits, strict=True):
+        assert torch.equal(image, torch.where(inside, 0.0, -1.0))
+        assert torch.equal(bits, inside.long())
+
+
+def test_unpack_by_hand() -> None:
+    bits = torch.tensor([[[0b000, 0b101], [0b010, 0b111]]])
+    annotated = torch.tensor([[True, False, True]])
+    batch = PackedBatch(torch.zeros(1, 1, 2, 2), bits, annotated, ("x", "y", "z"), ("a",)).unpack()
+    assert batch.masks.int().tolist() == [[[[0, 1], [0, 1]], [[0, 0], [1, 1]], [[0, 1], [0, 1]]]]
+    assert batch.annotated is annotated
+
+
+def test_unpack_reaches_the_highest_place() -> None:
+    bits = torch.tensor([[[1 << 62, 1]]])
+    names = tuple(f"s{t}" for t in range(63))
+    masks = (
+        PackedBatch(torch.zeros(1, 1, 1, 2), bits, torch.ones(1, 63, dtype=torch.bool), names, ("a",)).unpack().masks
+    )
+    assert masks.nonzero()[:, 1:].tolist() == [[0, 0, 1], [62, 0, 0]]
+
+
+def test_assuming_unknown_is_absent() -> None:
+    masks = torch.ones(2, 2, 1, 1, 3, dtype=torch.bool)
+    annotated = torch.tensor([[True, False], [False, True]])
+    batch = Batch(torch.zeros(2, 1, 1, 1, 3), masks, annotated, ("x", "y"), ("a", "b"))
+    naive = batch.assuming_unknown_is_absent()
+    assert naive.annotated.all()
+    assert naive.masks.flatten(2).all(2).tolist() == [[True, False], [False, True]]
+    assert naive.masks.flatten(2).any(2).tolist() == [[True, False], [False, True]]
+    assert batch.masks.all()
+    assert torch.equal(batch.annotated, annotated)
+
+
+def test_moving_to_the_cpu_changes_nothing(cases) -> None:
+    packed = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0))
+    assert packed.to(torch.device("cpu")) is packed
+
+
+def test_moving_to_another_device_moves_everything(cases) -> None:
+    moved = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0)).to(torch.device("meta"))
+    assert {moved.image.device.type, moved.bits.device.type, moved.annotated.device.type} == {"meta"}
+
+
+def test_an_empty_training_set_is_an_error() -> None:
+    with pytest.raises(DataError, match="nothing to train on") as caught:
+        PatchSampler([], ("liver",), settings())
+    assert caught.value.fix
+
+
+def test_more_structures_than_bits_are_refused(cases) -> None:
+    PatchSampler(cases, tuple(f"s{t}" for t in range(63)), settings())
+    with pytest.raises(DataError, match="64 structures"):
+        PatchSampler(cases, tuple(f"s{t}" for t in range(64)), settings())
+
+
+@pytest.mark.parametrize("wrong", [{"patch_size": (8, 0, 8)}, {"batch_size": 0}, {"foreground": 1.1}])
+def test_impossible_settings_are_refused(wrong) -> None:
+    with pytest.raises(ValidationError):
+        SamplingSettings(**wrong)
+
+
+def background_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "patches"]
+
+
+def test_prefetched_batches_are_the_same_in_the_same_order(cases) -> None:
+    sampler = PatchSampler(cases, STRUCTURES, settings())
+    plain = list(sampler.batches(9, seed=5))
+    ahead = list(prefetched(sampler.batches(9, seed=5), ahead=2))
+    assert len(ahead) == 9
+    assert all(same(a, b) for a, b in zip(plain, ahead, strict=True))
+    assert not background_threads()
+
+
+def test_an_error_in_the_thread_is_raised_where_batches_are_used(cases) -> None:
+    def break_off():
+        yield from PatchSampler(cases, STRUCTURES, settings()).batches(2, seed=0)
+        raise DataError("the disk is gone")
+
+    batches = prefetched(break_off())
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(DataError, match="the disk is gone"):
+        next(batches)
+    assert not background_threads()
+
+
+def test_stopping_early_ends_the_thread(cases) -> None:
+    drawn = 0
+
+    def endless():
+        nonlocal drawn
+        while True:
+            drawn += 1
+            yield from PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=drawn)
+
+    batches = prefetched(endless(), ahead=2)
+    next(batches)
+    assert len(background_threads()) == 1
+    batches.close()
+    assert not background_threads()
+    assert drawn <= 4  # one used, two waiting, one in the hand

@@ -1,0 +1,219 @@
+"""The store: what an entry holds, when it is reused, and that a broken one is never seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from panorgan.cases import store as store_module
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.store import Store
+from panorgan.errors import DataError
+
+PLAN = Plan(spacing_mm=(1.0, 1.0, 1.0))
+HU = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
+
+
+def box(shape: tuple[int, ...], *ranges: tuple[int, int]) -> np.ndarray:
+    mask = np.zeros(shape, dtype=bool)
+    mask[tuple(slice(*r) for r in ranges)] = True
+    return mask
+
+
+MASKS = {
+    "liver": box(HU.shape, (1, 5), (1, 4), (1, 3)),
+    "liver_tumour": box(HU.shape, (2, 3), (2, 3), (1, 3)),  # inside the liver
+    "spleen": np.zeros(HU.shape, dtype=bool),  # known to be absent
+}
+
+
+@pytest.fixture
+def case(make_case):
+    return make_case("a", HU, MASKS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "deep" / "store")
+
+
+def entries(store: Store) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir()) if store.folder.exists() else []
+
+
+def test_an_entry_holds_image_bits_and_foreground(store, case) -> None:
+    stored = store.add(case, PLAN)
+    assert (stored.id, stored.patient, stored.site, stored.structures) == ("a", "a", "north", tuple(MASKS))
+    np.testing.assert_allclose(stored.image, HU / 500, atol=5e-4)
+    assert stored.image.dtype == np.float16
+    by_hand = MASKS["liver"].astype(int) + 2 * MASKS["liver_tumour"].astype(int)
+    np.testing.assert_array_equal(stored.labels, by_hand)
+    assert stored.labels.dtype == np.uint8
+    for (name, mask), (expected_name, expected) in zip(stored.masks(), MASKS.items(), strict=True):
+        assert name == expected_name
+        np.testing.assert_array_equal(mask, expected)
+    assert stored.spacing == pytest.approx((1, 1, 1))
+
+
+def test_arrays_are_memory_mapped_and_read_only(store, case) -> None:
+    stored = store.add(case, PLAN)
+    for array in (stored.image, stored.labels):
+        assert isinstance(array, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0, 0] = 1
+
+
+def test_foreground_lists_the_voxels_of_present_structures(store, case) -> None:
+    foreground = store.add(case, PLAN).foreground
+    assert list(foreground) == ["liver", "liver_tumour"]
+    assert foreground["liver_tumour"].tolist() == [[2, 2, 1], [2, 2, 2]]
+    np.testing.assert_array_equal(foreground["liver"], np.argwhere(MASKS["liver"]))
+
+
+def test_a_large_structure_is_remembered_by_evenly_spread_voxels(store, make_case) -> None:
+    mask = box((30, 30, 30), (2, 28), (2, 28), (2, 28))
+    positions = store.add(make_case("big", np.zeros(mask.shape), {"liver": mask}), PLAN).foreground["liver"]
+    assert len(positions) == len(np.unique(positions, axis=0)) == 2000
+    assert mask[tuple(positions.T)].all()
+    np.testing.assert_allclose(positions.mean(axis=0), 14.5, atol=0.3)
+    assert positions.min() == 2
+    assert positions.max() == 27
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(8, np.uint8), (9, np.int32), (31, np.int32), (32, np.int64)])
+def test_more_structures_use_a_wider_type(store, make_case, count, dtype) -> None:
+    masks = {f"structure{t}": box(HU.shape, (0, 6), (0, 5), (0, 4)) for t in range(count - 1)}
+    last = box(HU.shape, (5, 6), (4, 5), (3, 4))
+    stored = store.add(make_case("many", HU, {**masks, "last": last}), PLAN)
+    assert stored.labels.dtype == dtype
+    for name, mask in stored.masks():
+        np.testing.assert_array_equal(mask, masks.get(name, last))
+
+
+def test_too_many_structures_are_refused(store, make_case) -> None:
+    full = np.ones(HU.shape, dtype=bool)
+    case = make_case("a", HU, {f"structure{t}": full for t in range(62)})
+    store.add(replace(case, annotated=case.annotated[:62]), PLAN)
+    with pytest.raises(DataError, match="64 structures"):
+        store.add(replace(case, annotated=tuple(f"structure{t}" for t in range(64))), PLAN)
+    assert len(entries(store)) == 1
+
+
+def test_a_case_without_labels_is_stored_too(store, make_case) -> None:
+    stored = store.add(make_case("bare", HU, {}), PLAN)
+    assert stored.structures == ()
+    assert not stored.labels.any()
+    assert stored.foreground == {}
+
+
+def test_the_stored_spacing_is_the_true_one(store, make_case) -> None:
+    case = make_case("a", HU, MASKS, affine=np.diag([1.0, 2.0, 3.0, 1.0]))
+    stored = store.add(case, Plan(spacing_mm=(4.0, 4.0, 4.0)))
+    # 6, 10 and 12 mm become 2 (1.5 rounds to the even 2), 2 (2.5 also) and 3 voxels.
+    assert stored.image.shape == (2, 2, 3)
+    assert stored.spacing == pytest.approx((3, 5, 4))
+
+
+def test_an_entry_is_reused_without_work(store, case, monkeypatch) -> None:
+    first = store.add(case, PLAN)
+
+    def never(*_: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(store_module, "_write", never)
+    again = Store(store.folder).add(case, Plan(spacing_mm=(1.0, 1.0, 1.0)))
+    assert again.folder == first.folder
+    other_patient = store.add(replace(case, id="copy", patient="copy"), PLAN)
+    assert other_patient.folder == first.folder
+    assert other_patient.id == "copy"
+
+
+@pytest.mark.parametrize("what", ["image bytes", "label bytes", "spacing", "window", "annotated", "ids"])
+def test_any_changed_input_gets_its_own_entry(store, case, what) -> None:
+    first = store.add(case, PLAN)
+    plan = PLAN
+    if what.endswith("bytes"):
+        path = case.image if what == "image bytes" else case.labels.path
+        content = bytearray(path.read_bytes())
+        old = path.stat()
+        content[-4:] = b"\0\0\0\0" if what == "image bytes" else b"\1\0\1\0"
+        path.write_bytes(content)
+        os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    elif what == "spacing":
+        plan = Plan(spacing_mm=(1.0, 1.0, 2.0))
+    elif what == "window":
+        plan = Plan(spacing_mm=(1.0, 1.0, 1.0), window_hu=(-400.0, 500.0))
+    elif what == "annotated":
+        case = replace(case, annotated=("spleen", "liver"))
+    else:
+        ids = {**case.labels.ids, "spleen": case.labels.ids["liver_tumour"]}
+        case = replace(case, labels=replace(case.labels, ids=ids))
+    second = store.add(case, plan)
+    assert second.folder != first.folder
+    assert len(entries(store)) == 2
+    same = np.array_equal(first.image, second.image) and np.array_equal(first.labels, second.labels)
+    assert not same
+
+
+def test_a_missing_input_is_named(store, case) -> None:
+    case.labels.path.unlink()
+    with pytest.raises(DataError, match="missing") as caught:
+        store.add(case, PLAN)
+    assert caught.value.where == str(case.labels.path)
+
+
+@pytest.mark.parametrize("error", [DataError("broken"), OSError("disk full"), KeyboardInterrupt()])
+def test_an_interrupted_entry_leaves_nothing(store, case, monkeypatch, error) -> None:
+    write = store_module._write
+
+    def break_off(case, plan, folder) -> None:
+        write(case, plan, folder)
+        assert folder.parent == store.folder
+        raise error
+
+    monkeypatch.setattr(store_module, "_write", break_off)
+    with pytest.raises(type(error)):
+        store.add(case, PLAN)
+    assert entries(store) == []
+    monkeypatch.setattr(store_module, "_write", write)
+    assert store.add(case, PLAN).image.shape == HU.shape
+
+
+def test_a_half_written_entry_is_invisible_to_others(store, case, monkeypatch) -> None:
+    write = store_module._write
+    seen: list[bool] = []
+
+    def look_while_writing(case, plan, folder) -> None:
+        write(case, plan, folder)
+        seen.append(any(not name.startswith(".incomplete-") for name in entries(store)))
+
+    monkeypatch.setattr(store_module, "_write", look_while_writing)
+    store.add(case, PLAN)
+    assert seen == [False]
+
+
+def test_two_processes_may_prepare_the_same_case(store, case, monkeypatch) -> None:
+    write = store_module._write
+    finished_first = []
+
+    def lose_the_race(case, plan, folder) -> None:
+        monkeypatch.setattr(store_module, "_write", write)
+        finished_first.append(Store(store.folder).add(case, plan))
+        write(case, plan, folder)
+
+    monkeypatch.setattr(store_module, "_write", lose_the_race)
+    stored = store.add(case, PLAN)
+    assert stored == finished_first[0]
+    assert entries(store) == [stored.folder.name]
+    np.testing.assert_allclose(stored.image, HU / 500, atol=5e-4)
+
+
+def test_the_description_can_be_read_by_others(store, case) -> None:
+    content = json.loads((store.add(case, PLAN).folder / "case.json").read_text())
+    assert content["structures"] == list(MASKS)
+    assert content["plan"] == PLAN.as_json()

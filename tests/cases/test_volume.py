@@ -1,0 +1,133 @@
+"""Reading and writing one scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from panorgan.cases.volume import Volume, read_volume, same_grid, write_labels
+from panorgan.errors import DataError
+
+
+def refused(path: Path) -> DataError:
+    with pytest.raises(DataError) as caught:
+        read_volume(path)
+    assert caught.value.where == str(path)
+    assert caught.value.fix
+    return caught.value
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "missing" in refused(tmp_path / "nowhere.nii.gz").what
+
+
+def test_a_folder_is_not_a_scan(tmp_path: Path) -> None:
+    assert "missing" in refused(tmp_path).what
+
+
+def test_a_truncated_gzip_is_refused(write_scan) -> None:
+    noise = np.random.default_rng(0).normal(size=(20, 20, 20))
+    path = write_scan("scan.nii.gz", noise)
+    path.write_bytes(path.read_bytes()[:-5000])
+    error = refused(path)
+    assert "cannot be read" in error.what
+    assert error.why
+
+
+def test_a_text_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii"
+    path.write_text("this is no scan")
+    assert "cannot be read" in refused(path).what
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6, 2), (4, 5), (4, 5, 6, 1, 3)])
+def test_only_three_dimensions_are_accepted(write_scan, shape) -> None:
+    error = refused(write_scan("scan.nii", np.zeros(shape, dtype=np.int16)))
+    assert str(shape) in error.what
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (4, 5, 1)])
+def test_trailing_singleton_axes_after_the_third_are_dropped(write_scan, shape) -> None:
+    voxels = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    read = read_volume(write_scan("scan.nii", voxels)).voxels
+    assert read.shape == shape[:3]
+    np.testing.assert_array_equal(read.ravel(), voxels.ravel())
+
+
+@pytest.mark.parametrize("affine", [np.diag([1.0, 1.0, 0.0, 1.0]), np.diag([1.0, np.nan, 1.0, 1.0])])
+def test_an_affine_that_is_not_a_geometry_is_refused(tmp_path: Path, affine) -> None:
+    header = nib.Nifti1Header()
+    header.set_data_shape((3, 3, 3))
+    header.set_sform(affine, code=1)
+    path = tmp_path / "scan.nii"
+    nib.save(nib.Nifti1Image(np.zeros((3, 3, 3), dtype=np.float32), None, header), path)
+    assert "geometry" in refused(path).what
+
+
+@pytest.mark.parametrize("dtype", [[("R", "u1"), ("G", "u1"), ("B", "u1")], np.complex64])
+def test_colours_and_complex_numbers_are_refused(write_scan, dtype) -> None:
+    assert "real number" in refused(write_scan("scan.nii", np.zeros((3, 3, 3), dtype=dtype))).what
+
+
+def test_the_files_scaling_is_applied(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(np.array([[[0, 2049, 2108]]], dtype=np.int16), np.eye(4))
+    image.header.set_slope_inter(0.5, -1024)
+    nib.save(image, tmp_path / "scan.nii")
+    assert read_volume(tmp_path / "scan.nii").voxels.ravel().tolist() == [-1024.0, 0.5, 30.0]
+
+
+def test_spacing_of_an_oblique_scan() -> None:
+    c, s = np.cos(0.3), np.sin(0.3)
+    affine = np.eye(4)
+    affine[:3, :3] = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]]) @ np.diag([2.0, 3.0, 4.0])
+    assert Volume(np.zeros((2, 2, 2)), affine).spacing == pytest.approx((2, 3, 4))
+
+
+def shifted(mm: float) -> np.ndarray:
+    affine = np.eye(4)
+    affine[1, 3] = mm
+    return affine
+
+
+SWAPPED_AXES = np.eye(4)[[1, 0, 2, 3]]
+THIRD_OF_A_TURN_ABOUT_THE_DIAGONAL = np.eye(4)[[2, 0, 1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (np.eye(4), True),
+        (shifted(0.009), True),
+        (shifted(0.011), False),
+        (np.diag([1.0004, 1, 1, 1]), True),  # 20 voxels × 0.0004 mm = 0.008 mm at the far face
+        (np.diag([1.0006, 1, 1, 1]), False),  # 0.012 mm
+        (SWAPPED_AXES, False),  # maps the first and the last corner of a cube to themselves
+        (THIRD_OF_A_TURN_ABOUT_THE_DIAGONAL, False),
+        (np.diag([1, 1, -1.0, 1]), False),
+    ],
+)
+def test_same_grid_compares_corners(other, same) -> None:
+    voxels = np.zeros((20, 20, 20))
+    assert same_grid(Volume(voxels, np.eye(4)), Volume(voxels, other)) is same
+    assert same_grid(Volume(voxels, other), Volume(voxels, np.eye(4))) is same
+
+
+def test_same_grid_needs_the_same_shape() -> None:
+    assert not same_grid(Volume(np.zeros((2, 3, 4)), np.eye(4)), Volume(np.zeros((2, 4, 3)), np.eye(4)))
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [(0, np.uint8), (255, np.uint8), (256, np.int16)])
+def test_written_labels_come_back(tmp_path: Path, largest: int, dtype) -> None:
+    affine = np.array([[0, -2.0, 0, 10], [1.5, 0, 0, -20], [0, 0, 3, 5], [0, 0, 0, 1]])
+    labels = np.zeros((3, 4, 5), dtype=np.int64)
+    labels[1, 2, 3] = largest
+    write_labels(tmp_path / "labels.nii.gz", labels, affine)
+    read = read_volume(tmp_path / "labels.nii.gz")
+    np.testing.assert_array_equal(read.voxels, labels)
+    np.testing.assert_allclose(read.affine, affine, atol=1e-6)
+    header = nib.load(tmp_path / "labels.nii.gz").header
+    assert header.get_data_dtype() == dtype
+    assert header.get_xyzt_units()[0] == "mm"

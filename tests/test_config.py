@@ -1,0 +1,130 @@
+"""Experiment files: what is accepted, and how refusals read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from panorgan.config import load_experiment, parse_experiment
+from panorgan.errors import AnatomyError, ConfigError, PanorganError
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def write(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+def test_examples_load(path):
+    assert load_experiment(path).vocabulary
+
+
+def test_the_demo_is_the_phantom_example():
+    packaged = Path(__file__).parent.parent / "src" / "panorgan" / "cli" / "demo.yaml"
+    assert packaged.read_text() == (EXAMPLES / "phantom.yaml").read_text()
+
+
+def test_overrides_reach_nested_settings(tmp_path, tiny_content):
+    path = write(tmp_path, tiny_content())
+    changed = load_experiment(
+        path,
+        [
+            "training.rounds=7",
+            "method.name=fedprox",
+            "method.mu=0.5",
+            "training.augment=null",
+            "network.features=[2,4]",
+        ],
+    )
+    assert changed.training.rounds == 7
+    assert changed.method["mu"] == 0.5
+    assert changed.training.augment is None
+    assert changed.network.features == (2, 4)
+
+
+def test_folders_are_relative_to_the_file(tmp_path):
+    path = write(tmp_path, {"vocabulary": ["liver"], "sites": {"a": {"folder": "data/a", "withheld": "/full"}}})
+    site = load_experiment(path).sites["a"]
+    assert site.folder == (tmp_path / "data" / "a").resolve()
+    assert site.withheld == Path("/full")
+
+
+def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_content):
+    content = tiny_content()
+    content["vocabulary"] = ["Liver", "spleen", "Left Kidney", "right kidney"]
+    experiment = parse_experiment(content)
+    assert experiment.vocabulary == ("liver", "spleen", "kidney_left", "kidney_right")
+    assert experiment.phantom.organs == experiment.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "hint"),
+    [
+        ({"trainning": {}}, "no setting called 'trainning'", "training"),
+        ({"training": {"roundz": 3}}, "no setting called 'roundz'", "rounds"),
+        ({"training": {"optimizer": {"lerning_rate": 1}}}, "no setting called 'lerning_rate'", "learning_rate"),
+        ({"method": {"name": "fedprox", "nu": 1}}, "no setting called 'nu'", "mu"),
+        ({"method": {"name": "fedavgg"}}, "no method called 'fedavgg'", "fedavg"),
+        ({"method": {"mu": 1}}, "cannot be used", "name"),
+        ({"vocabulary": ["liverr"]}, "liverr", "liver"),
+        ({"vocabulary": ["liver", "Liver"]}, "liver", "fix"),
+        ({"training": {"rounds": 0}}, "cannot be used", "greater than or equal to 1"),
+        ({"training": {"rounds": "many"}}, "cannot be used", "integer"),
+        ({"plan": {"window_hu": [10, 10]}}, "cannot be used", "lower end"),
+        ({"splits": {"validation": 0.5, "test": 0.5}}, "cannot be used", "below 1"),
+        ({"phantom": {"sites": [{"name": "a", "annotated": ["livre"]}]}}, "livre", "liver"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refusals_say_what_and_hint(tmp_path, tiny_content, changes, says, hint):
+    path = write(tmp_path, tiny_content(**changes))
+    with pytest.raises(PanorganError) as caught:
+        load_experiment(path)
+    assert says in caught.value.what
+    assert hint in str(caught.value)
+
+
+def test_neither_or_both_sources_of_sites(tiny_content):
+    content = tiny_content()
+    content["sites"] = {"a": {"folder": "x"}}
+    with pytest.raises(ConfigError, match="either 'sites'"):
+        parse_experiment(content)
+    with pytest.raises(ConfigError, match="either 'sites'"):
+        parse_experiment({"vocabulary": ["liver"]})
+
+
+@pytest.mark.parametrize("content", ["", "- a\n- b\n", "a: [1", "\ttabs: 1"])
+def test_files_that_are_not_experiments(tmp_path, content):
+    with pytest.raises(ConfigError):
+        load_experiment(write(tmp_path, content))
+
+
+def test_a_missing_file_and_a_malformed_override(tmp_path, tiny_content):
+    with pytest.raises(ConfigError, match="no such experiment"):
+        load_experiment(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match=r"a\.b=value"):
+        load_experiment(write(tmp_path, tiny_content()), ["rounds 3"])
+
+
+def test_site_names_must_be_plain(tiny_content):
+    with pytest.raises(ConfigError, match="letters, digits"):
+        parse_experiment({"vocabulary": ["liver"], "sites": {"st. mary": {"folder": "x"}}})
+
+
+def test_fingerprint_ignores_hardware_and_name_only(tiny):
+    base = tiny()
+    assert tiny(name="other", hardware={"device": "cpu", "threads": 1}).fingerprint() == base.fingerprint()
+    assert tiny(seed=5).fingerprint() != base.fingerprint()
+    assert tiny(training={"rounds": 9}).fingerprint() != base.fingerprint()
+    assert base.with_method("solo").fingerprint() != base.fingerprint()
+
+
+def test_an_organ_error_keeps_its_kind(tmp_path, tiny_content):
+    with pytest.raises(AnatomyError) as caught:
+        load_experiment(write(tmp_path, tiny_content(vocabulary=["kidney", "kidney_left"])))
+    assert caught.value.fix
