@@ -141,9 +141,8 @@ def test_predict_takes_a_folder_and_refuses_a_damaged_scan(finished, tiny, tmp_p
     scans = tmp_path / "scans"
     scans.mkdir()
     (scans / "good.nii.gz").write_bytes(case.image.read_bytes())
-    code, out, _ = invoke(
-        capfd, monkeypatch, "predict", str(finished), str(scans), "--out", str(tmp_path / "o"), "--json"
-    )
+    predict = ("predict", str(finished), str(scans), "--out")
+    code, out, _ = invoke(capfd, monkeypatch, *predict, str(tmp_path / "o"), "--json")
     assert code == 0
     assert json.loads(out)["labels"].endswith("good.nii.gz")
     (scans / "bad.nii.gz").write_bytes(case.image.read_bytes()[:300])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,10 @@ from rich.console import Console
 import panorgan
 from panorgan.cli.listing import print_methods, print_organs
 from panorgan.errors import PanorganError
+
+# On a shared machine, CPU threads that spin while they wait slow each other down many times over. This must be
+# said before torch is imported; a value the user has set stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
     name="panorgan",

@@ -1,0 +1,61 @@
+"""The documentation's snippets run, and every method and room is mentioned where people look."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+
+import torch
+import yaml
+
+import panorgan
+from panorgan.config import parse_experiment
+from panorgan.methods import registry
+from panorgan.methods.exchange import Federation, Moment, SiteFacts
+
+ROOT = Path(__file__).parent.parent
+
+
+def snippets(path: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
+
+
+def test_the_example_method_works(monkeypatch):
+    (source,) = snippets("docs/add-a-method.md", "python")
+    monkeypatch.setattr(registry, "_registered", dict(registry.methods()))
+    module = types.ModuleType("slow_decoder")
+    exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
+    method = registry.find_method("slow_decoder")
+    federation = Federation(panorgan.anatomy.Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    rule = method.Server(method.Config(share=0.25), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)})
+    rule.moment = Moment("train", 1, 1)
+
+    class Answers:
+        def mean(self, weight):
+            return {"decoder.w": torch.ones(1), "head.w": torch.ones(1)}
+
+    rule.aggregate(Answers())
+    assert rule.weights["decoder.w"].item() == 0.25
+    assert rule.weights["head.w"].item() == 1.0
+
+
+def test_the_readme_experiment_is_valid():
+    (text,) = snippets("README.md", "yaml")
+    experiment = parse_experiment(yaml.safe_load(text))
+    assert experiment.sites["west"].external
+
+
+def test_every_method_is_in_the_readme_and_every_room_in_the_map():
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in registry.methods() if f"`{name}`" not in readme] == []
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [p.name for p in (ROOT / "src" / "panorgan").iterdir() if p.is_dir() and not p.name.startswith("_")]
+    assert [room for room in rooms if f"{room}/" not in page] == []
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
