@@ -42,6 +42,7 @@ class HardwareSettings(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(None, ge=1, description="CPU threads; all cores if left out")
+    deterministic: bool = Field(True, description="the same bits every time on a GPU too, at some cost in speed")
 
 
 class Experiment(Settings):
@@ -98,6 +99,19 @@ class Experiment(Settings):
     def _one_source_of_sites(self) -> Experiment:
         if bool(self.sites) == (self.phantom is not None):
             raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
+        return self
+
+    @model_validator(mode="after")
+    def _patches_fit_the_network(self) -> Experiment:
+        if self.network.dimensions != 3:
+            raise ValueError("training patches are 3D: set network.dimensions to 3")
+        divisor = 2 ** (len(self.network.features) - 1)
+        patch = self.training.sampling.patch_size
+        if any(size % divisor or size < 2 * divisor for size in patch):
+            raise ValueError(
+                f"training.sampling.patch_size {list(patch)} must be multiples of {divisor}, at least {2 * divisor}, "
+                f"for a network with {len(self.network.features)} levels (network.features)"
+            )
         return self
 
     def build_method(self) -> Method:

@@ -87,6 +87,8 @@ class Store:
             scratch = Path(tempfile.mkdtemp(prefix=".incomplete-", dir=self.folder))
             try:
                 _write(case, plan, scratch)
+                if target.exists() and not (target / "case.json").is_file():
+                    shutil.rmtree(target)  # an entry that somebody has damaged
                 os.replace(scratch, target)
             except OSError:
                 # Another process may have finished the same entry first; theirs is as good.

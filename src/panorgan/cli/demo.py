@@ -49,10 +49,11 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
         print(json.dumps({"result": comparison, "report": str(reports[FEDERATED])}), flush=True)
         return
     console.print(_table(comparison, owners))
-    for method, words in ((FEDERATED, "Federated model"), (NAIVE, "Naive pooling  ")):
+    for method, words in ((FEDERATED, "Federated model"), (NAIVE, "Naive pooling")):
         table = organ_site_table(rows[method])
-        console.print(f"{words}  mean test Dice {in_words(table.overall)}; external {in_words(table.external)}")
-    console.print(f"Report: {reports[FEDERATED]}")
+        line = f"{words}  mean test Dice {in_words(table.overall)}; external {in_words(table.external)}"
+        console.print(line, soft_wrap=True)
+    console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True)
 
 
 def compare(rows: dict[str, list[dict[str, Any]]], owners: dict[str, set[str]]) -> dict[str, Any]:
@@ -76,12 +77,13 @@ def compare(rows: dict[str, list[dict[str, Any]]], owners: dict[str, set[str]]) 
 
 
 def _table(comparison: dict[str, Any], owners: dict[str, set[str]]) -> Table:
-    table = Table(title="\nTest Dice, cases of sites that label the organ | of sites that do not", title_justify="left")
-    table.add_column("organ")
+    title = "Test Dice. own: at sites that label the organ; other: at sites that do not"
+    table = Table(title=title, title_justify="left")
+    table.add_column("organ", no_wrap=True)
     table.add_column("labelled by")
-    for words, style in (("federated", "bold"), ("naive pooling", "")):
-        table.add_column(f"{words}\nlabelled here", justify="right", style=style)
-        table.add_column(f"{words}\nelsewhere", justify="right", style=style)
+    for words, style in (("federated", "bold"), ("naive", "")):
+        table.add_column(f"{words}\nown", justify="right", style=style)
+        table.add_column(f"{words}\nother", justify="right", style=style)
     for organ, scores in comparison.items():
         if organ == "all organs":
             table.add_section()

@@ -15,9 +15,10 @@ import panorgan
 from panorgan.cli.listing import print_methods, print_organs
 from panorgan.errors import PanorganError
 
-# On a shared machine, CPU threads that spin while they wait slow each other down many times over. This must be
-# said before torch is imported; a value the user has set stays.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# On a shared machine, CPU threads that spin long while they wait slow each other down many times over. A short spin
+# costs nothing. This must be said before torch is imported; what the user has set stays.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 app = typer.Typer(
     name="panorgan",

@@ -42,8 +42,9 @@ def _show(result: RunResult, report: Path, as_json: bool) -> None:
         return
     console = Console()
     console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
-    console.print(f"In the federation {in_words(table.overall)}; external {in_words(table.external)}")
-    console.print(f"Report: {report}")
+    line = f"In the federation {in_words(table.overall)}; external {in_words(table.external)}"
+    console.print(line, soft_wrap=True)
+    console.print(f"Report: {report}", soft_wrap=True)
 
 
 def score_table(rows: Sequence[dict[str, Any]], title: str) -> Table:

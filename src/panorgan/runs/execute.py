@@ -115,6 +115,9 @@ def setup_device(experiment: Experiment) -> torch.device:
         )
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda":
+        torch.backends.cudnn.deterministic = experiment.hardware.deterministic
+        torch.backends.cudnn.benchmark = not experiment.hardware.deterministic
     return torch.device(wanted)
 
 
