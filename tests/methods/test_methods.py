@@ -207,7 +207,10 @@ def test_central_naive_denies_what_it_does_not_know():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_each_method_learns(name, tiny, tmp_path):
-    """Validation Dice of the delivered model beats that of the starting point."""
+    """The loss falls, and validation Dice beats that of the first round.
+
+    Not so for naive pooling: it learns its contradictory labels, and may well find that "background" is the best answer.
+    """
     from panorgan.federation.events import read_events
 
     experiment = tiny(
@@ -223,4 +226,4 @@ def test_each_method_learns(name, tiny, tmp_path):
             scores = [v for s in event.facts["validation"].values() for v in s.values()]
             dice.append(sum(scores) / len(scores))
     assert losses[-1] < 0.8 * losses[0]
-    assert max(dice) > dice[0]
+    assert name == "central_naive" or max(dice) > dice[0]
