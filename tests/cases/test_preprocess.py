@@ -147,3 +147,30 @@ def test_a_blob_survives_the_round_trip(scan_mm, plan_mm, orientation) -> None:
 def test_an_impossible_plan_is_refused(wrong) -> None:
     with pytest.raises(ValidationError):
         Plan(**wrong)
+
+
+def test_zscore_by_hand_ignores_the_scale_of_the_scan() -> None:
+    voxels = np.zeros((2, 2, 1), np.float32)
+    voxels[0, 0, 0] = 4.0  # mean 1, standard deviation √3
+    plan = Plan(spacing_mm=(1, 1, 1), intensity="zscore")
+    image = prepare_image(Volume(voxels, np.eye(4)), plan)
+    expected = torch.full((2, 2, 1), -1 / (4 * 3**0.5))
+    expected[0, 0, 0] = 3 / (4 * 3**0.5)
+    torch.testing.assert_close(image, expected)
+    torch.testing.assert_close(prepare_image(Volume(1000 * voxels - 7, np.eye(4)), plan), image)
+    assert not prepare_image(Volume(np.full((2, 2, 1), 5.0, np.float32), np.eye(4)), plan).any()
+
+
+def test_shrinking_averages_noise_like_a_block_mean() -> None:
+    """From 1 mm to 4 mm, independent noise of SD s must fall to about s/8 (64 voxels per block); skipping gives s/3."""
+    noise = np.random.default_rng(0).normal(0, 50, (64, 64, 64)).astype(np.float32)
+    image = prepare_image(Volume(noise, np.eye(4)), Plan(spacing_mm=(4, 4, 4), window_hu=(-500, 500)))
+    inner = image[2:-2, 2:-2, 2:-2] * 500
+    assert 0.7 * 50 / 8 < inner.std() < 1.3 * 50 / 8
+
+
+def test_only_shrinking_axes_are_smoothed() -> None:
+    voxels = np.zeros((9, 1, 8), np.float32)
+    voxels[4] = 100.0
+    image = prepare_image(Volume(voxels, np.eye(4)), Plan(spacing_mm=(1, 1, 4), window_hu=(0, 100)))
+    assert image[:, 0, 0].tolist() == [-1, -1, -1, -1, 1, -1, -1, -1, -1]

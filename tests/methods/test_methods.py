@@ -209,7 +209,7 @@ def test_central_naive_denies_what_it_does_not_know():
 def test_each_method_learns(name, tiny, tmp_path):
     """The loss falls, and validation Dice beats that of the first round.
 
-    Not so for naive pooling: it learns its contradictory labels, and may well find that "background" is the best answer.
+    Not so for naive pooling: it learns its contradictory labels, and may find that "background" is the best answer.
     """
     from panorgan.federation.events import read_events
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,24 @@ Mask = NDArray[np.bool_]
 
 # How far a label that went through floating point or a scaling factor may lie from its whole number.
 _ROUNDING = 1e-2
+
+
+class MaskSource(Protocol):
+    """Where a case's masks come from."""
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What it holds masks of."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files whose content decides the masks."""
+
+    def recipe(self) -> str:
+        """How the files become masks; together with their content this decides the masks."""
+
+    def read(self, image: Volume) -> dict[str, Mask]:
+        """One boolean mask per structure, on the grid of the image."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +53,23 @@ class LabelMap:
     ids: Mapping[str, tuple[int, ...]]
     declared: frozenset[int]
 
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What it holds masks of."""
+        return tuple(self.ids)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The one file."""
+        return (self.path,)
+
+    def recipe(self) -> str:
+        """Ids per structure."""
+        return repr(sorted(self.ids.items()))
+
     def read(self, image: Volume) -> dict[str, Mask]:
         """One boolean mask per structure, on the grid of the image."""
-        labels = read_volume(self.path)
-        if not same_grid(labels, image):
-            raise DataError(
-                "A label file lies on another grid than its image.",
-                where=str(self.path),
-                why=f"shape {labels.voxels.shape} against {image.voxels.shape}, or a different affine",
-                fix="Resample the label to the image in your annotation tool, or remove the case.",
-            )
+        labels = _read_on_grid(self.path, image)
         whole = self._whole_numbers(labels.voxels)
         stray = sorted(set(np.unique(whole).tolist()) - self.declared - {0})
         if stray:
@@ -71,6 +96,45 @@ class LabelMap:
 
 
 @dataclass(frozen=True)
+class MaskFiles:
+    """Masks kept in one file per structure, or per part of it: a voxel belongs where any of the files is not zero."""
+
+    files: Mapping[str, tuple[Path, ...]]
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """What it holds masks of."""
+        return tuple(self.files)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file once, in a stable order."""
+        return tuple(sorted({path for paths in self.files.values() for path in paths}))
+
+    def recipe(self) -> str:
+        """File names per structure."""
+        return repr(sorted((name, [path.name for path in paths]) for name, paths in self.files.items()))
+
+    def read(self, image: Volume) -> dict[str, Mask]:
+        """One boolean mask per structure, on the grid of the image."""
+        masks = {path: _read_on_grid(path, image).voxels > 0.5 for path in self.paths}
+        return {name: np.logical_or.reduce([masks[p] for p in paths]) for name, paths in self.files.items()}
+
+
+def _read_on_grid(path: Path, image: Volume) -> Volume:
+    """A label file, refused when it does not lie on its image's grid."""
+    labels = read_volume(path)
+    if not same_grid(labels, image):
+        raise DataError(
+            "A label file lies on another grid than its image.",
+            where=str(path),
+            why=f"shape {labels.voxels.shape} against {image.voxels.shape}, or a different affine",
+            fix="Resample the label to the image in your annotation tool, or remove the case.",
+        )
+    return labels
+
+
+@dataclass(frozen=True)
 class Case:
     """One scan at one site.
 
@@ -85,7 +149,7 @@ class Case:
     site: str
     image: Path
     annotated: tuple[str, ...]
-    labels: LabelMap | None = None
+    labels: MaskSource | None = None
 
     def read_image(self) -> Volume:
         """The scan with its own grid, checked to be finite."""

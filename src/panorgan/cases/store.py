@@ -25,7 +25,7 @@ from panorgan.cases.case import Case, Mask
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
 from panorgan.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
@@ -103,13 +103,13 @@ def _key(case: Case, plan: Plan) -> str:
     """Hash of everything the entry depends on."""
     digest = hashlib.sha256(f"format {_FORMAT}\n{plan.model_dump_json()}\n".encode())
     digest.update(repr(case.annotated).encode())
-    for path in [case.image] + ([case.labels.path] if case.labels else []):
+    for path in (case.image, *(case.labels.paths if case.labels else ())):
         if not path.is_file():
             raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     if case.labels:
-        digest.update(repr(sorted(case.labels.ids.items())).encode())
+        digest.update(case.labels.recipe().encode())
     return digest.hexdigest()[:32]
 
 

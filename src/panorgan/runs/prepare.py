@@ -12,7 +12,7 @@ from typing import Any
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
-from panorgan.cases.layouts.nnunet import read_cases
+from panorgan.cases.layouts import read_cases
 from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
 from panorgan.cases.store import Store, StoredCase

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.layouts.nnunet import read_cases
+from panorgan.cases.layouts import read_cases
 from panorgan.errors import DataError
 
 VOCABULARY = Vocabulary(["liver", "spleen", "kidney_left", "kidney_right"])
@@ -121,7 +121,7 @@ def test_an_unknown_name_gets_a_suggestion(tmp_path) -> None:
     error = refused(write_folder(tmp_path / "data", {"background": 0, "spleeen": 1}))
     assert "spleeen" in error.what
     assert "'spleen'" in error.fix
-    assert error.where.endswith("dataset.json")
+    assert error.where.endswith("data")
 
 
 def test_one_side_alone_says_nothing_about_both(tmp_path) -> None:
@@ -146,7 +146,9 @@ def test_a_folder_without_description_is_an_error(tmp_path, exists) -> None:
     folder = tmp_path / "data"
     if exists:
         folder.mkdir()
-    assert ("dataset.json" if exists else "does not exist") in refused(folder).why
+    error = refused(folder)
+    assert ("fits no layout" if exists else "does not exist") in error.what
+    assert error.fix
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,8 @@ def test_withheld_labels_replace_the_folders_own(tmp_path) -> None:
     (withheld / "labelsTr/b.nii.gz").unlink()
     with pytest.raises(DataError, match="no label file") as caught:
         read_cases(own, "north", VOCABULARY, labels_from=withheld)
-    assert caught.value.where == str(withheld / "labelsTr/b.nii.gz")
+    assert caught.value.where == str(withheld)
+    assert "case b" in caught.value.why
 
 
 @pytest.mark.parametrize("labels", [{}, {"background": 0}, {"background": 0, "pancreas": 1}])

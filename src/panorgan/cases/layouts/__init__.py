@@ -1,0 +1,120 @@
+"""From the folder a user already has to cases: pick the layout, find scans and labels, give them their names."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.case import Case, LabelMap, MaskFiles, MaskSource
+from panorgan.cases.layouts.base import FoundLabelMap, FoundLabels, LabelRules, Layout, missing_folder
+from panorgan.errors import ConfigError, DataError, did_you_mean
+
+AUTO = "auto"
+
+
+@cache
+def layouts() -> Mapping[str, Layout]:
+    """Every known layout by name; a file in this folder that declares a `LAYOUT` is found by itself."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    found = [module.LAYOUT for module in modules if hasattr(module, "LAYOUT")]
+    return {layout.name: layout for layout in sorted(found, key=lambda layout: layout.name)}
+
+
+def find_layout(folder: Path, name: str = AUTO) -> Layout:
+    """The layout of that name, or with `auto` the one that fits the folder; says so when none or several fit."""
+    if name != AUTO:
+        if name not in layouts():
+            raise ConfigError(
+                f"There is no layout called {name!r}.",
+                where=str(folder),
+                why=did_you_mean(name, layouts()),
+                fix=f"Choose one of: {AUTO}, {', '.join(layouts())}.",
+            )
+        return layouts()[name]
+    if not folder.exists():
+        raise missing_folder(folder)
+    fitting = [layout for layout in layouts().values() if layout.fits(folder)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise DataError(
+            f"A data folder fits several layouts: {', '.join(layout.name for layout in fitting)}.",
+            where=str(folder),
+            fix="Say which with 'layout: <name>' under the site.",
+        )
+    known = "; ".join(f"{layout.name} ({layout.title})" for layout in layouts().values())
+    raise DataError(
+        "A data folder fits no layout that panorgan knows.",
+        where=str(folder),
+        why=f"known are: {known}",
+        fix="Point to the folder that holds the case folders or dataset.json, or list the cases in a cases.csv.",
+    )
+
+
+def read_cases(
+    folder: Path,
+    site: str,
+    vocabulary: Vocabulary,
+    labels_from: Path | None = None,
+    restrict: tuple[str, ...] | None = None,
+    layout: str = AUTO,
+    rename: Mapping[str, str] | None = None,
+    ignore: tuple[str, ...] = (),
+) -> list[Case]:
+    """All cases of one folder, sorted by name.
+
+    Parameters
+    ----------
+    labels_from : another folder whose labels are used instead (withheld labels for scoring).
+    restrict : keep only these structures of what the folder annotates.
+    rename, ignore : see `LabelRules`.
+    """
+    images = find_layout(folder, layout).images(folder)
+    label_folder = labels_from or folder
+    labels = find_layout(label_folder, AUTO if labels_from else layout).labels(label_folder)
+    if not images:
+        raise DataError(
+            "A data folder holds no scans.",
+            where=str(folder),
+            why="the layout fits, but no file is named as it asks",
+            fix="Check the names of the scans (nnU-Net: imagesTr/<case>_0000.nii.gz).",
+        )
+    rules = LabelRules(vocabulary, rename or {}, ignore, restrict)
+    cases = []
+    for name, image in sorted(images.items()):
+        if labels_from and name not in labels:
+            raise DataError(
+                "A case has no label file.",
+                where=str(label_folder),
+                why=f"nothing there belongs to case {name}",
+                fix="Add its label, or move its scan out of the folder.",
+            )
+        source = _mask_source(labels[name], rules, label_folder) if name in labels else None
+        annotated = tuple(sorted(source.structures)) if source else ()
+        cases.append(Case(name, image.patient, site, image.path, annotated, source))
+    return cases
+
+
+def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSource | None:
+    """Labels in the vocabulary's words; None when nothing of it is annotated."""
+    if isinstance(found, FoundLabelMap):
+        structures = rules.structures(tuple(found.ids), str(folder))
+        if structures and not found.path.is_file():
+            raise DataError(
+                "A case has no label file.",
+                where=str(found.path),
+                fix="Add the file, or move its scan out of the folder.",
+            )
+        declared = frozenset(i for ids in found.ids.values() for i in ids)
+        ids = {s: tuple(sorted({i for n in names for i in found.ids[n]})) for s, names in structures.items()}
+        return LabelMap(found.path, ids, declared) if ids else None
+    structures = rules.structures(tuple(found.files), str(folder))
+    files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
+    return MaskFiles(files) if files else None
+
+
+__all__ = ["AUTO", "find_layout", "layouts", "read_cases"]

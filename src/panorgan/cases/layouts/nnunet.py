@@ -6,52 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from panorgan.anatomy import Vocabulary, ancestors, find_organ
-from panorgan.cases.case import Case, LabelMap
-from panorgan.errors import AnatomyError, DataError
+from panorgan.cases.layouts import msd
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.errors import DataError
 
 
-def read_cases(
-    folder: Path,
-    site: str,
-    vocabulary: Vocabulary,
-    labels_from: Path | None = None,
-    restrict: tuple[str, ...] | None = None,
-) -> list[Case]:
-    """All cases of one folder.
+def fits(folder: Path) -> bool:
+    """A dataset.json that is not the decathlon's."""
+    return (folder / "dataset.json").is_file() and not msd.fits(folder)
 
-    Parameters
-    ----------
-    labels_from : another folder of the same shape whose `dataset.json` and `labelsTr` are used instead
-        (withheld labels for scoring).
-    restrict : keep only these structures of what the folder annotates.
-    """
+
+def images(folder: Path) -> dict[str, FoundImage]:
+    """Every training scan, by its first channel."""
     ending, _ = _read_description(folder)
-    label_folder = labels_from or folder
-    _, named_ids = _read_description(label_folder)
-    ids = _structure_ids(named_ids, vocabulary, label_folder, restrict)
-    declared = frozenset(i for values in named_ids.values() for i in values)
-    images = sorted((folder / "imagesTr").glob(f"*_0000{ending}"))
-    if not images:
-        raise DataError(
-            "A data folder holds no scans.",
-            where=str(folder / "imagesTr"),
-            why=f"no file is named <case>_0000{ending}",
-            fix="Point to the folder that holds dataset.json and imagesTr.",
-        )
-    cases = []
-    for image in images:
-        case_id = image.name[: -len(f"_0000{ending}")]
-        label_path = label_folder / "labelsTr" / f"{case_id}{ending}"
-        if ids and not label_path.is_file():
-            raise DataError(
-                "A case has no label file.",
-                where=str(label_path),
-                fix="Add the file, or move the image out of imagesTr.",
-            )
-        labels = LabelMap(label_path, ids, declared) if ids else None
-        cases.append(Case(case_id, case_id, site, image, tuple(sorted(ids)), labels))
-    return cases
+    return {name: FoundImage(path, name) for name, path in _scans(folder, ending).items()}
+
+
+def labels(folder: Path) -> dict[str, FoundLabels]:
+    """The label that every training scan must have; for a folder without scans, those that lie there."""
+    ending, ids = _read_description(folder)
+    names = _scans(folder, ending) or {p.name.removesuffix(ending): p for p in (folder / "labelsTr").glob(f"*{ending}")}
+    return {name: FoundLabelMap(folder / "labelsTr" / f"{name}{ending}", ids) for name in sorted(names)}
+
+
+def _scans(folder: Path, ending: str) -> dict[str, Path]:
+    mark = f"_0000{ending}"
+    return {path.name.removesuffix(mark): path for path in sorted((folder / "imagesTr").glob(f"*{mark}"))}
 
 
 def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
@@ -85,33 +65,4 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
         ) from error
 
 
-def _structure_ids(
-    named_ids: dict[str, tuple[int, ...]],
-    vocabulary: Vocabulary,
-    folder: Path,
-    restrict: tuple[str, ...] | None,
-) -> dict[str, tuple[int, ...]]:
-    """Ids per annotated structure, inner structures and parts included."""
-    try:
-        by_organ: dict[str, tuple[int, ...]] = {}
-        for name, ids in named_ids.items():  # two names may mean the same organ
-            organ = find_organ(name).name
-            by_organ[organ] = by_organ.get(organ, ()) + ids
-        structures = vocabulary.resolve(tuple(by_organ), ignore_unknown=True)
-        wanted = structures if restrict is None else vocabulary.resolve(restrict)
-    except AnatomyError as error:
-        raise DataError(error.what, where=str(folder / "dataset.json"), why=error.why, fix=error.fix) from error
-    absent = sorted(set(wanted) - set(structures))
-    if absent:
-        raise DataError(
-            f"The folder does not annotate {', '.join(absent)}.",
-            where=str(folder / "dataset.json"),
-            why=f"it annotates {', '.join(structures) or 'nothing of the vocabulary'}",
-            fix="Correct 'annotated' of this site in the experiment file.",
-        )
-    return {
-        structure: tuple(
-            sorted({i for organ, ids in by_organ.items() if structure in (organ, *ancestors(organ)) for i in ids})
-        )
-        for structure in wanted
-    }
+LAYOUT = Layout("nnunet", "nnU-Net v2 raw", fits, images, labels)

@@ -1,0 +1,65 @@
+"""Medical Segmentation Decathlon and nnU-Net v1: `dataset.json` whose labels run from id to name.
+
+`{"labels": {"0": "background", "1": "Anterior"}, "training": [{"image": "./imagesTr/a.nii.gz", "label": …}]}`
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.errors import DataError
+
+
+def fits(folder: Path) -> bool:
+    """A dataset.json with a list of training cases and ids as keys of its labels."""
+    try:
+        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        return isinstance(content.get("training"), list) and "0" in content.get("labels", {})
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def images(folder: Path) -> dict[str, FoundImage]:
+    """Every training scan."""
+    return {name: FoundImage(_inside(folder, pair["image"]), name) for name, pair in _training(folder).items()}
+
+
+def labels(folder: Path) -> dict[str, FoundLabels]:
+    """Every training label."""
+    ids = {name: (int(key),) for key, name in _description(folder)["labels"].items() if int(key) != 0}
+    return {name: FoundLabelMap(_inside(folder, pair["label"]), ids) for name, pair in _training(folder).items()}
+
+
+def _training(folder: Path) -> dict[str, dict[str, str]]:
+    pairs = _description(folder)["training"]
+    # nnU-Net v1 lists `case.nii.gz` and stores `case_0000.nii.gz`; the decathlon stores what it lists.
+    return {Path(pair["image"]).name.removesuffix(".nii.gz").removesuffix("_0000"): pair for pair in pairs}
+
+
+def _inside(folder: Path, listed: str) -> Path:
+    path = folder / listed
+    if not path.is_file():
+        with_channel = path.with_name(path.name.removesuffix(".nii.gz") + "_0000.nii.gz")
+        return with_channel if with_channel.is_file() else path
+    return path
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    path = folder / "dataset.json"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = [int(key) for key in content["labels"]], [pair["image"] + pair["label"] for pair in content["training"]]
+        return content
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            "dataset.json cannot be understood.",
+            where=str(path),
+            why=f"{type(error).__name__}: {error}",
+            fix='It must hold "labels": {"0": "background", "1": …} and "training": [{"image": …, "label": …}].',
+        ) from error
+
+
+LAYOUT = Layout("msd", "Medical Segmentation Decathlon, nnU-Net v1", fits, images, labels)
