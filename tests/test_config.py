@@ -114,6 +114,13 @@ def test_a_missing_file_and_a_malformed_override(tmp_path, tiny_content):
         load_experiment(write(tmp_path, tiny_content()), ["rounds 3"])
 
 
+@pytest.mark.parametrize("part", [[0, 2], [3, 2], [1, 0]])
+def test_a_part_must_exist(part):
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
+        parse_experiment({"vocabulary": ["liver"], "sites": {"a": {"folder": "x", "part": part}}})
+    assert "1 ≤ i ≤ n" in caught.value.why
+
+
 def test_site_names_must_be_plain(tiny_content):
     with pytest.raises(ConfigError, match="letters, digits"):
         parse_experiment({"vocabulary": ["liver"], "sites": {"st. mary": {"folder": "x"}}})

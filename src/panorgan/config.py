@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.layouts import AUTO
 from panorgan.cases.phantom import PhantomConfig
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.splits import SplitSettings
@@ -30,11 +31,20 @@ class SiteSettings(Settings):
     """One site of a simulated federation: where its data lies and what of it is used."""
 
     folder: Path = Field(description="its data folder")
-    annotated: tuple[str, ...] | None = Field(
-        None, description="structures to use; all the folder annotates if left out"
-    )
+    layout: str = Field(AUTO, description="how the folder is laid out; found by itself if left out")
+    annotated: tuple[str, ...] | None = Field(None, description="structures to use; all that is annotated if left out")
+    labels: dict[str, str] = Field(default_factory=dict, description="what names in the folder mean: {its name: organ}")
+    ignore: tuple[str, ...] = Field((), description="names in the folder to leave out")
+    part: tuple[int, int] | None = Field(None, description="[i, n]: only part i of n of the folder's patients")
     external: bool = Field(False, description="scored, never trained on")
     withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
+
+    @field_validator("part")
+    @classmethod
+    def _a_real_part(cls, part: tuple[int, int] | None) -> tuple[int, int] | None:
+        if part is not None and not 1 <= part[0] <= part[1]:
+            raise ValueError("part is [i, n] with 1 ≤ i ≤ n, such as [1, 2] for the first half of the patients")
+        return part
 
 
 class HardwareSettings(Settings):

@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
+from federations import Tampering, make_coordinator, make_workers, run, same
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
-from panorgan.config import Experiment
 from panorgan.errors import ConfigError, RunError
-from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
-from panorgan.federation.events import Event, EventLog
+from panorgan.federation.coordinator import check_coverage
+from panorgan.federation.events import Event
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Content, Method, SiteRule
 from panorgan.methods.exchange import SiteFacts
-from panorgan.runs.execute import build_workers
-from panorgan.runs.folder import RunFolder
-from panorgan.runs.prepare import prepare
-
-CPU = torch.device("cpu")
-
-
-def make_workers(experiment: Experiment, folder: Path) -> dict[str, SiteWorker]:
-    return build_workers(experiment, prepare(experiment), RunFolder(folder), CPU, EventLog())
-
-
-def make_coordinator(experiment: Experiment, folder: Path, transport, heard: list[Event] | None = None) -> Coordinator:
-    setup = CoordinatorSetup(
-        "test-run",
-        Vocabulary(experiment.vocabulary),
-        experiment.build_method(),
-        experiment.network,
-        experiment.training,
-        experiment.seed,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    listeners = (heard.append,) if heard is not None else ()
-    return Coordinator(setup, transport, folder, EventLog(folder / "events.jsonl", listeners))
-
-
-class Tampering(LocalTransport):
-    """Changes answers on their way; `drop` sites stay silent."""
-
-    def __init__(self, workers, change: Callable[[str, bytes], bytes] | None = None, drop: Sequence[str] = ()) -> None:
-        super().__init__(workers)
-        self.change, self.drop = change, drop
-        self.asked: list[str] = []
-
-    def exchange(self, sites, make_request, on_reply):
-        def changed(site: str, answer: bytes) -> None:
-            meta = Message.from_bytes(answer).meta
-            trains = str(meta.get("answers", "")).startswith("train")
-            on_reply(site, self.change(site, answer) if self.change and trains else answer)
-
-        present = [site for site in sites if site not in self.drop]
-        self.asked += present
-        super().exchange(present, make_request, changed)
-
-
-def run(experiment: Experiment, folder: Path, rounds: int | None = None) -> Coordinator:
-    coordinator = make_coordinator(experiment, folder, LocalTransport(make_workers(experiment, folder)))
-    coordinator.run(rounds)
-    return coordinator
-
-
-def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):
@@ -267,7 +214,7 @@ def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
     assert first["north"].handle(requests[-1]) == last_answer, "asked again in the same process"
     restarted = workers()["north"]
     assert restarted.handle(requests[-1]) == last_answer, "asked again after a restart"
-    with pytest.raises(RunError, match="already finished 2") as caught:
+    with pytest.raises(RunError, match="already finished round 2") as caught:
         restarted.handle(requests[-2])
     assert "newest checkpoint" in caught.value.fix
 

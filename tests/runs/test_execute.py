@@ -159,6 +159,24 @@ def test_real_folders_train_like_the_phantom(folders, tiny_content, finished, tm
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
 
 
+def test_one_folder_can_make_several_sites_that_share_no_patient(folders, tiny_content):
+    whole = folders["north"]
+    sites = {name: {**whole, "part": [i, 2]} for i, name in ((1, "first"), (2, "second"))}
+    prepared = prepare(on_folders(tiny_content, sites, vocabulary=["liver"]))
+    ids = [{c.id for c in (*s.train, *s.validation, *s.test)} for s in prepared.sites]
+    assert len(ids[0]) + len(ids[1]) == 5
+    assert not ids[0] & ids[1]
+
+
+def test_a_folders_own_names_can_be_explained_or_left_out(folders, tiny_content, tmp_path):
+    path = Path(folders["south"]["folder"]) / "dataset.json"
+    path.write_text(path.read_text().replace('"spleen"', '"Milz"').replace('"kidney"', '"thing"'))
+    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "Milz")
+    folders["south"] |= {"labels": {"Milz": "spleen"}, "ignore": ["thing"]}
+    prepared = prepare(on_folders(tiny_content, folders))
+    assert {site.name: site.annotated for site in prepared.training} == {"north": ("liver",), "south": ("spleen",)}
+
+
 def test_a_missing_folder(folders, tiny_content, tmp_path):
     folders["north"]["folder"] += "-gone"
     refuse(on_folders(tiny_content, folders), tmp_path, DataError, "data folder does not exist")

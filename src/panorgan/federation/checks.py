@@ -15,7 +15,7 @@ from panorgan.federation.tasks import Task
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> None:
     """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values."""
     check_envelope(file.meta, task, site)
-    if not file.keys:
+    if expected and not file.keys:
         raise MessageError(f"Site {site} sent no weights.")
     for key in file.keys:
         _check_tensor(file, key, site, expected)
@@ -32,6 +32,12 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
             )
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
+    # A sum in double precision is finite exactly when every addend is: one pass, no mask in memory.
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
+
+
 def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> None:
     if key not in expected:
         raise MessageError(f"Site {site} sent an unknown key.", why=f"{key!r} is not part of the model")
@@ -46,6 +52,5 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
             f"Site {site} sent a tensor of the wrong type.",
             why=f"{key!r} is {tensor.dtype}, expected {expected[key].dtype}",
         )
-    # A sum in double precision is finite exactly when every addend is: one pass, no mask in memory.
-    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float64)):
+    if not is_finite(tensor):
         raise MessageError(f"Site {site} sent values that are not finite.", why=f"NaN or infinity in {key!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from panorgan.errors import MessageError
+from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content
@@ -39,7 +39,7 @@ class LocalState:
         """Keep state and answer. The state file is the point of no return: until it is renamed, the old one holds."""
         arrays = {f"rule/{k}": v for k, v in saved.rule.arrays.items()}
         arrays |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
-        write_atomically(self._answer, answer)
+        write_atomically(self._answer, answer, durable=True)
         meta = {"run": run, "stage": saved.stage, "round": saved.round}
         write_atomically(self._state, Message(arrays, saved.rule.numbers, meta).to_bytes(), durable=True)
 
@@ -47,12 +47,12 @@ class LocalState:
         """Stage and round of the saved state of this run, if there is one."""
         if not self._state.is_file():
             return None
-        meta = MessageFile(self._state).meta
+        meta = self._open_state().meta
         return (str(meta["stage"]), int(meta["round"])) if meta.get("run") == run else None
 
     def load(self) -> SavedRound:
         """The saved state; ask `finished` first."""
-        message = MessageFile(self._state).message()
+        message = self._open_state().message()
 
         def group(prefix: str) -> dict[str, torch.Tensor]:
             return {k.removeprefix(prefix): v for k, v in message.arrays.items() if k.startswith(prefix)}
@@ -60,6 +60,17 @@ class LocalState:
         meta = message.meta
         rule = Content(group("rule/"), message.numbers)
         return SavedRound(str(meta["stage"]), int(meta["round"]), rule, group("optimizer/"))
+
+    def _open_state(self) -> MessageFile:
+        try:
+            return MessageFile(self._state)
+        except MessageError as error:
+            raise RunError(
+                "A site's state cannot be read.",
+                where=str(self._state),
+                why=error.why,
+                fix="Restore the site's folder from a backup, or start a new run.",
+            ) from error
 
     def answer_to(self, run: str, label: str) -> bytes | None:
         """The saved answer to this very task, if state and answer both belong to it."""

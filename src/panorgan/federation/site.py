@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
 from panorgan.evaluation.metrics import dice
+from panorgan.federation.checks import is_finite
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
 from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
@@ -103,18 +105,33 @@ class SiteWorker:
         if finished != self._in_memory:
             self._rule = None  # never train on from a round that broke off
         rule = self._ready_rule(federation)
+        rule.moment = task.moment
         if finished is not None and finished != self._in_memory:
             saved = self._local.load()
-            rule.load_state(saved.rule)
+            rule.load_state(self._on_device(saved.rule))
             load_optimizer_state(rule.tools.optimizer, saved.optimizer)
         self._in_memory = ("under way", 0)
-        rule.received = Content({k: v.to(self.setup.device) for k, v in received.arrays.items()}, received.numbers)
-        rule.moment = task.moment
+        if not self.setup.training.optimizer.keep_state or (finished and finished[0] != task.moment.stage):
+            rule.tools.optimizer.state.clear()  # a stage has its own schedule, and moments of its own
+        rule.received = self._on_device(received)
         numbers = self._run_steps(rule, task)
         content = rule.update()
         answer = self._answer(task, Content(content.arrays, {**numbers, **content.numbers})).to_bytes()
-        self._remember(rule, task, answer)
+        # An update that diverged will be refused; the next round starts from the last good state.
+        if all(is_finite(value) for value in content.arrays.values()):
+            self._remember(rule, task, answer, has_state=finished is not None)
+        self._put_away(rule)
         return answer
+
+    def _on_device(self, content: Content) -> Content:
+        return Content({k: v.to(self.setup.device) for k, v in content.arrays.items()}, content.numbers)
+
+    def _put_away(self, rule: SiteRule) -> None:
+        """Let go of what the next round does not need: many simulated sites share one device."""
+        rule.received = Content()
+        rule.tools.optimizer.zero_grad(set_to_none=True)
+        if not self.setup.training.optimizer.keep_state:
+            rule.tools.optimizer.state.clear()
 
     def _saved_answer(self, task: Task) -> bytes:
         """Asked again for the round it has just finished: the same answer."""
@@ -129,9 +146,17 @@ class SiteWorker:
 
     def _refuse_the_past(self, task: Task, finished: tuple[str, int] | None) -> None:
         stage, round_ = task.moment.stage, task.moment.round
-        if finished is not None and finished[0] == stage and finished[1] > round_:
+        order = [known.name for known in self.setup.method.stages(self.setup.training.rounds)]
+        if stage not in order:
             raise RunError(
-                f"Site {self.name} is asked for round {round_} of {stage}, but has already finished {finished[1]}.",
+                f"Site {self.name} is asked for a stage it does not know: {stage}.",
+                why=f"its method has {', '.join(order)}",
+                fix="Give the site the coordinator's experiment file.",
+            )
+        if finished is not None and (order.index(finished[0]), finished[1]) > (order.index(stage), round_):
+            raise RunError(
+                f"Site {self.name} is asked for round {round_} of {stage}, "
+                f"but has already finished round {finished[1]} of {finished[0]}.",
                 where=str(self._local.folder),
                 why="the coordinator went back to an older checkpoint",
                 fix="Restore the coordinator's newest checkpoint, or start a new run.",
@@ -139,15 +164,29 @@ class SiteWorker:
 
     def _ready_rule(self, federation: Federation) -> SiteRule:
         if self._rule is None:
-            setup = self.setup
+            self._rule = self._make_rule(federation)
+        self._rule.federation = federation
+        return self._rule
+
+    def _make_rule(self, federation: Federation) -> SiteRule:
+        setup = self.setup
+        with self._random_draws("first weights"):  # of the parts that no message brings
             model = setup.method.build_network(setup.network, federation, site=self.name).to(setup.device)
             if setup.device.type == "cpu" and setup.network.dimensions == 3:
                 model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
             settings = setup.training.optimizer
-            tools = SiteTools(model, make_optimizer(model, settings), settings.clip_norm, self._autocast())
-            self._rule = setup.method.Site(setup.method.config, self.facts(), federation, tools)
-        self._rule.federation = federation
-        return self._rule
+            tools = SiteTools(model, make_optimizer(model, settings), settings.clip_norm, self._autocast)
+            return setup.method.Site(setup.method.config, self.facts(), federation, tools)
+
+    @contextmanager
+    def _random_draws(self, *names: object) -> Iterator[int]:
+        """Draws that depend on (seed, site, names) alone, and leave no trace outside; yields the seed."""
+        seed = derive_seed(self.setup.seed, self.name, *names)
+        kind = self.setup.device.type
+        devices = [] if kind == "cpu" else [self.setup.device]
+        with torch.random.fork_rng(devices, device_type=kind if devices else "cuda"):
+            torch.manual_seed(seed)
+            yield seed
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.setup.training.precision == "float32":
@@ -158,18 +197,13 @@ class SiteWorker:
         """All local steps of a round; every random draw depends on (seed, site, stage, round) alone."""
         setup, moment = self.setup, task.moment
         steps = setup.training.local_steps * setup.steps_factor
-        seed = derive_seed(setup.seed, self.name, moment.stage, moment.round)
-        generator = torch.Generator(setup.device).manual_seed(seed)
-        if not setup.training.optimizer.keep_state:
-            rule.tools.optimizer.state.clear()
         sampler = PatchSampler(self.data.train, self._structures, setup.training.sampling)
-        batches = sampler.batches(steps, seed)
-        if setup.device.type != "cpu":
-            batches = prefetched(batches)
         totals: dict[str, torch.Tensor] = {}
-        devices = [] if setup.device.type == "cpu" else [setup.device]
-        with torch.random.fork_rng(devices, device_type=setup.device.type if devices else "cuda"):
-            torch.manual_seed(seed)
+        with self._random_draws(moment.stage, moment.round) as seed:
+            generator = torch.Generator(setup.device).manual_seed(seed)
+            batches = sampler.batches(steps, seed)
+            if setup.device.type != "cpu":
+                batches = prefetched(batches)
             rule.model.train()
             rule.before_round()
             for step, packed in enumerate(batches):
@@ -183,14 +217,18 @@ class SiteWorker:
                     totals[name] = totals.get(name, torch.zeros_like(value)) + value
                 self._on_step(self.name, step + 1, steps)
             rule.after_round()
-        return {name: float(total) / steps for name, total in totals.items()}
+        means = {name: float(total) / steps for name, total in totals.items()}
+        return {name: mean for name, mean in means.items() if isfinite(mean)}  # the weights will tell the rest
 
-    def _remember(self, rule: SiteRule, task: Task, answer: bytes) -> None:
-        """Save state and answer, unless there is no state: then the same request simply gives the same answer."""
+    def _remember(self, rule: SiteRule, task: Task, answer: bytes, has_state: bool) -> None:
+        """Save state and answer, unless there is no state: then the same request simply gives the same answer.
+
+        A state that was emptied replaces the one on disk (`has_state`), lest the older one come back.
+        """
         keep_optimizer = self.setup.training.optimizer.keep_state
         state = rule.state()
         self._in_memory = None
-        if keep_optimizer or state.arrays or state.numbers:
+        if keep_optimizer or has_state or state.arrays or state.numbers:
             optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
             saved = SavedRound(task.moment.stage, task.moment.round, state, optimizer)
             self._local.save(task.run, saved, answer)
@@ -201,6 +239,8 @@ class SiteWorker:
     def _evaluate(self, content: Content, federation: Federation) -> Content:
         """Mean Dice per annotated structure over the validation cases, on the prepared grid."""
         setup = self.setup
+        if not self.data.validation:
+            return Content(numbers={"cases": 0.0})
         if self._delivered is None:
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered

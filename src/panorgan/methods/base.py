@@ -6,9 +6,9 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -32,12 +32,15 @@ class MethodConfig(Settings):
 
 @dataclass
 class SiteTools:
-    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits."""
+    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
+
+    `autocast()` makes a fresh context each time, so that it may be entered within itself.
+    """
 
     model: SegmentationNetwork
     optimizer: torch.optim.Optimizer
     clip_norm: float | None = None
-    autocast: AbstractContextManager[object] = field(default_factory=nullcontext)
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 class SiteRule:
@@ -65,7 +68,7 @@ class SiteRule:
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One optimiser step; returns scalars to log, left on their device."""
         self.tools.optimizer.zero_grad(set_to_none=True)
-        with self.tools.autocast:
+        with self.tools.autocast():
             loss = self.loss(batch)
         loss.backward()
         if self.tools.clip_norm is not None:
@@ -81,11 +84,14 @@ class SiteRule:
         return Content(self.model.state_dict(), {"cases": float(self.facts.train_cases)})
 
     def state(self) -> Content:
-        """What must survive until the next round. It stays on the site's disk and never travels."""
+        """What must survive until the next round. It stays on the site's disk and never travels.
+
+        Parts of the model that `before_round` does not take over belong here too.
+        """
         return Content()
 
     def load_state(self, state: Content) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave; its tensors lie on the model's device."""
 
     # -- shared by methods ---------------------------------------------------------------------------------
 
@@ -117,15 +123,21 @@ class ServerRule:
         return Content(self.weights)
 
     def aggregate(self, updates: Updates) -> None:
-        """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it."""
-        self.weights.update(updates.mean(self.weight))
+        """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it.
+
+        What a method sends besides weights (see `expects`) is no business of the mean: read it from `updates`.
+        """
+        self.weights.update(updates.mean(lambda site, key: self.weight(site, key) if key in self.weights else 0.0))
 
     def weight(self, site: str, key: str) -> float:
         """How much a site counts in the mean of a key."""
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-        """Keys a site may send, each with an example of its shape and type; anything else is refused."""
+        """Keys a site may send, each with an example of its shape and type; anything else is refused.
+
+        An example may lie on the `meta` device. Where nothing is expected, an answer of numbers alone is accepted.
+        """
         return self.weights
 
     def state(self) -> Content:

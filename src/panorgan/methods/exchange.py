@@ -60,10 +60,14 @@ class Federation:
 
 @dataclass(frozen=True)
 class Stage:
-    """A named run of rounds (`pretrain`, `train`)."""
+    """A named run of rounds (`pretrain`, `train`).
+
+    `validate=False`: the global model means nothing yet in this stage, so it is not scored.
+    """
 
     name: str
     rounds: int
+    validate: bool = True
 
 
 @dataclass(frozen=True)

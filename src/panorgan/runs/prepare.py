@@ -121,9 +121,16 @@ def _read_site(
     name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
 ) -> tuple[list[Case], dict[str, Case]]:
     """The cases to train with, and by id the cases as they are scored (withheld labels where there are any)."""
-    scored = read_cases(site.folder, name, vocabulary, site.withheld) if site.withheld else None
+
+    def read(withheld: Path | None = None, restrict: tuple[str, ...] | None = None) -> list[Case]:
+        cases = read_cases(
+            site.folder, name, vocabulary, withheld, restrict, site.layout, rename=site.labels, ignore=site.ignore
+        )
+        return _part_of(cases, site.part)
+
+    scored = read(site.withheld) if site.withheld else None
     if site.external:
-        cases = scored if scored is not None else read_cases(site.folder, name, vocabulary)
+        cases = scored if scored is not None else read()
         return cases, {case.id: case for case in cases}
     if labels == "withheld":
         if scored is None:
@@ -134,8 +141,8 @@ def _read_site(
             )
         cases = scored
     else:
-        cases = read_cases(site.folder, name, vocabulary, restrict=site.annotated)
-        if not any(case.annotated for case in cases):
+        cases = [case for case in read(restrict=site.annotated) if case.annotated]
+        if not cases:
             raise ConfigError(
                 f"Site {name} annotates nothing of the vocabulary.",
                 where=f"sites.{name}",
@@ -149,3 +156,12 @@ def _read_site(
             fix="Give it at least two, or mark it 'external: true'.",
         )
     return cases, {case.id: case for case in scored or cases}
+
+
+def _part_of(cases: list[Case], part: tuple[int, int] | None) -> list[Case]:
+    """Every n-th patient, beginning with the i-th: one data set makes several sites that share no patient."""
+    if part is None:
+        return cases
+    index, count = part
+    patients = sorted({case.patient for case in cases})[index - 1 :: count]
+    return [case for case in cases if case.patient in patients]

@@ -1,0 +1,80 @@
+"""Coordinators and site workers on the tiny phantom federation, and a transport that can be tampered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.config import Experiment
+from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
+from panorgan.federation.events import Event, EventLog
+from panorgan.federation.message import Message
+from panorgan.federation.site import SiteWorker
+from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.base import Method
+from panorgan.runs.execute import build_workers
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.prepare import prepare
+
+CPU = torch.device("cpu")
+
+
+def make_workers(experiment: Experiment, folder: Path, method: Method | None = None) -> dict[str, SiteWorker]:
+    workers = build_workers(experiment, prepare(experiment), RunFolder(folder), CPU, EventLog())
+    for worker in workers.values():
+        worker.setup = replace(worker.setup, method=method or worker.setup.method)
+    return workers
+
+
+def make_coordinator(
+    experiment: Experiment,
+    folder: Path,
+    transport,
+    heard: list[Event] | None = None,
+    method: Method | None = None,
+) -> Coordinator:
+    setup = CoordinatorSetup(
+        "test-run",
+        Vocabulary(experiment.vocabulary),
+        method or experiment.build_method(),
+        experiment.network,
+        experiment.training,
+        experiment.seed,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    listeners = (heard.append,) if heard is not None else ()
+    return Coordinator(setup, transport, folder, EventLog(folder / "events.jsonl", listeners))
+
+
+class Tampering(LocalTransport):
+    """Changes answers on their way; `drop` sites stay silent."""
+
+    def __init__(self, workers, change: Callable[[str, bytes], bytes] | None = None, drop: Sequence[str] = ()) -> None:
+        super().__init__(workers)
+        self.change, self.drop = change, drop
+        self.asked: list[str] = []
+
+    def exchange(self, sites, make_request, on_reply):
+        def changed(site: str, answer: bytes) -> None:
+            meta = Message.from_bytes(answer).meta
+            trains = str(meta.get("answers", "")).startswith("train")
+            on_reply(site, self.change(site, answer) if self.change and trains else answer)
+
+        present = [site for site in sites if site not in self.drop]
+        self.asked += present
+        super().exchange(present, make_request, changed)
+
+
+def run(experiment: Experiment, folder: Path, rounds: int | None = None, method: Method | None = None) -> Coordinator:
+    workers = make_workers(experiment, folder, method)
+    coordinator = make_coordinator(experiment, folder, LocalTransport(workers), method=method)
+    coordinator.run(rounds)
+    return coordinator
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
