@@ -77,12 +77,19 @@ def test_background_needs_no_declaration_but_unused_labels_do(label_map) -> None
     [
         (np.zeros((2, 2, 3), dtype=np.uint8), np.eye(4)),
         (VALUES.astype(np.uint8), np.diag([2.0, 1, 1, 1])),
-        (VALUES.astype(np.uint8), np.eye(4)[[1, 0, 2, 3]]),
+        (VALUES.astype(np.uint8), np.eye(4) + np.eye(4, k=3) * 0.5),
     ],
-    ids=["shape", "spacing", "axes swapped"],
+    ids=["shape", "spacing", "half a voxel beside"],
 )
 def test_labels_on_another_grid_are_refused(label_map, values, affine) -> None:
     assert "another grid" in refused(label_map(values, affine)).what
+
+
+def test_labels_whose_axes_are_swapped_are_read_in_the_world(label_map) -> None:
+    straight = label_map(VALUES.astype(np.uint8)).read(IMAGE)["liver"]
+    swapped = label_map(VALUES.astype(np.uint8).swapaxes(0, 1), np.eye(4)[[1, 0, 2, 3]]).read(IMAGE)["liver"]
+    np.testing.assert_array_equal(swapped, straight)
+    assert (straight != straight.swapaxes(0, 1)).any(), "the mask is too symmetric to tell"
 
 
 def test_a_case_reads_only_what_it_annotates(write_scan, label_map) -> None:

@@ -24,8 +24,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "missing" in refused(tmp_path / "nowhere.nii.gz").what
 
 
-def test_a_folder_is_not_a_scan(tmp_path: Path) -> None:
-    assert "missing" in refused(tmp_path).what
+def test_a_folder_without_slices_is_not_a_scan(tmp_path: Path) -> None:
+    assert "no DICOM series" in refused(tmp_path).what
 
 
 def test_a_truncated_gzip_is_refused(write_scan) -> None:

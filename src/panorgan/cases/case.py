@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.cases.volume import Volume, read_volume, same_grid
+from panorgan.cases.volume import Volume, read_volume, same_grid, turned_like
 from panorgan.errors import DataError
 
 Mask = NDArray[np.bool_]
@@ -122,8 +122,10 @@ class MaskFiles:
 
 
 def _read_on_grid(path: Path, image: Volume) -> Volume:
-    """A label file, refused when it does not lie on its image's grid."""
+    """A label file on its image's grid: axes may run the other way, but the voxels must be the same in the world."""
     labels = read_volume(path)
+    if not same_grid(labels, image):
+        labels = turned_like(labels, image)
     if not same_grid(labels, image):
         raise DataError(
             "A label file lies on another grid than its image.",

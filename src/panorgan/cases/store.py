@@ -104,10 +104,12 @@ def _key(case: Case, plan: Plan) -> str:
     digest = hashlib.sha256(f"format {_FORMAT}\n{plan.model_dump_json()}\n".encode())
     digest.update(repr(case.annotated).encode())
     for path in (case.image, *(case.labels.paths if case.labels else ())):
-        if not path.is_file():
+        if not path.exists():
             raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        # A DICOM series is a folder: all of its files count.
+        for content in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
+            with content.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     if case.labels:
         digest.update(case.labels.recipe().encode())
     return digest.hexdigest()[:32]

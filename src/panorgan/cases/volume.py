@@ -11,6 +11,7 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.cases.formats import ITK_ENDINGS, read_dicom_series, read_itk_file
 from panorgan.errors import DataError
 
 
@@ -29,23 +30,26 @@ class Volume:
 
 
 def read_volume(path: Path) -> Volume:
-    """Read a NIfTI file with its scaling applied; refuse what is missing, damaged or not a 3D volume."""
-    if not path.is_file():
+    """Read a scan with its scaling applied; refuse what is missing, damaged or not a 3D volume.
+
+    NIfTI, MetaImage and NRRD files, or a folder with one DICOM series.
+    """
+    if not path.exists():
         raise DataError(
             "A scan file is missing.",
             where=str(path),
             fix="Check the path, or remove the case from its folder.",
         )
     try:
-        image = nib.load(path)
-        voxels = np.asanyarray(image.dataobj)  # type: ignore[attr-defined]
-        affine = np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
-    except Exception as error:  # nibabel raises many kinds: gzip, zlib, EOF, header, OS errors
+        voxels, affine = _read_any(path)
+    except DataError:
+        raise
+    except Exception as error:  # nibabel and ITK raise many kinds: gzip, zlib, EOF, header, OS errors
         raise DataError(
             "A scan file cannot be read.",
             where=str(path),
             why=f"{type(error).__name__}: {error}",
-            fix="The file is damaged or not NIfTI. Copy it again from its source, or remove the case.",
+            fix="The file is damaged or of a kind that is not read. Copy it again from its source, or remove the case.",
         ) from error
     if not (np.issubdtype(voxels.dtype, np.integer) or np.issubdtype(voxels.dtype, np.floating)):
         raise DataError(
@@ -69,6 +73,25 @@ def read_volume(path: Path) -> Volume:
             fix="Export the scan again with its spacing and orientation.",
         )
     return Volume(voxels, affine)
+
+
+def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Voxels and affine, by the kind of file."""
+    if path.is_dir():
+        return read_dicom_series(path)
+    if path.name.endswith(ITK_ENDINGS):
+        return read_itk_file(path)
+    image = nib.load(path)
+    return np.asanyarray(image.dataobj), np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
+
+
+def turned_like(volume: Volume, other: Volume) -> Volume:
+    """The same voxels with their axes flipped and swapped to run as the other's do; nothing is interpolated."""
+    wanted = nib.orientations.io_orientation(other.affine)
+    turn = nib.orientations.ornt_transform(nib.orientations.io_orientation(volume.affine), wanted)
+    voxels = nib.orientations.apply_orientation(volume.voxels, turn)
+    back = nib.orientations.inv_ornt_aff(turn, volume.voxels.shape)
+    return Volume(voxels, volume.affine @ back)
 
 
 def write_labels(path: Path, voxels: NDArray[Any], affine: NDArray[np.float64]) -> None:

@@ -1,0 +1,154 @@
+"""DICOM, MetaImage and NRRD: the same voxels at the same place in the world as a NIfTI of the scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk  # noqa: N813
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.case import Case, LabelMap
+from panorgan.cases.layouts import read_cases
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.store import Store
+from panorgan.cases.volume import Volume, read_volume, same_grid, turned_like
+from panorgan.errors import DataError
+
+AFFINE = np.array([[-0.7, 0, 0, 90.0], [0, -0.7, 0, 40.0], [0, 0, 2.5, -300.0], [0, 0, 0, 1]])
+HU = np.random.default_rng(0).integers(-1000, 1000, (6, 5, 4)).astype(np.int16)
+
+
+def write_series(folder: Path, hu: np.ndarray = HU, series: str | None = None, **changes) -> Path:
+    """A CT series as a scanner writes it: unsigned pixels with a rescale, one file per slice, names in no order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    series = series or generate_uid()
+    for k in range(hu.shape[2]):
+        meta = FileMetaDataset()
+        meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
+        meta.MediaStorageSOPInstanceUID = generate_uid()
+        slice_ = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+        slice_.SOPClassUID, slice_.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
+        slice_.Modality, slice_.SeriesInstanceUID, slice_.StudyInstanceUID = "CT", series, "1.2.3"
+        slice_.Rows, slice_.Columns = hu.shape[1], hu.shape[0]
+        slice_.PixelSpacing, slice_.SliceThickness = [0.7, 0.7], 2.5
+        slice_.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        slice_.ImagePositionPatient = [-90.0, -40.0 + changes.get("tilt", 0.0) * k, -300.0 + 2.5 * k]
+        slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 1, "MONOCHROME2"
+        slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit, slice_.PixelRepresentation = 16, 16, 15, 0
+        slice_.RescaleIntercept, slice_.RescaleSlope, slice_.InstanceNumber = -1024, 1, 100 - k
+        slice_.PixelData = (hu[:, :, k].T + 1024).astype(np.uint16).tobytes()
+        if k not in changes.get("skip", ()):
+            slice_.save_as(folder / f"IM{(k * 7) % 10}_{series[-4:]}", enforce_file_format=True)
+    return folder
+
+
+def test_a_dicom_series_is_in_hu_and_in_its_place(tmp_path):
+    volume = read_volume(write_series(tmp_path / "ct"))
+    np.testing.assert_array_equal(volume.voxels, HU)
+    np.testing.assert_allclose(volume.affine, AFFINE, atol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["mha", "nrrd"])
+def test_itk_files_agree_with_nifti(tmp_path, ending):
+    """The oblique geometry is written by SimpleITK in both formats; ours must see the same world."""
+    image = sitk.GetImageFromArray(HU.transpose(2, 1, 0))
+    image.SetSpacing((0.7, 0.8, 2.5))
+    image.SetOrigin((-10.0, 20.0, 30.0))
+    angle = 0.3
+    image.SetDirection((np.cos(angle), -np.sin(angle), 0, np.sin(angle), np.cos(angle), 0, 0, 0, 1))
+    sitk.WriteImage(image, str(tmp_path / f"scan.{ending}"))
+    sitk.WriteImage(image, str(tmp_path / "scan.nii.gz"))
+    ours, nifti = read_volume(tmp_path / f"scan.{ending}"), read_volume(tmp_path / "scan.nii.gz")
+    np.testing.assert_array_equal(ours.voxels, nifti.voxels)
+    np.testing.assert_allclose(ours.affine, nifti.affine, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "hint"),
+    [
+        ({"tilt": 0.4}, "tilted gantry", "0.40 mm"),
+        ({"skip": (1,)}, "missing or doubled", "5.00 mm"),
+    ],
+)
+def test_bad_series_are_refused_with_the_reason(tmp_path, changes, says, hint):
+    with pytest.raises(DataError, match=says) as caught:
+        read_volume(write_series(tmp_path / "ct", np.repeat(HU, 2, axis=2), **changes))
+    assert hint in caught.value.why
+    assert caught.value.fix
+
+
+def test_a_doubled_slice(tmp_path):
+    folder = write_series(tmp_path / "ct")
+    slice_ = pydicom.dcmread(next(iter(sorted(folder.iterdir()))))
+    slice_.SOPInstanceUID = slice_.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    slice_.save_as(folder / "again")
+    with pytest.raises(DataError, match="missing or doubled"):
+        read_volume(folder)
+
+
+def test_two_series_or_none(tmp_path):
+    folder = write_series(tmp_path / "ct")
+    write_series(folder)
+    with pytest.raises(DataError, match="2 DICOM series"):
+        read_volume(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no DICOM series"):
+        read_volume(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["broken.mha", "broken.nrrd"])
+def test_a_damaged_itk_file(tmp_path, name):
+    (tmp_path / name).write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_volume(tmp_path / name)
+
+
+def test_turning_changes_axes_and_nothing_in_the_world():
+    flipped = Volume(HU[:, ::-1], AFFINE @ np.array([[1, 0, 0, 0], [0, -1, 0, 4], [0, 0, 1, 0], [0, 0, 0, 1.0]]))
+    original = Volume(HU, AFFINE)
+    assert not same_grid(flipped, original)
+    turned = turned_like(flipped, original)
+    assert same_grid(turned, original)
+    np.testing.assert_array_equal(turned.voxels, HU)
+
+
+def test_a_label_whose_axes_run_the_other_way_is_read_in_the_world(tmp_path):
+    folder = write_series(tmp_path / "ct")
+    labels = (HU > 500).astype(np.uint8)
+    flip = np.array([[1, 0, 0, 0], [0, -1, 0, 4], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+    nib.save(nib.Nifti1Image(labels[:, ::-1], AFFINE @ flip), tmp_path / "seg.nii.gz")
+    case = Case("a", "a", "s", folder, ("liver",), LabelMap(tmp_path / "seg.nii.gz", {"liver": (1,)}, frozenset({1})))
+    np.testing.assert_array_equal(case.read_masks(case.read_image())["liver"], HU > 500)
+
+
+def test_a_dicom_case_through_a_table_into_the_store(tmp_path):
+    write_series(tmp_path / "scans" / "p1")
+    nib.save(nib.Nifti1Image((HU > 500).astype(np.uint8), AFFINE), tmp_path / "p1.nii.gz")
+    (tmp_path / "cases.csv").write_text("case,image,label,annotated\np1,scans/p1,p1.nii.gz,liver=1\n")
+    (case,) = read_cases(tmp_path, "here", Vocabulary(["liver"]))
+    store, plan = Store(tmp_path / "store"), Plan(spacing_mm=(0.7, 0.7, 2.5))
+    stored = store.add(case, plan)
+    assert dict(stored.masks())["liver"].sum() == (HU > 500).sum()
+    one = next((tmp_path / "scans" / "p1").iterdir())
+    one.write_bytes(one.read_bytes()[:-2] + b"\0\1")
+    assert store.add(case, plan).folder != stored.folder, "a changed slice makes another entry"
+
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "totalsegmentator_examples"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real scans are not here (../shared/data)")
+def test_a_real_series_and_its_label_meet_in_the_world():
+    """JPEG 2000 slices, and a label whose y axis runs the other way: the liver must look like liver."""
+    labels = LabelMap(DATA / "example_seg_dicom.nii.gz", {"liver": (5,)}, frozenset(range(1, 200)))
+    case = Case("real", "real", "here", DATA / "example_ct_dicom", ("liver",), labels)
+    volume = case.read_image()
+    liver = case.read_masks(volume)["liver"]
+    assert np.median(volume.voxels[liver]) == pytest.approx(93, abs=2)
+    assert volume.spacing == pytest.approx((0.9765625, 0.9765625, 2.0))
