@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.cases.volume import Volume, read_volume, same_grid, turned_like
+from panorgan.cases.volume import Volume, grid_distance_mm, read_scan, read_volume, same_grid, turned_like
 from panorgan.errors import DataError
 
 Mask = NDArray[np.bool_]
@@ -130,10 +130,18 @@ def _read_on_grid(path: Path, image: Volume) -> Volume:
         raise DataError(
             "A label file lies on another grid than its image.",
             where=str(path),
-            why=f"shape {labels.voxels.shape} against {image.voxels.shape}, or a different affine",
+            why=_difference(labels, image),
             fix="Resample the label to the image in your annotation tool, or remove the case.",
         )
     return labels
+
+
+def _difference(labels: Volume, image: Volume) -> str:
+    """In words, why two grids are not the same."""
+    if labels.voxels.shape != image.voxels.shape:
+        return f"the label has {labels.voxels.shape} voxels, the image {image.voxels.shape}"
+    apart = grid_distance_mm(labels, image)
+    return f"their corners lie up to {apart:.3g} mm apart: another origin, spacing or direction"
 
 
 @dataclass(frozen=True)
@@ -155,14 +163,7 @@ class Case:
 
     def read_image(self) -> Volume:
         """The scan with its own grid, checked to be finite."""
-        volume = read_volume(self.image)
-        if not np.isfinite(volume.voxels).all():
-            raise DataError(
-                "A scan holds values that are not finite numbers.",
-                where=str(self.image),
-                fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
-            )
-        return volume
+        return read_scan(self.image)
 
     def read_masks(self, image: Volume) -> dict[str, Mask]:
         """One mask per annotated structure, on the grid of the image."""

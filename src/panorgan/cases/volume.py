@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from panorgan.cases.formats import ITK_ENDINGS, read_dicom_series, read_itk_file
 from panorgan.errors import DataError
 
+# Nobody is scanned with finer voxels or over a longer way: such a header is in other units than millimetres.
+_FINEST_MM = 0.01
+_LONGEST_MM = 5000.0
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -27,6 +31,18 @@ class Volume:
         """Voxel size in mm along the array axes."""
         x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0))
         return float(x), float(y), float(z)
+
+
+def read_scan(path: Path) -> Volume:
+    """Read an image, checked to be finite."""
+    volume = read_volume(path)
+    if not np.isfinite(volume.voxels).all():
+        raise DataError(
+            "A scan holds values that are not finite numbers.",
+            where=str(path),
+            fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
+        )
+    return volume
 
 
 def read_volume(path: Path) -> Volume:
@@ -63,16 +79,38 @@ def read_volume(path: Path) -> Volume:
         raise DataError(
             f"A scan must have three dimensions, this one has {voxels.ndim}: {voxels.shape}.",
             where=str(path),
-            fix="Split a time series or a multi-channel file into one 3D file per case.",
+            fix="Split a time series or a multi-channel file into one 3D file per case."
+            if voxels.ndim > 3
+            else "Put the slices of a case together into one 3D file.",
         )
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+    volume = Volume(voxels, affine)
+    _check_geometry(volume, path)
+    return volume
+
+
+def _check_geometry(volume: Volume, path: Path) -> None:
+    """Refuse what would fail, or fill the memory, much later."""
+    shape, affine = volume.voxels.shape, volume.affine
+    if 0 in shape:
+        raise DataError(f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.")
+    # Relative to the voxel's size, so that tiny voxels are not mistaken for flat ones.
+    flat = np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) <= 1e-6 * np.prod(volume.spacing)
+    if flat or not np.isfinite(affine).all():
         raise DataError(
             "A scan has no usable geometry.",
             where=str(path),
             why="its affine is singular or not finite",
             fix="Export the scan again with its spacing and orientation.",
         )
-    return Volume(voxels, affine)
+    extent = [n * mm for n, mm in zip(shape, volume.spacing, strict=True)]
+    if min(volume.spacing) < _FINEST_MM or max(extent) > _LONGEST_MM:
+        voxel, whole = (" × ".join(f"{mm:.4g}" for mm in sizes) for sizes in (volume.spacing, extent))
+        raise DataError(
+            f"The voxel size of a scan cannot be right: {voxel} mm.",
+            where=str(path),
+            why=f"the scan would measure {whole} mm",
+            fix="Correct the spacing in its header: it must be in millimetres.",
+        )
 
 
 def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -105,7 +143,12 @@ def same_grid(first: Volume, second: Volume, tolerance_mm: float = 1e-2) -> bool
     """Whether two volumes share shape and affine, corner by corner, within a hundredth of a millimetre."""
     if first.voxels.shape != second.voxels.shape:
         return False
+    return grid_distance_mm(first, second) <= tolerance_mm
+
+
+def grid_distance_mm(first: Volume, second: Volume) -> float:
+    """How far apart the corners of two volumes of one shape lie at most, along an axis of the body."""
     # All eight: swapped axes of a cube agree in the first and the last corner.
     corners = np.array([[*corner, 1.0] for corner in itertools.product(*((0, n) for n in first.voxels.shape))])
     shift = corners @ (first.affine - second.affine).T
-    return bool(np.abs(shift).max() <= tolerance_mm)
+    return float(np.abs(shift).max())

@@ -104,6 +104,16 @@ def write_totalsegmentator(folder: Path) -> None:
         save(folder / name / "segmentations" / "spleen.nii.gz", numbered())
 
 
+def write_bids(folder: Path) -> None:
+    (folder / "derivatives" / "manual").mkdir(parents=True)
+    (folder / "dataset_description.json").write_text(json.dumps({"Name": "x", "BIDSVersion": "1.9.0"}))
+    (folder / "derivatives" / "manual" / "dseg.tsv").write_text("index\tname\n0\tBackground\n1\tLiver\n2\tSpleen\n")
+    for subject, session in (("sub-01", "ses-1"), ("sub-01", "ses-2"), ("sub-02", "ses-1")):
+        stem, place = f"{subject}_{session}", Path(subject) / session / "anat"
+        save(folder / place / f"{stem}_CT.nii.gz")
+        save(folder / "derivatives" / "manual" / place / f"{stem}_desc-manual_dseg.nii.gz", numbered(1, 2))
+
+
 def write_csv(folder: Path) -> None:
     save(folder / "scans" / "a.nii.gz")
     save(folder / "scans" / "b.nii.gz")
@@ -125,6 +135,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "lits": write_lits,
     "acdc": write_acdc,
     "totalsegmentator": write_totalsegmentator,
+    "bids": write_bids,
     "csv": write_csv,
 }
 
@@ -221,6 +232,48 @@ def test_totalsegmentator_parts_make_a_union(tmp_path):
     first, second = read_cases(tmp_path, "here", Vocabulary(["liver", "kidney"]), ignore=("vertebrae_L1",))
     assert marks(first, "kidney") == [False, True, True, False]
     assert second.annotated == ("liver",)
+
+
+def test_bids_sessions_of_a_subject_stay_together(tmp_path):
+    write_bids(tmp_path)
+    cases = read_cases(tmp_path, "here", ABDOMEN)
+    assert [(c.id, c.patient) for c in cases] == [
+        ("sub-01_ses-1", "sub-01"),
+        ("sub-01_ses-2", "sub-01"),
+        ("sub-02_ses-1", "sub-02"),
+    ]
+    assert cases[0].image.name == "sub-01_ses-1_CT.nii.gz"
+    assert marks(cases[0], "spleen") == [False, True, False, False]
+
+
+def test_bids_the_nearest_table_counts(tmp_path):
+    write_bids(tmp_path)
+    (own,) = (tmp_path / "derivatives").rglob("sub-02*_dseg.nii.gz")
+    own.with_name(own.name.replace(".nii.gz", ".tsv")).write_text("index\tname\n1\tspleen\n2\tliver\n")
+    cases = {case.id: case for case in read_cases(tmp_path, "here", ABDOMEN)}
+    assert marks(cases["sub-02_ses-1"], "spleen") == [True, False, False, False]
+    assert marks(cases["sub-01_ses-1"], "spleen") == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "derivatives" / "manual" / "dseg.tsv").unlink(), "no table"),
+        (
+            lambda f: (f / "derivatives" / "manual" / "dseg.tsv").write_text("id\tlabel\n1\tLiver\n"),
+            "cannot be understood",
+        ),
+        (lambda f: next(f.glob("sub-02/**/*_CT.nii.gz")).unlink(), "belongs to no scan"),
+        (lambda f: save(f / "sub-02" / "ses-1" / "anat" / "sub-02_ses-1_T1w.nii.gz"), "belongs to several scans"),
+    ],
+    ids=["no table", "other columns", "no scan", "two scans"],
+)
+def test_bids_refusals(tmp_path, damage, says):
+    write_bids(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(DataError, match=says) as caught:
+        read_cases(tmp_path, "here", ABDOMEN)
+    assert caught.value.fix
 
 
 def test_csv_knows_per_case_what_is_annotated(tmp_path):
