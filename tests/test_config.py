@@ -114,6 +114,19 @@ def test_a_missing_file_and_a_malformed_override(tmp_path, tiny_content):
         load_experiment(write(tmp_path, tiny_content()), ["rounds 3"])
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    text = "vocabulary: [liver]\nsites:\n  a: {folder: x}\n  b: {folder: y}\n  a: {folder: z}\n"
+    with pytest.raises(ConfigError, match="not valid YAML") as caught:
+        load_experiment(write(tmp_path, text))
+    assert "'a' stands there twice" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ""])
+def test_a_name_must_be_fit_for_a_folder(tiny_content, name):
+    with pytest.raises(ConfigError, match="cannot be used"):
+        parse_experiment(tiny_content(name=name))
+
+
 @pytest.mark.parametrize("part", [[0, 2], [3, 2], [1, 0]])
 def test_a_part_must_exist(part):
     with pytest.raises(ConfigError, match="cannot be used") as caught:
@@ -138,3 +151,55 @@ def test_an_organ_error_keeps_its_kind(tmp_path, tiny_content):
     with pytest.raises(AnatomyError) as caught:
         load_experiment(write(tmp_path, tiny_content(vocabulary=["kidney", "kidney_left"])))
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("name=[a", "not valid YAML"),
+        ("phantom.sites.0.cases=3", "'phantom.sites' is not a group of settings"),
+        ("name.first=3", "'name' is not a group of settings"),
+        ("rounds 3", "must look like a.b=value"),
+    ],
+)
+def test_overrides_that_cannot_be_applied(tmp_path, tiny_content, override, says):
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(write(tmp_path, tiny_content()), [override])
+    assert says in caught.value.what
+    assert caught.value.where == "--set"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "a: [1",
+        {"vocabulary": ["liver"], "sites": [{"folder": "x"}]},
+        {"vocabulary": ["liver"], "sites": "x"},
+        {"vocabulary": None, "phantom": {}},
+        {"vocabulary": ["liver"], "sites": {"a": {"folder": "x"}}, "training": {"rounds": 0}},
+        {"vocabulary": ["liver"], "sites": {"a": {"folder": "x"}}, "postprocess": "sharpen"},
+        {"vocabulary": ["liver"]},
+        {1: 2},
+    ],
+    ids=lambda content: str(content)[-40:],
+)
+def test_every_refusal_names_a_fix(tmp_path, content):
+    with pytest.raises(PanorganError) as caught:
+        load_experiment(write(tmp_path, content))
+    assert caught.value.fix
+    assert caught.value.where
+
+
+def test_an_unknown_postprocessing_is_refused_before_training(tmp_path, tiny_content):
+    with pytest.raises(ConfigError, match="sharpen") as caught:
+        load_experiment(write(tmp_path, tiny_content(postprocess="sharpen")))
+    assert "flkd" in caught.value.fix
+
+
+def test_a_slip_inside_the_phantom_is_found_there(tmp_path, tiny_content):
+    with pytest.raises(ConfigError, match="no setting called 'sitez'") as caught:
+        load_experiment(write(tmp_path, tiny_content(phantom={"sitez": []})))
+    assert caught.value.where.endswith("phantom: sitez")
+    assert "field_of_view_mm" in caught.value.fix

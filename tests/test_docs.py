@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import panorgan
-from panorgan.config import parse_experiment
+from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.methods import registry
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 
@@ -59,3 +59,22 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_settings_page_names_real_settings_with_their_defaults():
+    """Every dotted name on the page exists, and every key at the top and under a site is on it."""
+    page = (ROOT / "docs" / "experiment-file.md").read_text()
+    whole = parse_experiment({"vocabulary": ["liver"], "phantom": {}}).model_dump()
+    for dotted in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page):
+        if dotted.endswith((".yaml", ".json")):
+            continue
+        place = whole
+        for key in dotted.split("."):
+            assert key in place, dotted
+            place = place[key]
+    top = {"splits", "plan", "network", "training", "hardware"}  # described key by key
+    assert [key for key in Experiment.model_fields if key not in top and f"| `{key}` |" not in page] == []
+    assert [key for key in SiteSettings.model_fields if f"| `{key}` |" not in page] == []
+    for key, default in (("rounds", 100), ("local_steps", 20), ("validate_every", 5)):
+        assert f"| `training.{key}` | {default} |" in page
+        assert whole["training"][key] == default

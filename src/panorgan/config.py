@@ -20,6 +20,7 @@ from panorgan.cases.phantom import PhantomConfig
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.splits import SplitSettings
 from panorgan.errors import ConfigError, PanorganError, did_you_mean
+from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.settings import TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
@@ -58,7 +59,7 @@ class HardwareSettings(Settings):
 class Experiment(Settings):
     """Everything that decides what a run computes."""
 
-    name: str = "experiment"
+    name: str = Field("experiment", pattern=r"^[^./\\][^/\\]*$", description="names the run folder and the report")
     seed: int = Field(0, ge=0)
     vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
@@ -77,15 +78,27 @@ class Experiment(Settings):
         """Organs are named once: a phantom draws the vocabulary, a vocabulary left out is the phantom's."""
         if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
             phantom = dict(content["phantom"])
-            if "vocabulary" in content:
+            if content.get("vocabulary"):
                 phantom.setdefault("organs", Vocabulary(content["vocabulary"]).organs)
-            return {"vocabulary": PhantomConfig(**phantom).organs, **content, "phantom": phantom}
+            return {"vocabulary": _validated(PhantomConfig, phantom, "phantom").organs, **content, "phantom": phantom}
         return content
 
     @field_validator("vocabulary")
     @classmethod
     def _canonical(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return Vocabulary(names).organs
+
+    @field_validator("postprocess")
+    @classmethod
+    def _known_preset(cls, name: str) -> str:
+        if name not in PRESETS:
+            raise ConfigError(
+                f"There is no post-processing preset {name!r}.",
+                where="postprocess",
+                why=did_you_mean(name, PRESETS),
+                fix=f"Use one of: {', '.join(PRESETS)}.",
+            )
+        return name
 
     @field_validator("sites")
     @classmethod
@@ -144,18 +157,37 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     if not path.is_file():
         raise ConfigError("There is no such experiment file.", where=str(path), fix="Check the path.")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("The experiment file is not valid YAML.", where=str(path), why=str(error)) from error
+        raise ConfigError(
+            "The experiment file is not valid YAML.", where=str(path), why=str(error), fix="Correct that place."
+        ) from error
     if not isinstance(content, dict):
-        raise ConfigError("The experiment file is empty or not a mapping.", where=str(path))
+        raise ConfigError(
+            "The experiment file is empty or not a mapping.",
+            where=str(path),
+            fix="Write 'name: value' lines; the files in examples/ show how.",
+        )
     for override in overrides:
         _apply_override(content, override)
-    for site in (content.get("sites") or {}).values():
+    sites = content.get("sites")
+    for site in sites.values() if isinstance(sites, dict) else ():
         for key in ("folder", "withheld"):
             if isinstance(site, dict) and isinstance(site.get(key), str):
                 site[key] = str((path.parent / site[key]).resolve())
     return parse_experiment(content, str(path))
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice: YAML would silently forget the first, and with it perhaps a whole site."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                mark = node.value[place][0].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands there twice", mark)
+        return super().construct_mapping(node, deep)
 
 
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
@@ -166,14 +198,34 @@ def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
 def _apply_override(content: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise ConfigError(f"An override must look like a.b=value, not {override!r}.", where="--set")
+        raise ConfigError(
+            f"An override must look like a.b=value, not {override!r}.",
+            where="--set",
+            fix="Write it without spaces around '=', such as training.rounds=20.",
+        )
     *parents, last = path.split(".")
     place = content
-    for name in parents:
-        if not isinstance(place.get(name), dict):
+    for depth, name in enumerate(parents, start=1):
+        if place.get(name) is None:
             place[name] = {}
         place = place[name]
-    place[last] = yaml.safe_load(text)
+        if not isinstance(place, dict):
+            group = ".".join(parents[:depth])
+            raise ConfigError(
+                f"{group!r} is not a group of settings.",
+                where="--set",
+                why=f"{override!r} sets something inside it",
+                fix=f"Give the whole value, {group}=…, or change it in the file.",
+            )
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"The value of an override is not valid YAML: {text!r}.",
+            where="--set",
+            why=str(error),
+            fix="Close its brackets and quotes, and protect them from the shell: --set 'a.b=[1, 2]'.",
+        ) from error
 
 
 Model = typing.TypeVar("Model", bound=BaseModel)
@@ -200,9 +252,12 @@ def _validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mo
             "A setting cannot be used as written.",
             where=spot,
             why=f"{first['msg']} (got {first['input']!r:.80})",
+            fix=f"Correct {place!r}." if place else "Correct it as the reason says.",
         ) from error
     except TypeError as error:
-        raise ConfigError("Settings must be named.", where=where, why=str(error)) from error
+        raise ConfigError(
+            "Settings must be named.", where=where, why=str(error), fix="Use words, not numbers, left of the colon."
+        ) from error
     except PanorganError as error:
         if where and not error.where.startswith(where):
             error.where = f"{where}: {error.where}" if error.where else where

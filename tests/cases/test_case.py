@@ -82,7 +82,9 @@ def test_background_needs_no_declaration_but_unused_labels_do(label_map) -> None
     ids=["shape", "spacing", "half a voxel beside"],
 )
 def test_labels_on_another_grid_are_refused(label_map, values, affine) -> None:
-    assert "another grid" in refused(label_map(values, affine)).what
+    error = refused(label_map(values, affine))
+    assert "another grid" in error.what
+    assert ("mm apart" in error.why) == (values.shape == VALUES.shape)
 
 
 def test_labels_whose_axes_are_swapped_are_read_in_the_world(label_map) -> None:

@@ -8,7 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from panorgan.cases.volume import Volume, read_volume, same_grid, write_labels
+from panorgan.cases.volume import Volume, grid_distance_mm, read_scan, read_volume, same_grid, write_labels
 from panorgan.errors import DataError
 
 
@@ -131,3 +131,25 @@ def test_written_labels_come_back(tmp_path: Path, largest: int, dtype) -> None:
     header = nib.load(tmp_path / "labels.nii.gz").header
     assert header.get_data_dtype() == dtype
     assert header.get_xyzt_units()[0] == "mm"
+
+
+@pytest.mark.parametrize("spacing", [0.001, 2500.0])
+def test_a_voxel_size_in_other_units_is_refused(write_scan, spacing) -> None:
+    """Metres or micrometres in the header would ask for a grid of billions of voxels."""
+    error = refused(write_scan("scan.nii", np.zeros((3, 3, 3), dtype=np.int16), np.diag([spacing] * 3 + [1.0])))
+    assert "voxel size" in error.what
+    assert "millimetres" in error.fix
+
+
+def test_a_scan_must_be_finite_and_a_flat_one_says_what_to_do(write_scan) -> None:
+    voxels = np.zeros((2, 2, 2), dtype=np.float32)
+    voxels[0, 0, 0] = np.nan
+    with pytest.raises(DataError, match="not finite"):
+        read_scan(write_scan("scan.nii", voxels))
+    assert "slices" in refused(write_scan("flat.nii", np.zeros((4, 5), dtype=np.int16))).fix
+
+
+def test_the_distance_of_two_grids_is_that_of_their_farthest_corners() -> None:
+    voxels = np.zeros((10, 10, 10))
+    wider = np.diag([1.5, 1.0, 1.0, 1.0])
+    assert grid_distance_mm(Volume(voxels, np.eye(4)), Volume(voxels, wider)) == pytest.approx(5.0)

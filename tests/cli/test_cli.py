@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,15 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from panorgan.cli import main as cli
 from panorgan.runs.prepare import prepare
+
+HAS_CUDA = torch.cuda.is_available()
 
 
 def invoke(capfd, monkeypatch, *arguments: str) -> tuple[int, str, str]:
@@ -150,6 +156,153 @@ def test_predict_takes_a_folder_and_refuses_a_damaged_scan(finished, tiny, tmp_p
     assert code == 2
     assert "bad.nii.gz" in err
     assert not list((tmp_path / "p").glob("*bad*"))
+
+
+def test_predict_goes_on_after_a_damaged_scan_and_names_all_of_them(finished, tiny, tmp_path, capfd, monkeypatch):
+    case = prepare(tiny()).sites[0].test[0]
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    (scans / "a.nii.gz").write_bytes(b"")
+    (scans / "b.nii.gz").write_bytes(case.image.read_bytes())
+    image = nib.load(case.image)
+    holes = np.full(image.shape, np.nan, dtype=np.float32)
+    nib.save(nib.Nifti1Image(holes, image.affine), scans / "c.nii.gz")
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(scans), "--out", str(tmp_path / "o"))
+    assert code == 2
+    assert "2 of 3 scans" in err
+    assert "a.nii.gz" in err
+    assert "c.nii.gz" in err
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["b.json", "b.nii.gz"]
+
+
+def test_predict_takes_every_format_that_a_site_may_have(finished, tiny, tmp_path, capfd, monkeypatch):
+    case = prepare(tiny()).sites[0].test[0]
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    image = SimpleITK.ReadImage(str(case.image))
+    SimpleITK.WriteImage(image, str(scans / "meta.mha"))
+    (scans / "notes.txt").write_text("not a scan")
+    series = tmp_path / "1.2.840.7"
+    series.mkdir()
+    (series / "slice.1").write_bytes(bytes(128) + b"DICM and then nothing")
+    arguments = ("predict", str(finished), str(scans), str(series), "--out", str(tmp_path / "o"))
+    code, _, err = invoke(capfd, monkeypatch, *arguments)
+    assert code == 2
+    assert "1.2.840.7" in err, "a folder of slices is taken for one scan"
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["meta.json", "meta.nii.gz"]
+
+
+def test_predict_never_overwrites_a_scan(finished, tiny, tmp_path, capfd, monkeypatch):
+    case = prepare(tiny()).sites[0].test[0]
+    scan = tmp_path / "scan.nii.gz"
+    scan.write_bytes(case.image.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(scan), "--out", ".")
+    assert code == 2
+    assert "overwrite" in err
+    assert scan.read_bytes() == case.image.read_bytes()
+
+
+@pytest.mark.parametrize("device", ["gpu", pytest.param("cuda", marks=pytest.mark.skipif(HAS_CUDA, reason="has CUDA"))])
+def test_predict_refuses_a_device_that_is_not_there(finished, tiny, device, tmp_path, capfd, monkeypatch):
+    scan = str(prepare(tiny()).sites[0].test[0].image)
+    arguments = ("predict", str(finished), scan, "--out", str(tmp_path / "o"), "--device", device)
+    code, _, err = invoke(capfd, monkeypatch, *arguments)
+    assert code == 2
+    assert "--device" in err
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_fix(experiment_file, capfd, monkeypatch):
+    code, _, err = invoke(capfd, monkeypatch, "train", str(experiment_file), "--run", str(experiment_file / "run"))
+    assert code == 2
+    assert "Not a directory" in err
+    assert "fix:" in err
+    assert "Traceback" not in err
+
+
+def test_brackets_in_a_name_are_not_markup(finished, tmp_path, capfd, monkeypatch):
+    copy = tmp_path / "run [red] 1"
+    shutil.copytree(finished, copy)
+    _, out, _ = invoke(capfd, monkeypatch, "evaluate", str(copy))
+    assert f"Report: {copy}/report.html" in out
+
+
+@pytest.mark.parametrize(("command", "says"), [("train", "--resume"), ("predict", "Stopped.\n")])
+def test_ctrl_c_says_how_to_go_on(command, says, capfd, monkeypatch):
+    def interrupted():
+        raise SystemExit(130)  # what typer makes of it
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    code, _, err = invoke(capfd, monkeypatch, command)
+    assert code == 130
+    assert says in err
+
+
+def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
+    def interrupted(as_json):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "print_organs", interrupted)
+    code, _, err = invoke(capfd, monkeypatch, "organs")
+    assert code == 130
+    assert err.strip() == "Stopped."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), OSError(28, "No space left", "x")],
+)
+def test_trouble_with_the_machine_is_explained(error, capfd, monkeypatch):
+    def troubled(as_json):
+        raise error
+
+    monkeypatch.setattr(cli, "print_organs", troubled)
+    code, _, err = invoke(capfd, monkeypatch, "organs")
+    assert code == 2
+    assert "fix:" in err
+
+
+def test_a_defect_keeps_its_traceback(capfd, monkeypatch):
+    def broken(as_json):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(cli, "print_organs", broken)
+    monkeypatch.setattr(sys, "argv", ["panorgan", "organs"])
+    with pytest.raises(RuntimeError, match="shapes"):
+        cli.main()
+
+
+def test_plain_lines_say_who_trains_on_what(experiment_file, tmp_path, capfd, monkeypatch):
+    arguments = ("train", str(experiment_file), "--run", str(tmp_path / "run"), "--set", "training.rounds=1")
+    _, out, _ = invoke(capfd, monkeypatch, *arguments)
+    assert re.search(r"training on \w+ \(\d+ cases: \w+", out)
+
+
+def test_the_live_view_shows_the_mean_over_sites():
+    from panorgan.cli.view import mean_per_structure
+
+    assert mean_per_structure({"a": {"liver": 0.5, "spleen": 0.25}, "b": {"liver": 1.0}}) == {
+        "liver": 0.75,
+        "spleen": 0.25,
+    }
+
+
+def test_one_case_has_no_interval():
+    from panorgan.cli.training import in_words
+    from panorgan.evaluation.statistics import Summary
+
+    assert in_words(Summary(0.5, 0.1, 4, 0.5, 0.5, 0)) == "0.500 (too few cases for an interval)"
+    assert in_words(Summary(0.5, 0.1, 4, 0.4, 0.6, 0)) == "0.500 (95 % interval 0.400–0.600)"
+
+
+def test_narrow_terminals_get_organs_without_codes(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = invoke(capfd, monkeypatch, "organs")
+    assert "SNOMED" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "160")
+    _, out, _ = invoke(capfd, monkeypatch, "organs")
+    assert "SNOMED" in out
 
 
 def test_evaluate_and_report_on_a_finished_run(finished, capfd, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from panorgan.errors import RunError
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.message import Message, MessageFile
 
@@ -48,13 +50,30 @@ def test_weights_may_differ_per_key_and_zero_leaves_a_key_alone(tmp_path):
     assert mean["x"].item() == 1.0
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64])
 def test_types_are_kept_and_equal_tensors_stay_equal(tmp_path, kind):
     value = (torch.randn(50, generator=torch.Generator().manual_seed(0)) * 100).to(kind)
     updates = spooled(tmp_path, {site: {"w": value} for site in "abc"})
     mean = updates.mean(lambda site, key: {"a": 0.1, "b": 0.7, "c": 1.3}[site])
     assert mean["w"].dtype == kind
     assert torch.equal(mean["w"], value)
+
+
+def test_the_mean_leaves_what_was_sent_alone(tmp_path):
+    """Double precision needs no conversion: the sum must not be formed in the answer's own memory."""
+    updates = spooled(tmp_path, {s: {"w": torch.tensor([v], dtype=torch.float64)} for s, v in (("a", 2.0), ("b", 4.0))})
+    for _ in range(2):
+        assert updates.mean(lambda site, key: 1.0)["w"].item() == 3.0
+    assert updates.array("a", "w").item() == 2.0
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_a_weight_that_is_no_weight_is_an_error(tmp_path, weight):
+    """Silently leaving the key out would freeze the model."""
+    updates = spooled(tmp_path, {s: {"w": torch.ones(1)} for s in "ab"})
+    with pytest.raises(RunError, match="Site b has the weight") as caught:
+        updates.mean(lambda site, key: weight if site == "b" else 2.0)
+    assert caught.value.fix
 
 
 @settings(max_examples=25, deadline=None)

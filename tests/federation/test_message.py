@@ -60,6 +60,21 @@ def test_a_view_travels_as_what_it_shows():
     assert torch.equal(back.arrays["t"], matrix.T)
 
 
+def test_tensors_that_share_memory_travel_under_both_names():
+    """A server that sends a teacher which is also the global model, say."""
+    whole = torch.arange(6.0)
+    back = Message.from_bytes(Message({"a": whole, "b": whole, "half": whole[:3]}).to_bytes())
+    assert torch.equal(back.arrays["a"], whole)
+    assert torch.equal(back.arrays["b"], whole)
+    assert torch.equal(back.arrays["half"], whole[:3])
+
+
+def test_what_is_read_is_the_readers_own():
+    content = Message({"w": torch.ones(2)}).to_bytes()
+    Message.from_bytes(content).arrays["w"].zero_()
+    assert Message.from_bytes(content).arrays["w"].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_not_sent(value):
     with pytest.raises(MessageError, match="not finite"):
@@ -85,8 +100,22 @@ def test_another_version_is_refused_with_the_fix():
         save({"w": torch.ones(1)}, metadata={"panorgan": json.dumps({"version": 1, "numbers": [], "meta": {}})}),
         save({"w": torch.ones(1)}, metadata={"panorgan": '{"version": 1, "numbers": {"x": NaN}, "meta": {}}'}),
         save({"w": torch.ones(1)}, metadata={"panorgan": json.dumps({"version": 1, "numbers": {}, "meta": 3})}),
+        save(
+            {"w": torch.ones(1)},
+            metadata={"panorgan": f'{{"version": 1, "numbers": {{"x": 1{"0" * 400}}}, "meta": {{}}}}'},
+        ),
     ],
-    ids=["empty", "short", "absurd length", "foreign", "broken json", "numbers list", "nan", "meta number"],
+    ids=[
+        "empty",
+        "short",
+        "absurd length",
+        "foreign",
+        "broken json",
+        "numbers list",
+        "nan",
+        "meta number",
+        "huge integer",
+    ],
 )
 def test_bytes_that_are_not_a_message_are_refused(content, tmp_path):
     with pytest.raises(MessageError):

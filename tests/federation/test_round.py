@@ -245,7 +245,29 @@ def test_coverage_names_the_site_or_the_organ():
     check_coverage(vocabulary, whole)
     with pytest.raises(ConfigError, match="Nobody annotates spleen"):
         check_coverage(vocabulary, {"a": whole["a"]})
+    with pytest.raises(ConfigError, match="Nobody annotates liver_tumour"):  # a liver mask does not show its tumours
+        check_coverage(Vocabulary(["liver", "spleen", "liver_tumour"]), whole)
+    check_coverage(Vocabulary(["kidney_left", "kidney_right"]), {"a": SiteFacts("a", 1, {"kidney": 1})})
     with pytest.raises(ConfigError, match="Site c annotates nothing"):
         check_coverage(vocabulary, whole | {"c": SiteFacts("c", 2, {})})
     with pytest.raises(ConfigError, match="Site c has no training cases"):
         check_coverage(vocabulary, whole | {"c": SiteFacts("c", 0, {})})
+
+
+def test_a_score_that_is_no_dice_does_not_choose_the_model(tiny, tmp_path):
+    class Boasting(LocalTransport):
+        def exchange(self, sites, make_request, on_reply):
+            def boast(site: str, answer: bytes) -> None:
+                message = Message.from_bytes(answer)
+                if site == "north" and message.meta["answers"].startswith("evaluate"):
+                    answer = Message({}, {"dice/liver": 7.0}, message.meta).to_bytes()
+                on_reply(site, answer)
+
+            super().exchange(sites, make_request, boast)
+
+    experiment = tiny(training={"rounds": 1, "validate_every": 1, "local_steps": 1})
+    heard: list[Event] = []
+    coordinator = make_coordinator(experiment, tmp_path, Boasting(make_workers(experiment, tmp_path)), heard)
+    coordinator.run()
+    assert [event.facts["site"] for event in heard if event.kind == "refused"] == ["north"]
+    assert coordinator.state.best["dice"] <= 1

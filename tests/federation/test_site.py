@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from federations import make_coordinator, make_workers, run, same
@@ -165,8 +167,6 @@ def test_private_state_returns_to_the_device_it_came_from(tiny, tmp_path):
             def load_state(self, state: Content) -> None:
                 devices.extend(value.device.type for value in state.arrays.values())
                 super().load_state(state)
-
-    from dataclasses import replace
 
     method = OnDevice(MethodConfig())
     for _ in range(2):

@@ -44,6 +44,18 @@ LOGITS = torch.tensor(
 )
 
 
+@pytest.mark.parametrize("convention", ["exclusive", "independent"])
+def test_lower_precision_around_the_loss_does_not_lower_it(convention):
+    """Under autocast a matrix product would round probabilities to eight bits."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3 if convention == "exclusive" else 2, 500, generator=generator)
+    masks = (torch.rand(2, 2, 500, generator=generator) > 0.7).tolist()
+    batch = make_batch(("liver", "spleen"), masks, [[True, True], [True, False]])
+    plain = partial_dice_ce(logits, batch, ABDOMEN, convention)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(partial_dice_ce(logits, batch, ABDOMEN, convention), plain)
+
+
 def test_dice_by_hand():
     probabilities = torch.tensor([[[0.2, 0.8], [0.5, 0.5]]])
     masks = torch.tensor([[[False, True], [True, True]]])

@@ -179,6 +179,25 @@ def test_an_organ_of_two_members_gets_their_mean_and_independent_logits_pass_thr
     assert merged(torch.zeros(1, 1, 1)).flatten().tolist() == [-1.0, 2.0]
 
 
+def test_a_member_that_knows_only_a_union_does_not_blur_its_parts():
+    """Site a saw `kidney` and cannot tell left from right; site c saw both sides. Only c is asked which is which."""
+    members = {"a": Fixed(["kidney_left", "kidney_right"], [0, 1, 9.0]), "c": Fixed(["kidney_left"], [0, 4.0])}
+    vocabulary = Vocabulary(["kidney_left", "kidney_right"])
+    merged = MergedMembers(members, vocabulary, UNetSettings(), taught={"a": {"kidney"}, "c": {"kidney_left"}})
+    # left: c alone; right: nobody has seen it by name, so the union's member is heard
+    assert merged(torch.zeros(1, 1, 1)).flatten().tolist() == [0.0, 4.0, 9.0]
+
+
+def test_a_solo_member_has_no_channel_for_what_its_site_never_saw():
+    """A liver mask contains its tumours, but says nothing about where they are."""
+    facts = {"a": {"liver": 1, "kidney": 1}, "b": {"liver_tumour": 1, "liver": 1}}
+    vocabulary = Vocabulary(["liver", "liver_tumour", "kidney_left", "kidney_right"])
+    federation = Federation(vocabulary, {name: SiteFacts(name, 1, annotated) for name, annotated in facts.items()})
+    network = find_method("solo")(MethodConfig()).build_network(UNetSettings(features=(4, 8)), federation)
+    organs = {name: member.vocabulary.organs for name, member in network.members.items()}
+    assert organs == {"a": ("liver", "kidney_left", "kidney_right"), "b": ("liver", "liver_tumour")}
+
+
 def test_solo_sites_do_not_influence_each_other(tiny, tmp_path):
     """North's member is the same whoever else takes part, and each site may write to its own keys only."""
     from safetensors.torch import load_file

@@ -285,10 +285,10 @@ def test_miss_is_counted(run: Path) -> None:
 
 
 def test_hostile_name_is_only_text(make_run: MakeRun) -> None:
-    page = report(make_run("<script>alert(1)</script>"))
+    page = report(make_run("<script>alert(1)<script>"))
     assert "script" not in {tag for tag, _ in page.tags}
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page.source
-    assert "<script>alert(1)</script>" in page.text
+    assert "&lt;script&gt;alert(1)&lt;script&gt;" in page.source
+    assert "<script>alert(1)<script>" in page.text
 
 
 def test_same_run_gives_the_same_bytes(run: Path) -> None:

@@ -194,6 +194,12 @@ def test_a_corrupt_scan(folders, tiny_content, tmp_path):
     assert "imagesTr" in error.where
 
 
+def test_a_corrupt_test_scan_shows_before_training(folders, tiny_content, tmp_path):
+    (scan,) = Path(folders["island"]["folder"]).glob("imagesTr/*")
+    scan.write_bytes(scan.read_bytes()[:500])
+    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "cannot be read")
+
+
 def test_an_empty_folder(folders, tiny_content, tmp_path):
     for scan in Path(folders["north"]["folder"]).glob("imagesTr/*"):
         scan.unlink()
@@ -257,3 +263,43 @@ def test_cuda_asked_for_where_there_is_none(tiny, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     refuse(tiny(hardware={"device": "cuda"}), tmp_path, ConfigError, "No CUDA device")
+
+
+def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
+    """Another split would score cases that the model was trained on."""
+    train(on_folders(tiny_content, folders, training={"rounds": 1}), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    site = Path(folders["north"]["folder"])
+    for old in (*site.glob("imagesTr/*"), *site.glob("labelsTr/*"), *(tmp_path / "withheld/north").glob("labelsTr/*")):
+        old.with_name("extra_" + old.name).write_bytes(old.read_bytes())
+    with pytest.raises(RunError, match="data has changed") as caught:
+        evaluate(tmp_path / "run")
+    assert caught.value.fix
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+
+
+def test_evaluate_says_when_the_manifest_does_not_fit_this_version(finished, tmp_path):
+    manifest = json.loads((finished / "manifest.json").read_text())
+    manifest["experiment"]["training"]["bygone"] = 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="bygone") as caught:
+        evaluate(tmp_path)
+    assert "manifest.json" in caught.value.where
+
+
+@pytest.mark.parametrize(("select", "chosen", "score"), [("best", 1, 0.8), ("last", 2, None)])
+def test_the_card_never_gives_the_score_of_another_round(tiny, tmp_path, monkeypatch, select, chosen, score):
+    """Every site scores 0.8 in the first round and less in the second."""
+    calls = iter([0.8] * 3 + [0.1] * 3)  # north has one structure, south two; one validation case each
+    monkeypatch.setattr("panorgan.federation.site.dice", lambda predicted, truth: next(calls))
+    train(tiny(training={"rounds": 2, "validate_every": 1, "select": select}), tmp_path / "run")
+    card = json.loads((tmp_path / "run" / "model" / "model.json").read_text())
+    assert (card["round"], card["validation_dice"]) == (chosen, score)
+
+
+def test_a_finished_run_leaves_no_writer_behind(tiny, tmp_path):
+    import threading
+
+    before = threading.active_count()
+    train(tiny(training={"rounds": 1, "validate_every": 0}), tmp_path / "run")
+    assert threading.active_count() == before

@@ -98,6 +98,19 @@ class Store:
                 shutil.rmtree(scratch, ignore_errors=True)
         return StoredCase(case.id, case.patient, case.site, case.annotated, target)
 
+    def check(self, case: Case, plan: Plan) -> str:
+        """Read a case that is only scored, once, so that what is wrong with it shows before training.
+
+        Returns the key of its content.
+        """
+        key = _key(case, plan)
+        marker = self.folder / f"{key}.checked"
+        if not marker.is_file():
+            case.read_masks(case.read_image())
+            self.folder.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+        return key
+
 
 def _key(case: Case, plan: Plan) -> str:
     """Hash of everything the entry depends on."""

@@ -52,8 +52,8 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
     for method, words in ((FEDERATED, "Federated model"), (NAIVE, "Naive pooling")):
         table = organ_site_table(rows[method])
         line = f"{words}  mean test Dice {in_words(table.overall)}; external {in_words(table.external)}"
-        console.print(line, soft_wrap=True)
-    console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True)
+        console.print(line)
+    console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True, markup=False, highlight=False)
 
 
 def compare(rows: dict[str, list[dict[str, Any]]], owners: dict[str, set[str]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -29,19 +30,52 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
+_INTERRUPTED = 130
+_REFUSALS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+_NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+
 RunPath = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")]
 
 
 def main() -> None:
-    """Run the command line; our own errors become a message and an exit code."""
+    """Run the command line; errors that a user can act on become a message and an exit code."""
     try:
         app()
     except PanorganError as error:
         _show_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. A training run can be continued with --resume.")
-        sys.exit(130)
+    except (OSError, MemoryError, RuntimeError) as error:
+        known = _machine_trouble(error)
+        if known is None:  # a defect: the traceback says where
+            raise
+        _show_error(known)
+        sys.exit(known.exit_code)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
+            again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
+            Console(stderr=True, highlight=False).print(f"Stopped.{again}")
+        raise
+
+
+def _machine_trouble(error: Exception) -> PanorganError | None:
+    """What the machine refuses (no permission, a full disk, no memory), as an error that names a way out."""
+    if isinstance(error, OSError):
+        if not isinstance(error, _REFUSALS) and error.errno not in _NO_ROOM:
+            return None
+        return PanorganError(
+            "A file or folder cannot be used.",
+            where=str(error.filename or ""),
+            why=error.strerror or str(error),
+            fix="Check that the disk has room and that you may write there, or choose another folder.",
+        )
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        return PanorganError(
+            "There is not enough memory.",
+            why=str(error).splitlines()[0] if str(error) else "",
+            fix="Lower training.sampling.batch_size or patch_size, or choose a coarser plan.spacing_mm.",
+        )
+    return None
 
 
 def _show_error(error: PanorganError) -> None:
@@ -50,7 +84,9 @@ def _show_error(error: PanorganError) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]Error:[/] {_plain(error.what)}")
     for label, text in error.details():
-        console.print(f"  [bold]{label + ':':<7}[/]{_plain(text)}")
+        # What has lines of its own (a YAML error points with a caret) stays in its column.
+        indented = _plain(text).replace("\n", "\n" + " " * 9)
+        console.print(f"  [bold]{label + ':':<7}[/]{indented}")
 
 
 def _plain(text: str) -> str:
@@ -103,7 +139,10 @@ def evaluate(run: RunPath, as_json: AsJson = False) -> None:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
-    scans: Annotated[list[Path], typer.Argument(help="NIfTI files, or a folder of them.")],
+    scans: Annotated[
+        list[Path],
+        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a folder with one DICOM series."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the label maps.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,

@@ -10,36 +10,88 @@ import torch
 from rich.console import Console
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.volume import read_volume, write_labels
-from panorgan.errors import DataError
+from panorgan.cases.formats import ITK_ENDINGS
+from panorgan.cases.volume import read_scan, write_labels
+from panorgan.errors import ConfigError, DataError
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.scoring import predict_labels
 
-_ENDINGS = (".nii.gz", ".nii")
+_ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
 
 
 def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as_json: bool) -> None:
-    """Predict every scan; nothing is written for a scan that cannot be read."""
+    """Predict every scan that can be read, then fail for those that cannot; nothing is written for them."""
     torch.set_flush_denormal(True)
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     files = _files(scans)
-    delivered = load_model(model, torch.device(chosen))
+    _refuse_overwriting(files, out)
+    delivered = load_model(model, _device(device))
     out.mkdir(parents=True, exist_ok=True)
+    failures: list[DataError] = []
     for path in files:
-        target = out / f"{_stem(path)}.nii.gz"
-        volume = read_volume(path)
-        labels = predict_labels(delivered, volume)
-        scratch = target.with_name(f".incomplete-{target.name}")
-        write_labels(scratch, labels, volume.affine)
-        scratch.replace(target)
-        side = out / f"{_stem(path)}.json"
-        write_atomically(side, json.dumps(describe(delivered, path), indent=1))
-        shown = {"scan": str(path), "labels": str(target), "names": str(side)}
+        try:
+            shown = _predict_one(delivered, path, out)
+        except DataError as error:
+            failures.append(error)
+            continue
         if as_json:
             print(json.dumps(shown), flush=True)
         else:
-            Console(soft_wrap=True).print(f"{path.name} → {target}")
+            line = f"{path.name} → {shown['labels']}"
+            Console(soft_wrap=True).print(line, markup=False, highlight=False)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise DataError(
+            f"{len(failures)} of {len(files)} scans could not be segmented.",
+            where="\n".join(error.where for error in failures),
+            why="\n".join(error.what for error in failures),
+            fix=failures[0].fix,
+        )
+
+
+def _predict_one(delivered: DeliveredModel, path: Path, out: Path) -> dict[str, str]:
+    """Write the label map and its names; the map appears only once it is complete."""
+    target, side = _target(path, out), out / f"{_stem(path)}.json"
+    volume = read_scan(path)
+    labels = predict_labels(delivered, volume)
+    scratch = target.with_name(f".incomplete-{target.name}")
+    try:
+        write_labels(scratch, labels, volume.affine)
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+    write_atomically(side, json.dumps(describe(delivered, path), indent=1))
+    return {"scan": str(path), "labels": str(target), "names": str(side)}
+
+
+def _device(name: str) -> torch.device:
+    """The device to compute on; refuses what this machine does not have."""
+    known = ("auto", "cpu", "cuda")
+    if name not in known:
+        raise ConfigError(f"There is no device called {name!r}.", where="--device", fix=f"Use {', '.join(known)}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("No CUDA device was found.", where="--device", fix="Use auto or cpu.")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _refuse_overwriting(files: Sequence[Path], out: Path) -> None:
+    """A label map is named like its scan: in the same folder it would take the scan's place."""
+    scans = {path.resolve() for path in files}
+    for path in files:
+        if _target(path, out).resolve() in scans:
+            raise DataError(
+                "A label map would overwrite a scan.",
+                where=str(_target(path, out)),
+                why="--out is the folder of the scans",
+                fix="Choose another folder with --out.",
+            )
+
+
+def _target(path: Path, out: Path) -> Path:
+    return out / f"{_stem(path)}.nii.gz"
 
 
 def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
@@ -60,7 +112,7 @@ def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
 def _files(scans: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in scans:
-        if path.is_dir():
+        if path.is_dir() and not _holds_slices(path):
             files += sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS))
         else:
             files.append(path)
@@ -68,10 +120,10 @@ def _files(scans: Sequence[Path]) -> list[Path]:
         raise DataError(
             "There is no scan to segment.",
             where=", ".join(map(str, scans)),
-            why="no file ends in .nii.gz or .nii",
-            fix="Name NIfTI files, or a folder that holds some.",
+            why=f"no file ends in {', '.join(_ENDINGS)} and none is DICOM",
+            fix="Name scans, or a folder that holds some (of an nnU-Net folder: imagesTs or imagesTr).",
         )
-    missing = [path for path in files if not path.is_file()]
+    missing = [path for path in files if not path.exists()]
     if missing:
         raise DataError("A scan file is missing.", where=str(missing[0]), fix="Check the path.")
     stems = [_stem(path) for path in files]
@@ -85,8 +137,17 @@ def _files(scans: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _holds_slices(folder: Path) -> bool:
+    """Whether a folder holds DICOM slices, and so is one scan. Their names tell nothing: the first few are opened."""
+    for path in [path for path in sorted(folder.iterdir()) if path.is_file()][:5]:
+        with path.open("rb") as file:
+            if file.read(132)[128:] == b"DICM":
+                return True
+    return False
+
+
 def _stem(path: Path) -> str:
     for ending in _ENDINGS:
         if path.name.endswith(ending):
             return path.name.removesuffix(ending)
-    return path.stem
+    return path.name if path.is_dir() else path.stem

@@ -42,9 +42,10 @@ def _show(result: RunResult, report: Path, as_json: bool) -> None:
         return
     console = Console()
     console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
-    line = f"In the federation {in_words(table.overall)}; external {in_words(table.external)}"
-    console.print(line, soft_wrap=True)
-    console.print(f"Report: {report}", soft_wrap=True)
+    console.print(f"In the federation {in_words(table.overall)}")
+    if table.external is not None and table.external.n:
+        console.print(f"At external sites {in_words(table.external)}")
+    console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
 def score_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
@@ -60,9 +61,11 @@ def score_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def in_words(summary: Summary | None) -> str:
-    """`0.81 (95 % interval 0.78–0.84)`."""
+    """`0.810 (95 % interval 0.780–0.840)`; cases are resampled, so a single one gives no interval."""
     if summary is None or not summary.n:
         return "not scored"
+    if summary.low == summary.high:
+        return f"{summary.mean:.3f} (too few cases for an interval)"
     return f"{summary.mean:.3f} (95 % interval {summary.low:.3f}–{summary.high:.3f})"
 
 

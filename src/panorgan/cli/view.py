@@ -44,6 +44,23 @@ def mean_validation(facts: dict[str, Any]) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
+def mean_per_structure(validation: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Mean over the sites that annotate a structure."""
+    found: dict[str, list[float]] = {}
+    for scores in validation.values():
+        for structure, value in scores.items():
+            found.setdefault(structure, []).append(value)
+    return {structure: sum(values) / len(values) for structure, values in found.items()}
+
+
+def joined_in_words(facts: dict[str, Any]) -> str:
+    """`north (8 cases: liver, spleen), south (5 cases: kidney)`."""
+    return ", ".join(
+        f"{site} ({own['train_cases']} cases: {', '.join(sorted(own['annotated']))})"
+        for site, own in sorted(facts["sites"].items())
+    )
+
+
 def duration(seconds: float) -> str:
     """`75` → `1:15`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -67,6 +84,8 @@ class PlainView:
             self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
         elif event.kind == "resumed":
             self._line("resuming")
+        elif event.kind == "joined":
+            self._line(f"training on {joined_in_words(facts)}")
         elif event.kind == "round_started":
             self._clock.round_started()
         elif event.kind == "round":
@@ -87,7 +106,7 @@ class LiveView:
     def __init__(self, title: str) -> None:
         self.title = title
         self._clock = _Clock()
-        self._status = "starting"
+        self._sites = ""
         self._organs: dict[str, float] = {}
         self._notes: list[str] = []
         self._began = time.monotonic()
@@ -112,6 +131,8 @@ class LiveView:
             self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
+        elif event.kind == "joined":
+            self._sites = joined_in_words(facts)
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {facts['reason']} {facts['why']}")
         elif event.kind == "round":
@@ -121,8 +142,7 @@ class LiveView:
         self._clock.round_done()
         left = self._clock.left(facts["number"], facts["total"])
         self._progress.update(self._rounds, completed=facts["number"], total=facts["total"], eta=left)
-        for scores in (facts["validation"] or {}).values():
-            self._organs.update(scores)
+        self._organs.update(mean_per_structure(facts["validation"] or {}))
         if facts["best"]:
             self._finished = f"best validation Dice {facts['best']['dice']:.3f} in round {int(facts['best']['round'])}"
 
@@ -132,6 +152,8 @@ class LiveView:
     def render(self) -> Group:
         """The current picture."""
         parts: list[Any] = [Text(self.title, style="bold"), self._progress]
+        if self._sites:
+            parts.insert(1, Text(self._sites, style="dim", no_wrap=True, overflow="ellipsis"))
         if self._organs:
             scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
             parts.append(Text(f"validation Dice  {scores}", style="dim"))

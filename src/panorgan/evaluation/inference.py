@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -32,37 +32,50 @@ class InferenceSettings(Settings):
 def predict_probabilities(
     network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings
 ) -> torch.Tensor:
-    """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass."""
+    """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass.
+
+    The network is left in the mode (training or not) it was found in.
+    """
     device = next(network.parameters()).device
+    was_training = network.training
     network.eval()
 
     def activated(windows: torch.Tensor) -> torch.Tensor:
         logits = network(windows).float()
         return logits.softmax(1) if network.convention == "exclusive" else logits.sigmoid()
 
-    probabilities: torch.Tensor = sliding_window_inference(  # type: ignore[assignment]
-        image[None, None].to(device),
-        settings.patch_size,
-        settings.windows_at_once,
-        activated,
-        overlap=settings.overlap,
-        mode="gaussian",
-        padding_mode="constant",
-        cval=-1.0,
-    )
+    try:
+        probabilities: torch.Tensor = sliding_window_inference(  # type: ignore[assignment]
+            image[None, None].to(device),
+            settings.patch_size,
+            settings.windows_at_once,
+            activated,
+            overlap=settings.overlap,
+            mode="gaussian",
+            padding_mode="constant",
+            cval=-1.0,
+        )
+    finally:
+        network.train(was_training)
     return probabilities[0]
 
 
-def decide(probabilities: Sequence[torch.Tensor], network: SegmentationNetwork) -> NDArray[np.uint8]:
+Place = Callable[[torch.Tensor], torch.Tensor]
+"""Moves one channel to the grid on which labels are decided."""
+
+
+def decide(
+    probabilities: Sequence[torch.Tensor], network: SegmentationNetwork, place: Place = lambda channel: channel
+) -> NDArray[np.uint8]:
     """Label map [X, Y, Z]: 0 for background, i + 1 for organ i of the vocabulary.
 
     Exclusive: the most probable channel. Independent: organs above one half; where they overlap, an inner structure
-    wins over the one that contains it, and among others the more probable one. `probabilities` is consumed channel
-    by channel, so that a large scan never needs all channels at its full resolution.
+    wins over the one that contains it, and among others the more probable one. `place` is applied channel by
+    channel, so that a large scan never needs all channels at its full resolution.
     """
-    channels = dict(zip(network.channels, probabilities, strict=True))
-    vocabulary = network.vocabulary
-    return _most_probable(channels, vocabulary) if network.convention == "exclusive" else _paint(channels, vocabulary)
+    if network.convention == "exclusive":
+        return _most_probable(probabilities, place)
+    return _paint(dict(zip(network.channels, probabilities, strict=True)), network.vocabulary, place)
 
 
 def predict_volume(
@@ -71,7 +84,7 @@ def predict_volume(
     """Label map on the scan's own grid: exactly its shape and orientation."""
     grid = Grid.of(volume)
     probabilities = predict_probabilities(network, prepare_image(volume, plan), settings)
-    labels = decide([to_scan_grid(channel, grid) for channel in probabilities.cpu()], network)
+    labels = decide(list(probabilities.cpu()), network, lambda channel: to_scan_grid(channel, grid))
     return grid.turn_back(labels)
 
 
@@ -81,24 +94,22 @@ def structure_mask(labels: NDArray[np.uint8], structure: str, vocabulary: Vocabu
     return np.isin(labels, ids)
 
 
-def _most_probable(channels: dict[str, torch.Tensor], vocabulary: Vocabulary) -> NDArray[np.uint8]:
-    names = iter(channels.items())
-    _, best = next(names)
-    best = best.clone()
+def _most_probable(channels: Sequence[torch.Tensor], place: Place) -> NDArray[np.uint8]:
+    best = place(channels[0])
     labels = torch.zeros(best.shape, dtype=torch.uint8)
-    for index, (_, probability) in enumerate(names):
-        wins = probability > best
-        labels[wins] = index + 1
+    for index, channel in enumerate(channels[1:], start=1):
+        probability = place(channel)
+        labels[probability > best] = index
         best = torch.maximum(best, probability)
     return labels.numpy()
 
 
-def _paint(channels: dict[str, torch.Tensor], vocabulary: Vocabulary) -> NDArray[np.uint8]:
-    first = next(iter(channels.values()))
-    labels = torch.zeros(first.shape, dtype=torch.uint8)
-    best = torch.zeros_like(first)
+def _paint(channels: dict[str, torch.Tensor], vocabulary: Vocabulary, place: Place) -> NDArray[np.uint8]:
+    labels, best = torch.zeros(0, dtype=torch.uint8), torch.zeros(0)
     for organ in vocabulary.paint_order():
-        probability = channels[organ]
+        probability = place(channels[organ])
+        if not best.numel():
+            labels, best = torch.zeros(probability.shape, dtype=torch.uint8), torch.zeros_like(probability)
         outer = [vocabulary.index(other) + 1 for other in vocabulary if organ in vocabulary.inside(other)]
         over_outer = torch.isin(labels, torch.tensor(outer, dtype=torch.uint8))
         wins = (probability >= _THRESHOLD) & ((probability > best) | over_outer)

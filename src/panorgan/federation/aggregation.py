@@ -6,10 +6,12 @@ summed in sorted order: the result does not depend on who answered first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
 
 
@@ -44,20 +46,30 @@ class SpooledUpdates:
                 senders.setdefault(key, []).append(site)
         means = {}
         for key, sites in sorted(senders.items()):
-            weights = [weight(site, key) for site in sites]
+            weights = [_checked(weight(site, key), site, key) for site in sites]
             if (total := sum(weights)) > 0:
                 shares = [w / total for w in weights]
                 means[key] = _mean((self.array(site, key) for site in sites), shares)
         return means
 
 
-def _mean(tensors: object, shares: Sequence[float]) -> torch.Tensor:
+def _checked(weight: float, site: str, key: str) -> float:
+    if not (math.isfinite(weight) and weight >= 0):
+        raise RunError(
+            f"Site {site} has the weight {weight} in the mean of {key!r}.",
+            why="a weight must be a finite number, zero or more",
+            fix="Correct 'weight' of the method's server rule, or the numbers that the site sends for it.",
+        )
+    return weight
+
+
+def _mean(tensors: Iterable[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
     """Σ share·θ in double precision (so that equal inputs stay equal), returned in the tensors' own type."""
     total: torch.Tensor | None = None
     kind = torch.float32
-    for tensor, share in zip(tensors, shares, strict=True):  # type: ignore[call-overload]
+    for tensor, share in zip(tensors, shares, strict=True):
         kind = tensor.dtype
-        part = tensor.double().mul_(share)
+        part = tensor.to(torch.float64, copy=True).mul_(share)
         total = part if total is None else total.add_(part)
     assert total is not None
     if not kind.is_floating_point:

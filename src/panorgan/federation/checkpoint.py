@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from panorgan.errors import MessageError, RunError
-from panorgan.federation.files import write_atomically
+from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content
 
@@ -100,6 +100,7 @@ def _link_atomically(source: Path, target: Path) -> None:
     scratch.unlink(missing_ok=True)
     os.link(source, scratch)
     os.replace(scratch, target)
+    flush_folder(target.parent)
 
 
 def _read(path: Path) -> CoordinatorState:

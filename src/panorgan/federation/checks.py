@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from panorgan.errors import MessageError
-from panorgan.federation.message import MessageFile
+from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task
+from panorgan.methods.exchange import SiteFacts
 
 
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> None:
@@ -30,6 +31,31 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
                 f"Site {site} sent an answer that does not belong here.",
                 why=f"its {name!r} is {meta.get(name)!r}, expected {value!r}",
             )
+
+
+def read_introduction(answer: bytes, task: Task, site: str) -> SiteFacts:
+    """What a site that joins tells about itself, checked."""
+    message = Message.from_bytes(answer)
+    check_envelope(message.meta, task, site)
+    if "train_cases" not in message.numbers:
+        raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
+    annotated = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
+    return SiteFacts(site, int(message.numbers["train_cases"]), annotated)
+
+
+def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:
+    """A site's validation Dice by structure, checked."""
+    message = Message.from_bytes(answer)
+    check_envelope(message.meta, task, site)
+    scores = _numbers_of(message, "dice/")
+    for structure, value in scores.items():
+        if not 0 <= value <= 1:
+            raise MessageError(f"Site {site} sent a score that is no Dice.", why=f"{structure}: {value}")
+    return scores
+
+
+def _numbers_of(message: Message, prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in message.numbers.items() if name.startswith(prefix)}
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

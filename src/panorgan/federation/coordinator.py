@@ -15,7 +15,7 @@ from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, MessageError, RunError
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
-from panorgan.federation.checks import check_answer, check_envelope
+from panorgan.federation.checks import check_answer, read_introduction, read_scores
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
@@ -52,11 +52,11 @@ class Coordinator:
         method = setup.method
         self.rule: ServerRule = method.Server(method.config, self.federation, self.state.weights)
         self.rule.load_state(self.state.rule)
+        stages = method.stages(setup.training.rounds)
         self.moments = [
-            Moment(stage.name, round_, stage.rounds)
-            for stage in method.stages(setup.training.rounds)
-            for round_ in range(1, stage.rounds + 1)
+            Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
+        self._validated_stages = {stage.name for stage in stages if stage.validate}
 
     def run(self, rounds: int | None = None) -> None:
         """Do the rounds that are left, or the next `rounds` of them."""
@@ -65,10 +65,14 @@ class Coordinator:
             self._round(moment)
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """Round and weights of the model that the run delivers."""
-        if self.setup.training.select == "best" and self.state.best is not None:
-            return int(self.state.best["round"]), self.checkpoints.load_best(self.state)
+        """Round and weights of the model that the run delivers; the best round is one of the last stage."""
+        best = self.state.best
+        if self.setup.training.select == "best" and best is not None and self._is_of(self.moments[-1].stage, best):
+            return int(best["round"]), self.checkpoints.load_best(self.state)
         return self.state.rounds_done, self.state.weights
+
+    def _is_of(self, stage: str, best: Mapping[str, float]) -> bool:
+        return self.moments[int(best["round"]) - 1].stage == stage
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -77,13 +81,23 @@ class Coordinator:
         setup = self.setup
         facts: dict[str, SiteFacts] = {}
 
-        def on_reply(site: str, answer: bytes) -> None:
-            numbers = Message.from_bytes(answer).numbers
-            annotated = {k.removeprefix("annotated/"): int(v) for k, v in numbers.items() if k.startswith("annotated/")}
-            facts[site] = SiteFacts(site, int(numbers["train_cases"]), annotated)
+        task = Task("join", setup.run)
 
-        join = Message(meta=Task("join", setup.run).to_meta()).to_bytes()
+        def on_reply(site: str, answer: bytes) -> None:
+            try:
+                facts[site] = read_introduction(answer, task, site)
+            except MessageError as error:
+                self._refuse(0, site, error)
+
+        join = Message(meta=task.to_meta()).to_bytes()
         self.transport.exchange(sorted(self.transport.sites), lambda site: join, on_reply)
+        if len(facts) < setup.training.min_sites:
+            raise RunError(
+                f"Only {len(facts)} {'site' if len(facts) == 1 else 'sites'} joined, "
+                f"{setup.training.min_sites} are needed.",
+                why="the others are absent, or were refused (see events.jsonl)",
+                fix="Start the missing sites, or lower training.min_sites.",
+            )
         check_coverage(setup.vocabulary, facts)
         federation = Federation(setup.vocabulary, facts)
         with torch.random.fork_rng(devices=[]):
@@ -115,7 +129,7 @@ class Coordinator:
         self.state.rule = self.rule.state()
         self.state.rounds_done = number
         aggregated = time.perf_counter()
-        validation = self._validate(moment, traffic) if self._validates_now(number) else None
+        validation = self._validate(moment, traffic) if self._validates_now(moment) else None
         validated = time.perf_counter()
         self.checkpoints.save(self.state)
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -151,7 +165,7 @@ class Coordinator:
                 accepted[site] = file
             except MessageError as error:
                 path.unlink(missing_ok=True)
-                self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+                self._refuse(number, site, error)
 
         def on_reply(site: str, answer: bytes) -> None:
             traffic["received"] += len(answer)
@@ -173,6 +187,9 @@ class Coordinator:
             )
         return accepted
 
+    def _refuse(self, number: int, site: str, error: MessageError) -> None:
+        self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+
     def _exchange(
         self,
         sites: list[str],
@@ -181,7 +198,7 @@ class Coordinator:
         on_reply: Callable[[str, bytes], None],
         traffic: dict[str, int],
     ) -> None:
-        """Send each site its content; equal content is serialised once."""
+        """Send each site its content; the same tensors are serialised once."""
         meta = task.to_meta()
         last: Content | None = None
         request = b""
@@ -189,9 +206,9 @@ class Coordinator:
         def make_request(site: str) -> bytes:
             nonlocal last, request
             content = content_for(site)
-            if last is None or last.arrays is not content.arrays or last.numbers != content.numbers:
+            if last is None or not _same(last, content):
                 request = Message(content.arrays, content.numbers, meta).to_bytes()
-            last = content
+                last = Content(dict(content.arrays), dict(content.numbers))  # the rule may fill its own anew
             traffic["sent"] += len(request)
             return request
 
@@ -199,36 +216,39 @@ class Coordinator:
 
     # -- validation ----------------------------------------------------------------------------------------
 
-    def _validates_now(self, number: int) -> bool:
+    def _validates_now(self, moment: Moment) -> bool:
         every = self.setup.training.validate_every
-        return every > 0 and (number % every == 0 or number == len(self.moments))
+        due = every > 0 and (moment.round % every == 0 or moment.round == moment.rounds)
+        return due and moment.stage in self._validated_stages
 
     def _validate(self, moment: Moment, traffic: dict[str, int]) -> dict[str, dict[str, float]]:
-        """Every site scores the new global model on what it annotates itself; the best round is remembered."""
+        """Every site scores the new global model on what it annotates itself; a stage's best round is remembered."""
         scores: dict[str, dict[str, float]] = {}
-
         task = Task("evaluate", self.setup.run, moment, self.federation.sites)
 
         def on_reply(site: str, answer: bytes) -> None:
             traffic["received"] += len(answer)
             try:
-                message = Message.from_bytes(answer)
-                check_envelope(message.meta, task, site)
+                scores[site] = read_scores(answer, task, site)
             except MessageError as error:
-                self.events.record(
-                    "refused", number=self.state.rounds_done, site=site, reason=error.what, why=error.why
-                )
-                return
-            scores[site] = {k.removeprefix("dice/"): v for k, v in message.numbers.items() if k.startswith("dice/")}
+                self._refuse(self.state.rounds_done, site, error)
 
         content = Content(self.rule.weights)
         self._exchange(sorted(self.federation.sites), task, lambda site: content, on_reply, traffic)
         means = [sum(values.values()) / len(values) for values in scores.values() if values]
         if means:
             mean = sum(means) / len(means)
-            if self.state.best is None or mean > self.state.best["dice"]:
+            best = self.state.best
+            if best is None or not self._is_of(moment.stage, best) or mean > best["dice"]:
                 self.state.best = {"round": float(self.state.rounds_done), "dice": mean}
         return dict(sorted(scores.items()))
+
+
+def _same(first: Content, second: Content) -> bool:
+    """Whether two contents are made of the very same tensors, under the same keys, and equal numbers."""
+    arrays, others = first.arrays, second.arrays
+    equal_keys = first.numbers == second.numbers and arrays.keys() == others.keys()
+    return equal_keys and all(arrays[key] is others[key] for key in arrays)
 
 
 def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> None:
@@ -241,7 +261,8 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> No
                 where=f"sites.{site}",
                 fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
             )
-    known = {organ for facts in sites.values() for name in facts.annotated for organ in vocabulary.members(name)}
+    federation = Federation(vocabulary, sites)
+    known = {organ for site in sites for organ in federation.organs_of(site)}
     orphans = [organ for organ in vocabulary if organ not in known]
     if orphans:
         raise ConfigError(

@@ -19,3 +19,15 @@ def write_atomically(path: Path, content: bytes | str, durable: bool = False) ->
             file.flush()
             os.fsync(file.fileno())
     os.replace(scratch, path)
+    if durable:
+        flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the renames in a folder survive a power cut, where the system can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

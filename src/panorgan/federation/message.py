@@ -45,12 +45,18 @@ class Message:
             if not math.isfinite(value):
                 raise MessageError(f"A number to be sent is not finite: {name} = {value}.", fix="Leave it out instead.")
         head = {"version": VERSION, "numbers": dict(sorted(self.numbers.items())), "meta": dict(self.meta)}
-        arrays = {key: value.detach().contiguous().cpu() for key, value in sorted(self.arrays.items())}
+        arrays: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for key, tensor in sorted(self.arrays.items()):
+            plain = tensor.detach().contiguous().cpu()
+            # Tensors that share memory are refused by safetensors; here they travel as what they show.
+            arrays[key] = plain.clone() if (place := plain.untyped_storage().data_ptr()) in seen else plain
+            seen.add(place)
         return save_tensors(arrays, metadata={_HEADER: json.dumps(head, sort_keys=True)})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
-        """Parse and check the version; tensors share memory with `content`."""
+        """Parse and check the version; the tensors are the reader's own."""
         head = _read_head(_metadata_of(content), "")
         try:
             arrays = load_tensors(content)
@@ -107,7 +113,7 @@ def _read_head(metadata: Mapping[str, str] | None, where: str) -> dict[str, Any]
         version, numbers, meta = head["version"], head["numbers"], head["meta"]
         if not isinstance(meta, dict) or not all(math.isfinite(v) for v in numbers.values()):
             raise ValueError("numbers or meta are malformed")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _damaged(str(error), where) from error
     if version != VERSION:
         raise MessageError(

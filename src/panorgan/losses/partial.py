@@ -70,7 +70,7 @@ def structure_probabilities(
     """
     if convention == "exclusive":
         organs = logits.softmax(dim=1)[:, 1:]
-        return torch.einsum("tc,bc...->bt...", member_matrix(batch, vocabulary, logits.device), organs)
+        return _over_members(member_matrix(batch, vocabulary, logits.device), organs)
     return 1 - _log_absent(logits, batch, vocabulary).exp()
 
 
@@ -136,7 +136,13 @@ def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> t
     for t, own in enumerate(_own_channels(batch, vocabulary)):
         if own is not None:  # its own sigmoid already contains what lies inside it
             members[t] = F.one_hot(torch.tensor(own), len(vocabulary)).to(members)
-    return torch.einsum("tc,bc...->bt...", members, log_absent)
+    return _over_members(members, log_absent)
+
+
+def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
+    """Σ_c M[t, c]·x[b, c, …] → [B, T, *S] in float32, also under autocast, which would keep eight bits of it."""
+    with torch.autocast(channels.device.type, enabled=False):
+        return torch.einsum("tc,bc...->bt...", members, channels.float())
 
 
 def _mean_over_annotated(values: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:

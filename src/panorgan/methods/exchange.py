@@ -53,9 +53,14 @@ class Federation:
     sites: Mapping[str, SiteFacts]
 
     def organs_of(self, site: str) -> tuple[str, ...]:
-        """The vocabulary organs that a site's annotations say something about, in vocabulary order."""
-        known = {organ for structure in self.sites[site].annotated for organ in self.vocabulary.members(structure)}
-        return tuple(organ for organ in self.vocabulary if organ in known)
+        """The vocabulary organs that a site can teach, in vocabulary order.
+
+        What it annotates, or for a union its parts; not what lies inside unmarked (a liver mask contains its tumours,
+        but does not show them).
+        """
+        whole = self.vocabulary
+        taught = {o for s in self.sites[site].annotated for o in whole.members(s) if o not in whole.inside(s)}
+        return tuple(organ for organ in whole if organ in taught)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ travel under its own keys, so that the general rule "a key is averaged over thos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -55,9 +55,10 @@ class Solo(Method):
     ) -> SegmentationNetwork:
         """One small network per site, each with its own organs; at a site only its own."""
         sites = sorted(federation.sites) if site is None else [site]
-        vocabulary = federation.vocabulary if site is None else Vocabulary(federation.organs_of(site))
-        members = {name: UNet(Vocabulary(federation.organs_of(name)), settings) for name in sites}
-        return MergedMembers(members, vocabulary, settings)
+        own = {name: Vocabulary(federation.organs_of(name)) for name in sites}
+        taught = {name: frozenset(federation.sites[name].annotated) for name in sites}
+        members = {name: UNet(own[name], settings) for name in sites}
+        return MergedMembers(members, federation.vocabulary if site is None else own[site], settings, taught)
 
 
 class MergedMembers(SegmentationNetwork):
@@ -65,24 +66,33 @@ class MergedMembers(SegmentationNetwork):
 
     Exclusive channels: a member's logit minus its own background logit is the log odds of an organ against
     background. Stacked beside a background of 0, background wins exactly where every member says background, and
-    among organs the surer one wins. An organ that several members know gets the mean of their scores.
+    among organs the surer one wins. An organ that several members know gets the mean of their scores. A member that
+    was taught only a union (`taught`: structures by member) is heard on its parts where nobody knows them by name.
     """
 
     def __init__(
-        self, members: Mapping[str, SegmentationNetwork], vocabulary: Vocabulary, settings: UNetSettings
+        self,
+        members: Mapping[str, SegmentationNetwork],
+        vocabulary: Vocabulary,
+        settings: UNetSettings,
+        taught: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         super().__init__(vocabulary, settings.convention)
         self.members = nn.ModuleDict(members)
+        able = {organ: {name for name in members if organ in members[name].vocabulary} for organ in vocabulary}
+        sure = {o: {n for n in names if taught is None or o in taught[n]} for o, names in able.items()}
+        self._heard = {organ: sure[organ] or able[organ] for organ in vocabulary}
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → merged logits [B, channels, *S]."""
         scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
-        for member in self.members.values():
+        for name, member in self.members.items():
             logits = member(image)
             if self.convention == "exclusive":
                 logits = logits[:, 1:] - logits[:, :1]
             for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
-                scores[organ].append(logits[:, index])
+                if name in self._heard[organ]:
+                    scores[organ].append(logits[:, index])
         merged = [torch.stack(known).mean(0) for known in scores.values()]
         if self.convention == "exclusive":
             merged.insert(0, torch.zeros_like(merged[0]))

@@ -41,7 +41,9 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     scratch = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    save_file({key: value.contiguous() for key, value in sorted(weights.items())}, scratch / "model.safetensors")
+    path = scratch / "model.safetensors"
+    save_file({key: value.contiguous() for key, value in sorted(weights.items())}, path)
+    path.chmod(0o644)  # the library makes it readable by its owner alone; a model is there to be shared
     whole = {"format": _FORMAT, "panorgan": panorgan.__version__, **card}
     (scratch / "model.json").write_text(json.dumps(whole, indent=1))
     shutil.rmtree(folder, ignore_errors=True)

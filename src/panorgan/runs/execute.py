@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Experiment
+from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
 from panorgan.federation.events import EventLog, Listener, mend_tail
@@ -86,11 +86,13 @@ def train(
 def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | None = None) -> RunResult:
     """Score the delivered model of a run again, on the data of its manifest."""
     run = RunFolder(folder)
-    experiment = Experiment(**run.read_manifest()["experiment"])
+    manifest = run.read_manifest()
+    experiment = parse_experiment(manifest["experiment"], str(run.manifest))
     device = setup_device(experiment)
     events = EventLog(None, listeners)
     model = load_model(run.model, device)
     prepared = prepare(experiment, cache)
+    _check_data(run, manifest, prepared)
     rows = score_federation(
         model,
         prepared,
@@ -180,9 +182,18 @@ def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
         raise RunError(
             "The run in this folder is another experiment.",
             where=str(run.path),
-            why=f"its fingerprint is {known}, this experiment's is {experiment.fingerprint()}",
+            why="these settings differ: "
+            + ", ".join(_differences(run.read_manifest()["experiment"], experiment.as_json())),
             fix="Resume with the same file and the same --set options, or choose another folder.",
         )
+
+
+def _differences(old: Any, new: Any, place: str = "") -> list[str]:
+    """Dotted names of the settings in which two experiments differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{place}.{key}".lstrip("."))]
+    return [] if old == new else [place]
 
 
 def _is_vacant(path: Path) -> bool:
@@ -199,18 +210,24 @@ def _start_or_check(
         write_atomically(run.manifest, json.dumps(manifest, indent=1))
         return manifest
     manifest = run.read_manifest()
+    _check_data(run, manifest, prepared)
+    return manifest
+
+
+def _check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
+    """Other data would be split in another way, and training cases would be scored as test cases."""
     if manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "The data has changed since this run began.",
             where=str(run.path),
             fix="Put the data back as it was, or start a new run.",
         )
-    return manifest
 
 
 def _deliver(run: RunFolder, experiment: Experiment, coordinator: Coordinator) -> None:
     """Write the model folder: the chosen round's weights and a card."""
     chosen, weights = coordinator.delivered_weights()
+    best = coordinator.state.best
     method = experiment.build_method()
     network = method.build_network(experiment.network, coordinator.federation)
     card = {
@@ -228,7 +245,7 @@ def _deliver(run: RunFolder, experiment: Experiment, coordinator: Coordinator) -
         "postprocess": experiment.postprocess,
         "sites": {name: facts.as_json() for name, facts in coordinator.federation.sites.items()},
         "round": chosen,
-        "validation_dice": coordinator.state.best["dice"] if coordinator.state.best else None,
+        "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
         "parameters": sum(p.numel() for p in network.parameters()),
         "run": coordinator.setup.run,
     }

@@ -78,4 +78,9 @@ class RunFolder:
                 fix="Point to a folder that 'panorgan train' or 'panorgan demo' wrote.",
             ) from error
         except ValueError as error:
-            raise RunError("manifest.json is damaged.", where=str(self.manifest), why=str(error)) from error
+            raise RunError(
+                "manifest.json is damaged.",
+                where=str(self.manifest),
+                why=str(error),
+                fix="Restore it from a backup, or start a new run in another folder.",
+            ) from error

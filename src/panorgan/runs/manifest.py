@@ -44,14 +44,14 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
 
 
 def data_fingerprint(prepared: PreparedFederation) -> str:
-    """Changes when any prepared case changes: store keys hash their inputs."""
+    """Changes when the content of any case changes, or any split."""
     digest = hashlib.sha256()
     for site in prepared.sites:
         for split, cases in (("train", site.train), ("validation", site.validation)):
             for case in cases:
                 digest.update(f"{site.name}/{split}/{case.id}/{case.folder.name}\n".encode())
-        for scored in site.test:
-            digest.update(f"{site.name}/test/{scored.id}\n".encode())
+        for scored, key in zip(site.test, site.test_keys, strict=True):
+            digest.update(f"{site.name}/test/{scored.id}/{key}\n".encode())
     return digest.hexdigest()[:16]
 
 

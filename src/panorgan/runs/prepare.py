@@ -8,30 +8,33 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
 from panorgan.cases.layouts import read_cases
 from panorgan.cases.phantom import recipe, withheld_folder, write_federation
+from panorgan.cases.preprocess import Plan
 from panorgan.cases.splits import split_cases
 from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment, SiteSettings
 from panorgan.errors import ConfigError, DataError
 
+Result = TypeVar("Result")
 OnProgress = Callable[[str, int, int], None]
 """What is being done, how many are done, how many there are."""
 
 
 @dataclass(frozen=True)
 class PreparedSite:
-    """A site's cases by split. `test` cases carry the labels they are scored with."""
+    """A site's cases by split. `test` cases carry the labels they are scored with; `test_keys` name their content."""
 
     name: str
     external: bool
     train: Sequence[StoredCase]
     validation: Sequence[StoredCase]
     test: Sequence[Case]
+    test_keys: Sequence[str]
     annotated: tuple[str, ...]
 
     def describe(self) -> dict[str, Any]:
@@ -75,26 +78,27 @@ def prepare(
     total = sum(len(cases) for cases, _ in read.values())
     done = 0
 
-    def add(case: Case) -> StoredCase:
+    def counted(work: Callable[[Case, Plan], Result], cases: Sequence[Case]) -> tuple[Result, ...]:
         nonlocal done
-        stored = store.add(case, experiment.plan)
-        done += 1
-        progress("preparing cases", done, total)
-        return stored
+        results = []
+        for case in cases:
+            results.append(work(case, experiment.plan))
+            done += 1
+            progress("preparing cases", done, total)
+        return tuple(results)
 
     sites = []
     for name, (cases, scored) in read.items():
         if settings[name].external:
-            sites.append(PreparedSite(name, True, (), (), tuple(scored.values()), ()))
-            done += len(cases)
+            test = tuple(scored.values())
+            sites.append(PreparedSite(name, True, (), (), test, counted(store.check, test), ()))
             continue
         splits = split_cases(cases, experiment.splits, experiment.seed)
-        done += len(splits["test"])
-        train = tuple(add(case) for case in splits["train"])
-        validation = tuple(add(case) for case in splits["validation"])
+        train = counted(store.add, splits["train"])
+        validation = counted(store.add, splits["validation"])
         test = tuple(scored[case.id] for case in splits["test"])
         annotated = tuple(sorted({structure for case in cases for structure in case.annotated}))
-        sites.append(PreparedSite(name, False, train, validation, test, annotated))
+        sites.append(PreparedSite(name, False, train, validation, test, counted(store.check, test), annotated))
     return PreparedFederation(tuple(sites))
 
 

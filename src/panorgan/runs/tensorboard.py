@@ -9,10 +9,16 @@ from panorgan.federation.events import Event, Listener
 
 
 def tensorboard_listener(folder: Path) -> Listener:
-    """A listener that turns round events into scalars; opened at the first round, so that importing stays quick."""
+    """A listener that turns round events into scalars; opened at the first round, so that importing stays quick.
+
+    The end of the run closes the file and ends its thread.
+    """
     writers: list[Any] = []
 
     def listen(event: Event) -> None:
+        if event.kind == "finished":
+            while writers:
+                writers.pop().close()
         if event.kind != "round":
             return
         if not writers:

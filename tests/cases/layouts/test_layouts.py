@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,6 +275,14 @@ def test_bids_refusals(tmp_path, damage, says):
     with pytest.raises(DataError, match=says) as caught:
         read_cases(tmp_path, "here", ABDOMEN)
     assert caught.value.fix
+
+
+def test_a_site_may_unite_the_parts_that_its_folder_keeps_apart(tmp_path):
+    write_totalsegmentator(tmp_path)
+    shutil.rmtree(tmp_path / "s0002")
+    (case,) = read_cases(tmp_path, "here", ABDOMEN, restrict=("kidney",), ignore=("vertebrae_L1",))
+    assert case.annotated == ("kidney",)
+    assert marks(case, "kidney") == [False, True, True, False]
 
 
 def test_csv_knows_per_case_what_is_annotated(tmp_path):

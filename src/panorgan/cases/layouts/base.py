@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from panorgan.anatomy import Vocabulary, ancestors, find_organ
+from panorgan.anatomy import Vocabulary, ancestors, children, find_organ
 from panorgan.errors import AnatomyError, DataError
 
 
@@ -75,7 +75,7 @@ class LabelRules:
             wanted = found if self.restrict is None else self.vocabulary.resolve(self.restrict)
         except AnatomyError as error:
             raise DataError(error.what, where=where, why=error.why, fix=error.fix) from error
-        absent = sorted(set(wanted) - set(found))
+        absent = [structure for structure in wanted if not _covered(structure, set(organs.values()))]
         if absent:
             raise DataError(
                 f"The folder does not annotate {', '.join(absent)}.",
@@ -99,6 +99,12 @@ class LabelRules:
                 fix=f"{error.fix} Or say what it is with 'labels: {{{name}: <organ>}}' under the site, "
                 f"or leave it out with 'ignore: [{name}]'.",
             ) from error
+
+
+def _covered(structure: str, organs: set[str]) -> bool:
+    """Whether the organs hold the structure itself, or all of its parts."""
+    parts = children(structure, "part")
+    return structure in organs or (bool(parts) and all(_covered(part, organs) for part in parts))
 
 
 def missing_folder(folder: Path) -> DataError:

@@ -20,4 +20,5 @@ class Transport(Protocol):
         """Ask every site; call `on_reply(site, answer)` for each that answers, in any order.
 
         Returns when all have answered or will not. `make_request` is called once per site, when its turn comes.
+        Neither function may be called from two threads at the same time.
         """

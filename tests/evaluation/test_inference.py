@@ -1,0 +1,72 @@
+"""From probabilities to label maps, and what prediction leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.volume import Volume
+from panorgan.evaluation import inference
+from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, predict_volume
+from panorgan.networks import UNet, UNetSettings
+from panorgan.networks.base import SegmentationNetwork
+
+SETTINGS = InferenceSettings(patch_size=(8, 8, 8), overlap=0.0)
+
+
+def network(organs: list[str], convention: str) -> SegmentationNetwork:
+    return SegmentationNetwork(Vocabulary(organs), convention)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_prediction_leaves_the_network_in_its_mode(training):
+    """A rule that predicts with its own model in the middle of a round goes on training it."""
+    model = UNet(Vocabulary(["liver"]), UNetSettings(features=(4, 8), norm="batch")).train(training)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    probabilities = predict_probabilities(model, torch.zeros(9, 8, 8), SETTINGS)
+    assert probabilities.shape == (2, 9, 8, 8)
+    assert model.training is training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_exclusive_channels_by_hand():
+    channels = torch.tensor([[0.5, 0.2, 0.4], [0.3, 0.7, 0.2], [0.2, 0.1, 0.4]])
+    labels = decide(list(channels), network(["liver", "spleen"], "exclusive"))
+    assert labels.tolist() == [0, 1, 0]  # a tie stays with the earlier channel
+
+
+def test_independent_channels_by_hand():
+    """Inner over outer, whatever their probabilities; among others the more probable; below one half nothing."""
+    organs = ["liver_tumour", "liver", "spleen"]
+    channels = torch.tensor([[0.6, 0.4, 0.9, 0.6], [0.9, 0.9, 0.2, 0.4], [0.1, 0.95, 0.6, 0.7]])
+    assert decide(list(channels), network(organs, "independent")).tolist() == [1, 3, 1, 3]
+
+
+@pytest.mark.parametrize("convention", ["exclusive", "independent"])
+def test_a_large_scan_never_needs_all_channels_at_once(convention, monkeypatch):
+    """At full resolution two channels at a time: the one that is looked at, and the best so far."""
+    import weakref
+
+    model = UNet(
+        Vocabulary(["liver", "spleen", "pancreas", "aorta"]), UNetSettings(features=(4, 8), convention=convention)
+    )
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+    original = inference.to_scan_grid
+
+    def watched(channel, grid):
+        nonlocal most
+        full = original(channel, grid)
+        alive.append(weakref.ref(full))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return full
+
+    monkeypatch.setattr(inference, "to_scan_grid", watched)
+    volume = Volume(np.zeros((12, 12, 12), np.float32), np.diag([2.0, 2.0, 2.0, 1.0]))
+    labels = predict_volume(model, volume, Plan(spacing_mm=(3, 3, 3)), SETTINGS)
+    assert labels.shape == (12, 12, 12)
+    assert len(alive) == len(model.channels)
+    assert most <= 2
