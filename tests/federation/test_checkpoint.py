@@ -44,13 +44,13 @@ def test_keeps_two_and_the_best(tmp_path):
         "round-00006.safetensors",
     ]
     latest = checkpoints.load_latest()
-    assert torch.equal(checkpoints.load_best(latest)["w"], torch.full((3,), 3.0))
+    assert torch.equal(checkpoints.load_best(latest).weights["w"], torch.full((3,), 3.0))
 
 
 def test_the_best_is_the_latest_when_nothing_was_validated(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(2))
-    assert torch.equal(checkpoints.load_best(checkpoints.load_latest())["w"], torch.full((3,), 2.0))
+    assert torch.equal(checkpoints.load_best(checkpoints.load_latest()).weights["w"], torch.full((3,), 2.0))
 
 
 @pytest.mark.parametrize("best", [None, {"round": 2.0, "dice": 0.5}])
@@ -82,7 +82,7 @@ def test_an_interrupted_save_leaves_the_old_state(tmp_path, monkeypatch, best):
         latest = checkpoints.load_latest()
         assert latest.rounds_done == (2 if finished else 1)
         expected = latest.best["round"]
-        assert torch.equal(checkpoints.load_best(latest)["w"], torch.full((3,), expected))
+        assert torch.equal(checkpoints.load_best(latest).weights["w"], torch.full((3,), expected))
         checkpoints.save(state(2, best or {"round": 1.0, "dice": 0.4}))
         assert checkpoints.load_latest().rounds_done == 2
 

@@ -195,7 +195,7 @@ def test_a_solo_member_has_no_channel_for_what_its_site_never_saw():
     federation = Federation(vocabulary, {name: SiteFacts(name, 1, annotated) for name, annotated in facts.items()})
     network = find_method("solo")(MethodConfig()).build_network(UNetSettings(features=(4, 8)), federation)
     organs = {name: member.vocabulary.organs for name, member in network.members.items()}
-    assert organs == {"a": ("liver", "kidney_left", "kidney_right"), "b": ("liver", "liver_tumour")}
+    assert organs == {"site-a": ("liver", "kidney_left", "kidney_right"), "site-b": ("liver", "liver_tumour")}
 
 
 def test_solo_sites_do_not_influence_each_other(tiny, tmp_path):
@@ -205,14 +205,14 @@ def test_solo_sites_do_not_influence_each_other(tiny, tmp_path):
     together = tiny(method={"name": "solo"})
     train(together, tmp_path / "together")
     whole = load_file(tmp_path / "together" / "model" / "model.safetensors")
-    assert {key.split(".")[1] for key in whole} == {"north", "south"}
+    assert {key.split(".")[1] for key in whole} == {"site-north", "site-south"}
     rule = together.build_method().Server(
         MethodConfig(),
         Federation(Vocabulary(["liver"]), {"north": SiteFacts("north", 1, {"liver": 1})}),
         whole,
     )
     assert set(rule.expects("north")) == set(rule.broadcast("north").arrays)
-    assert all(key.startswith("members.north.") for key in rule.expects("north"))
+    assert all(key.startswith("members.site-north.") for key in rule.expects("north"))
 
 
 def test_central_naive_denies_what_it_does_not_know():

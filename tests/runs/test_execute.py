@@ -108,6 +108,32 @@ def test_a_finished_run_is_not_trained_again(finished, tiny):
     assert (finished / "events.jsonl").read_bytes() == before
 
 
+def test_two_processes_never_share_a_run_folder(tiny, tmp_path, monkeypatch):
+    """While one works in the folder, another that resumes it is turned away and changes nothing."""
+    from panorgan.methods.base import SiteRule
+
+    original, turned_away = SiteRule.after_round, []
+
+    def meddle(self) -> None:
+        original(self)
+        before = sorted(p.name for p in (tmp_path / "run").iterdir())
+        with pytest.raises(RunError, match="Another process") as caught:
+            train(tiny(training={"rounds": 1}), tmp_path / "run", resume=True)
+        assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
+        turned_away.append(caught.value.fix)
+
+    monkeypatch.setattr(SiteRule, "after_round", meddle)
+    train(tiny(training={"rounds": 1}), tmp_path / "run")
+    assert len(turned_away) == 2
+
+
+@pytest.mark.parametrize("site", ["train", "keys", "type"])
+def test_a_site_may_have_any_plain_name(tiny, tmp_path, site):
+    sites = [{"name": site, "annotated": ["liver"], "cases": 3, "spacing_mm": [12, 12, 12]}]
+    experiment = tiny(vocabulary=["liver"], phantom={"sites": sites}, method={"name": "solo"}, training={"rounds": 1})
+    assert train(experiment, tmp_path / "run").rows
+
+
 def test_a_folder_with_a_run_is_not_overwritten(finished, tiny, tmp_path):
     with pytest.raises(RunError, match="already lives") as caught:
         train(tiny(), finished)

@@ -77,7 +77,7 @@ def compare(rows: dict[str, list[dict[str, Any]]], owners: dict[str, set[str]]) 
 
 
 def _table(comparison: dict[str, Any], owners: dict[str, set[str]]) -> Table:
-    title = "Test Dice. own: at sites that label the organ; other: at sites that do not"
+    title = "Test Dice (own: the site labels the organ; other: it does not)"
     table = Table(title=title, title_justify="left")
     table.add_column("organ", no_wrap=True)
     table.add_column("labelled by")

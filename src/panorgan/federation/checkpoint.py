@@ -70,11 +70,11 @@ class Checkpoints:
             )
         return None
 
-    def load_best(self, state: CoordinatorState) -> dict[str, torch.Tensor]:
-        """Weights of the round with the best validation score; the latest if nothing was validated."""
+    def load_best(self, state: CoordinatorState) -> CoordinatorState:
+        """The state after the round with the best validation score; the given one if nothing was validated."""
         if state.best is None or int(state.best["round"]) == state.rounds_done:
-            return state.weights
-        return _read(self._best_path(int(state.best["round"]))).weights
+            return state
+        return _read(self._best_path(int(state.best["round"])))
 
     def _tidy(self, new_best: Path | None) -> None:
         """Drop what nothing refers to any more."""

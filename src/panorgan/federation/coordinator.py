@@ -49,10 +49,8 @@ class Coordinator:
         self.state = self.checkpoints.load_latest() or self._start()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
-        method = setup.method
-        self.rule: ServerRule = method.Server(method.config, self.federation, self.state.weights)
-        self.rule.load_state(self.state.rule)
-        stages = method.stages(setup.training.rounds)
+        self.rule = self._rule_of(self.state)
+        stages = setup.method.stages(setup.training.rounds)
         self.moments = [
             Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
@@ -66,10 +64,17 @@ class Coordinator:
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
         """Round and weights of the model that the run delivers; the best round is one of the last stage."""
-        best = self.state.best
+        best, chosen = self.state.best, self.state
         if self.setup.training.select == "best" and best is not None and self._is_of(self.moments[-1].stage, best):
-            return int(best["round"]), self.checkpoints.load_best(self.state)
-        return self.state.rounds_done, self.state.weights
+            chosen = self.checkpoints.load_best(self.state)
+        return chosen.rounds_done, dict(self._rule_of(chosen).delivered())
+
+    def _rule_of(self, state: CoordinatorState) -> ServerRule:
+        """The method's server rule as it was in a state."""
+        method = self.setup.method
+        rule = method.Server(method.config, self.federation, state.weights)
+        rule.load_state(state.rule)
+        return rule
 
     def _is_of(self, stage: str, best: Mapping[str, float]) -> bool:
         return self.moments[int(best["round"]) - 1].stage == stage
@@ -233,7 +238,7 @@ class Coordinator:
             except MessageError as error:
                 self._refuse(self.state.rounds_done, site, error)
 
-        content = Content(self.rule.weights)
+        content = Content(self.rule.delivered())
         self._exchange(sorted(self.federation.sites), task, lambda site: content, on_reply, traffic)
         means = [sum(values.values()) / len(values) for values in scores.values() if values]
         if means:

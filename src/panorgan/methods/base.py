@@ -58,8 +58,12 @@ class SiteRule:
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def before_round(self) -> None:
-        """Called once `self.received` and `self.moment` are set; takes over the received weights."""
-        self.model.load_state_dict(dict(self.received.arrays))
+        """Called once `self.received` and `self.moment` are set; takes over the received weights.
+
+        Other tensors that came along (control variates, masks) stay in `self.received` for the method to use.
+        """
+        own = self.model.state_dict().keys()
+        self.model.load_state_dict({key: value for key, value in self.received.arrays.items() if key in own})
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The scalar to minimise on one batch."""
@@ -132,6 +136,10 @@ class ServerRule:
     def weight(self, site: str, key: str) -> float:
         """How much a site counts in the mean of a key."""
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
+
+    def delivered(self) -> Mapping[str, torch.Tensor]:
+        """The weights that are validated and delivered; not those of `broadcast` when a method averages over rounds."""
+        return self.weights
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
         """Keys a site may send, each with an example of its shape and type; anything else is refused.

@@ -33,7 +33,7 @@ class Solo(Method):
     """Each site alone; the tested model merges all site models."""
 
     class Site(SiteRule):
-        """Inherited: its network holds only its own member, whose keys (`members.<site>.…`) nobody else sends."""
+        """Inherited: its network holds only its own member, whose keys (`members.site-<name>.…`) nobody else sends."""
 
     class Server(ServerRule):
         """Gives every site its own member back."""
@@ -47,7 +47,7 @@ class Solo(Method):
             return self._own(site)
 
         def _own(self, site: str) -> dict[str, torch.Tensor]:
-            prefix = f"members.{site}."
+            prefix = f"members.{_member(site)}."
             return {key: value for key, value in self.weights.items() if key.startswith(prefix)}
 
     def build_network(
@@ -56,9 +56,14 @@ class Solo(Method):
         """One small network per site, each with its own organs; at a site only its own."""
         sites = sorted(federation.sites) if site is None else [site]
         own = {name: Vocabulary(federation.organs_of(name)) for name in sites}
-        taught = {name: frozenset(federation.sites[name].annotated) for name in sites}
-        members = {name: UNet(own[name], settings) for name in sites}
+        taught = {_member(name): frozenset(federation.sites[name].annotated) for name in sites}
+        members = {_member(name): UNet(own[name], settings) for name in sites}
         return MergedMembers(members, federation.vocabulary if site is None else own[site], settings, taught)
+
+
+def _member(site: str) -> str:
+    """A site's member by name; the prefix keeps a site called `train` or `keys` apart from torch's own words."""
+    return f"site-{site}"
 
 
 class MergedMembers(SegmentationNetwork):

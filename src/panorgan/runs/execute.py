@@ -19,8 +19,9 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.runs.delivered import load_model, save_model
+from panorgan.runs.delivered import DeliveredModel, load_model, save_model
 from panorgan.runs.folder import RunFolder
+from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest
 from panorgan.runs.prepare import PreparedFederation, prepare
 from panorgan.runs.scoring import Row, read_metrics, score_federation, write_metrics
@@ -63,22 +64,29 @@ def train(
     workers = build_workers(experiment, prepared, run, device, silent)
     check_coverage(Vocabulary(experiment.vocabulary), {name: worker.facts() for name, worker in workers.items()})
     manifest = _start_or_check(run, experiment, prepared, device)
+    with only_one_process(run.path):
+        return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resume)
+
+
+def _train_and_score(
+    run: RunFolder,
+    experiment: Experiment,
+    prepared: PreparedFederation,
+    workers: dict[str, SiteWorker],
+    manifest: dict[str, Any],
+    device: torch.device,
+    listeners: tuple[Listener, ...],
+    resume: bool,
+) -> RunResult:
+    """The rounds that are left, the model, the scores."""
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
     events.record("resumed" if resume else "started", run=manifest["run"], method=experiment.method["name"])
-    coordinator = Coordinator(
-        _coordinator_setup(experiment, manifest["run"]), LocalTransport(workers), run.path, events
-    )
+    setup = _coordinator_setup(experiment, manifest["run"])
+    coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
     coordinator.run()
     _deliver(run, experiment, coordinator)
-    model = load_model(run.model, device)
-    rows = score_federation(
-        model,
-        prepared,
-        run.predictions,
-        lambda site, done, total: events.transient("score", site=site, done=done, total=total),
-    )
-    write_metrics(run.metrics, rows)
+    rows = _score(run, load_model(run.model, device), prepared, events)
     events.record("finished", rows=len(rows))
     return RunResult(run, rows)
 
@@ -93,14 +101,18 @@ def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | N
     model = load_model(run.model, device)
     prepared = prepare(experiment, cache)
     _check_data(run, manifest, prepared)
-    rows = score_federation(
-        model,
-        prepared,
-        run.predictions,
-        lambda site, done, total: events.transient("score", site=site, done=done, total=total),
-    )
+    return RunResult(run, _score(run, model, prepared, events))
+
+
+def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, events: EventLog) -> list[Row]:
+    """Predict and score the test cases; metrics.csv appears when all are done."""
+
+    def on_case(site: str, done: int, total: int) -> None:
+        events.transient("score", site=site, done=done, total=total)
+
+    rows = score_federation(model, prepared, run.predictions, on_case)
     write_metrics(run.metrics, rows)
-    return RunResult(run, rows)
+    return rows
 
 
 def setup_device(experiment: Experiment) -> torch.device:

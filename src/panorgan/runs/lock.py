@@ -1,0 +1,29 @@
+"""One process per run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from panorgan.errors import RunError
+
+
+@contextmanager
+def only_one_process(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock, no protection
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                "Another process is working in this run folder.",
+                where=str(folder),
+                fix="Wait until it has finished, or stop it, then resume.",
+            ) from error
+        yield
