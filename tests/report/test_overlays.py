@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
+
 import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 
 from panorgan.cases.preprocess import Grid
 from panorgan.cases.volume import Volume
-from panorgan.report.overlays import choose, outline, pick_slice, radiological
+from panorgan.report.overlays import _Choice, _draw_slice, choose, outline, pick_slice, radiological, ruler_length
 
 
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "LAS", "PIR"])
@@ -60,3 +64,24 @@ def test_best_median_worst(dice: list[float], expected: list[tuple[str, float]])
     rows = [{"organ": "liver", "site": "a", "case": str(i), "dice": value} for i, value in enumerate(dice)]
     rows.append({"organ": "spleen", "site": "a", "case": "x", "dice": 1.0})
     assert [(choice.rank, choice.row["dice"]) for choice in choose(rows, "liver")] == expected
+
+
+@pytest.mark.parametrize(("width_mm", "length"), [(400, 100), (299, 50), (60, 20), (35, 10), (16, 5), (5, 1)])
+def test_the_ruler_fits_the_picture(width_mm: float, length: int) -> None:
+    assert ruler_length(width_mm) == length
+
+
+@pytest.mark.parametrize(("is_ct", "shades"), [(True, 1), (False, 200)])
+def test_a_scan_without_hu_gets_its_own_window(is_ct: bool, shades: int) -> None:
+    """MR values far above any HU window are one white field in it, and a full range of greys in their own."""
+    voxels = np.tile(np.linspace(5000, 9000, 40, dtype=np.float32)[:, None, None], (1, 40, 3))
+    volume = Volume(voxels, np.eye(4))
+    mask = np.zeros(voxels.shape, dtype=bool)
+    mask[10:20, 10:20, 1] = True
+    choice = _Choice("Best", {"site": "s", "case": "c", "organ": "liver", "dice": 1.0})
+    overlay = _draw_slice(choice, Grid.of(volume), volume, mask, mask, is_ct)
+    picture = Image.open(io.BytesIO(base64.b64decode(overlay.scan.partition(",")[2])))
+    grey = np.asarray(picture.convert("L"))
+    assert len(np.unique(grey)) >= shades
+    assert (grey.std() > 50) != is_ct
+    assert (overlay.width_mm, overlay.ruler_mm) == (40.0, 10)

@@ -29,7 +29,8 @@ from panorgan.report.record import RunRecord
 from panorgan.runs.scoring import Row
 
 WINDOW_HU = (-160.0, 240.0)
-"""The abdominal window."""
+"""The abdominal window, for CT."""
+_MR_PERCENTILES = (1.0, 99.0)  # MR has no scale of its own: nearly black to nearly white of the slice at hand
 
 _LONGEST_SIDE = 400  # pixels; about what one of three pictures gets on a wide screen
 _TISSUE_HU = -500.0
@@ -44,7 +45,7 @@ CaseKey = tuple[str, str]
 class Overlay:
     """One picture. `truth` and `prediction` are SVG paths in mm; `scan` is a data URI stretched over the whole.
 
-    `note` says what is special about it, such as an organ that was not found.
+    `ruler_mm` is the length of its scale bar, `note` says what is special about it (an organ that was not found).
     """
 
     rank: str
@@ -55,6 +56,7 @@ class Overlay:
     colour: str
     width_mm: float
     height_mm: float
+    ruler_mm: int
     scan: str
     truth: str
     prediction: str
@@ -119,7 +121,7 @@ def _draw_case(
         predicted = structure_mask(labels, choice.row["organ"], record.vocabulary)
         if abs(dice(predicted, truth) - choice.row["dice"]) > 1e-3:
             raise DataError("The files no longer give the score that was recorded.", where=f"{site}/{case_id}")
-        yield _draw_slice(choice, grid, image, truth, predicted)
+        yield _draw_slice(choice, grid, image, truth, predicted, record.is_ct)
 
 
 def _read_prediction(path: Path, image: Volume) -> NDArray[np.uint8]:
@@ -130,13 +132,18 @@ def _read_prediction(path: Path, image: Volume) -> NDArray[np.uint8]:
     return labels
 
 
-def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predicted: Mask) -> Overlay:
+def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predicted: Mask, is_ct: bool) -> Overlay:
     scan, truth, predicted = (grid.turn_to_ras(a) for a in (image.voxels, truth, predicted))
     level, note = pick_slice(truth, predicted)
     scan, truth, predicted = (radiological(a[:, :, level]) for a in (scan, truth, predicted))
     mm_x, mm_y, _ = grid.ras_spacing
-    rows, columns = _tissue_box(scan, truth | predicted, mm_x, mm_y)
-    scan, truth, predicted = (a[rows, columns] for a in (scan, truth, predicted))
+    window = WINDOW_HU
+    if is_ct:
+        rows, columns = _tissue_box(scan, truth | predicted, mm_x, mm_y)
+        scan, truth, predicted = (a[rows, columns] for a in (scan, truth, predicted))
+    else:
+        low, high = np.percentile(scan, _MR_PERCENTILES)
+        window = (float(low), float(max(high, low + 1e-6)))
     height, width = scan.shape[0] * mm_y, scan.shape[1] * mm_x
     return Overlay(
         rank=choice.rank,
@@ -147,11 +154,17 @@ def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predict
         colour=catalogue()[choice.row["organ"]].colour,
         width_mm=width,
         height_mm=height,
-        scan=_encode(scan.astype(np.float32), width, height),
+        ruler_mm=ruler_length(width),
+        scan=_encode(scan.astype(np.float32), width, height, window),
         truth=outline(truth, mm_x, mm_y),
         prediction=outline(predicted, mm_x, mm_y),
         note=note,
     )
+
+
+def ruler_length(width_mm: float) -> int:
+    """The longest of a few round lengths that takes up to a third of the picture."""
+    return next((length for length in (100, 50, 20, 10, 5) if length <= width_mm / 3), 1)
 
 
 def pick_slice(truth: Mask, predicted: Mask) -> tuple[int, str]:
@@ -203,9 +216,9 @@ def _tissue_box(scan: NDArray[Any], organ: Mask, mm_x: float, mm_y: float) -> tu
     return span(rows, mm_y), span(columns, mm_x)
 
 
-def _encode(scan: NDArray[np.float32], width_mm: float, height_mm: float) -> str:
+def _encode(scan: NDArray[np.float32], width_mm: float, height_mm: float, window: tuple[float, float]) -> str:
     """The windowed slice as a small grey JPEG with square pixels, as a data URI."""
-    low, high = WINDOW_HU
+    low, high = window
     grey = (np.clip(scan, low, high) - low) / (high - low)
     scale = _LONGEST_SIDE / max(width_mm, height_mm)
     shape = (max(1, round(height_mm * scale)), max(1, round(width_mm * scale)))

@@ -87,6 +87,11 @@ class RunRecord:
         return tuple(site for site in self.sites if site.external)
 
     @property
+    def is_ct(self) -> bool:
+        """Whether intensities are HU, so that the usual windows apply."""
+        return bool(self.manifest["experiment"].get("plan", {}).get("intensity", "window") == "window")
+
+    @property
     def delivered_round(self) -> int | None:
         """The round whose weights are in the delivered model."""
         return int(self.card["round"]) if "round" in self.card else None
