@@ -51,8 +51,8 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
     console.print(_table(comparison, owners))
     for method, words in ((FEDERATED, "Federated model"), (NAIVE, "Naive pooling")):
         table = organ_site_table(rows[method])
-        line = f"{words}  mean test Dice {in_words(table.overall)}; external {in_words(table.external)}"
-        console.print(line)
+        console.print(f"{words}: mean test Dice {in_words(table.overall)}")
+        console.print(f"{'':<{len(words)}}  at the external site {in_words(table.external)}")
     console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True, markup=False, highlight=False)
 
 
