@@ -92,6 +92,25 @@ def test_a_loaded_model_predicts_what_the_run_scored(finished):
         load_model(finished / "predictions", torch.device("cpu"))
 
 
+def test_the_models_own_preset_is_applied_to_what_is_scored(tiny, finished, tmp_path):
+    """Same weights, other predictions: each organ of each case is at most one piece."""
+    from scipy import ndimage
+
+    train(tiny(postprocess="flkd"), tmp_path / "run")
+    weights = "model/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (finished / weights).read_bytes()
+    several = 0
+    for path in sorted((tmp_path / "run" / "predictions").rglob("*.nii.gz")):
+        plain = finished / "predictions" / path.parent.name / path.name
+        for organ in range(1, 5):
+            pieces = [
+                ndimage.label(np.asarray(nib.load(p).dataobj) == organ, np.ones((3, 3, 3)))[1] for p in (path, plain)
+            ]
+            assert pieces[0] <= 1
+            several += pieces[1] > 1
+    assert several, "the plain predictions have nothing to clean"
+
+
 def test_withheld_labels_never_reach_training(tiny):
     """What a site trains with knows nothing of the organs it does not annotate."""
     prepared = prepare(tiny())

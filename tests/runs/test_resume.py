@@ -28,11 +28,11 @@ CHANGES = {"training": {"rounds": 4, "validate_every": 2, "optimizer": {"learnin
 KILL_POINTS = {
     # function to interrupt, which call of it, whether it still does its work before the kill
     "before anything is written": ("panorgan.federation.files.os.replace", 0, False),
-    "joined, first checkpoint not yet renamed": ("panorgan.federation.checkpoint.os.replace", 1, False),
+    "joined, before the first checkpoint": ("panorgan.federation.checkpoint.write_atomically", 0, False),
     "in the middle of a site's steps": ("panorgan.methods.base.SiteRule.step", 5, True),
     "after one site's answer was spooled": ("panorgan.federation.coordinator.check_answer", 0, True),
     "site state written, answer not yet received": ("panorgan.federation.local_state.LocalState.save", 2, True),
-    "site answer written, its state not": ("panorgan.federation.local_state.Message.to_bytes", 8, False),
+    "site answer written, its state not": ("panorgan.federation.local_state.write_atomically", 3, False),
     "during aggregation": ("panorgan.federation.aggregation.SpooledUpdates.mean", 1, False),
     "during validation": ("panorgan.federation.site.SiteWorker._evaluate", 1, True),
     "halfway through writing a checkpoint": ("halfway", 2, False),

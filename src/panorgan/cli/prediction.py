@@ -6,15 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from panorgan.anatomy import catalogue
 from panorgan.cases.formats import ITK_ENDINGS
 from panorgan.cases.volume import read_scan, write_labels
-from panorgan.errors import ConfigError, DataError
+from panorgan.errors import DataError
+from panorgan.evaluation.inference import label_ids
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel, load_model
+from panorgan.runs.device import choose_device
 from panorgan.runs.scoring import predict_labels
 
 _ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
@@ -22,10 +23,9 @@ _ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
 
 def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as_json: bool) -> None:
     """Predict every scan that can be read, then fail for those that cannot; nothing is written for them."""
-    torch.set_flush_denormal(True)
     files = _files(scans)
     _refuse_overwriting(files, out)
-    delivered = load_model(model, _device(device))
+    delivered = load_model(model, choose_device(device, "--device"))
     out.mkdir(parents=True, exist_ok=True)
     failures: list[DataError] = []
     for path in files:
@@ -65,18 +65,6 @@ def _predict_one(delivered: DeliveredModel, path: Path, out: Path) -> dict[str, 
     return {"scan": str(path), "labels": str(target), "names": str(side)}
 
 
-def _device(name: str) -> torch.device:
-    """The device to compute on; refuses what this machine does not have."""
-    known = ("auto", "cpu", "cuda")
-    if name not in known:
-        raise ConfigError(f"There is no device called {name!r}.", where="--device", fix=f"Use {', '.join(known)}.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("No CUDA device was found.", where="--device", fix="Use auto or cpu.")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def _refuse_overwriting(files: Sequence[Path], out: Path) -> None:
     """A label map is named like its scan: in the same folder it would take the scan's place."""
     scans = {path.resolve() for path in files}
@@ -101,7 +89,7 @@ def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
         "scan": scan.name,
         "model": model.card["name"],
         "run": model.card["run"],
-        "labels": {organ: index + 1 for index, organ in enumerate(model.network.vocabulary)},
+        "labels": label_ids(model.network.vocabulary),
         "snomed": {
             organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
             for organ in model.network.vocabulary

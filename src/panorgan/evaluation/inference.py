@@ -13,6 +13,7 @@ from pydantic import Field
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, to_scan_grid
 from panorgan.cases.volume import Volume
+from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import SegmentationNetwork
 from panorgan.settings import Settings
 
@@ -88,10 +89,27 @@ def predict_volume(
     return grid.turn_back(labels)
 
 
+def label_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """The integer that stands for each organ in a label map."""
+    return {organ: index + 1 for index, organ in enumerate(vocabulary)}
+
+
+def cleaned(labels: NDArray[np.uint8], vocabulary: Vocabulary, preset: str) -> NDArray[np.uint8]:
+    """A label map after a post-processing preset; where organs then overlap, the inner one wins."""
+    if preset == "none":
+        return labels
+    ids = label_ids(vocabulary)
+    masks = apply_preset(preset, {organ: labels == ids[organ] for organ in vocabulary}, exclusive=True)
+    result = np.zeros_like(labels)
+    for organ in vocabulary.paint_order():
+        result[masks[organ]] = ids[organ]
+    return result
+
+
 def structure_mask(labels: NDArray[np.uint8], structure: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """Where a label map shows a structure, inner structures and parts included."""
-    ids = [vocabulary.index(organ) + 1 for organ in vocabulary.members(structure)]
-    return np.isin(labels, ids)
+    ids = label_ids(vocabulary)
+    return np.isin(labels, [ids[organ] for organ in vocabulary.members(structure)])
 
 
 def _most_probable(channels: Sequence[torch.Tensor], place: Place) -> NDArray[np.uint8]:

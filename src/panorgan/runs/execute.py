@@ -12,7 +12,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, parse_experiment
-from panorgan.errors import ConfigError, RunError
+from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
 from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
@@ -20,6 +20,7 @@ from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
 from panorgan.runs.delivered import DeliveredModel, load_model, save_model
+from panorgan.runs.device import choose_device
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest
@@ -116,23 +117,15 @@ def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, 
 
 
 def setup_device(experiment: Experiment) -> torch.device:
-    """The device to compute on, and numeric habits for the CPU."""
-    torch.set_flush_denormal(True)  # tiny activations otherwise slow a CPU down many times
-    if experiment.hardware.threads:
-        torch.set_num_threads(experiment.hardware.threads)
-    wanted = experiment.hardware.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "No CUDA device was found.",
-            where="hardware.device",
-            fix="Set hardware.device to 'auto' or 'cpu'.",
-        )
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda":
-        torch.backends.cudnn.deterministic = experiment.hardware.deterministic
-        torch.backends.cudnn.benchmark = not experiment.hardware.deterministic
-    return torch.device(wanted)
+    """The experiment's device, with its threads and its wish for the same bits every time."""
+    hardware = experiment.hardware
+    if hardware.threads:
+        torch.set_num_threads(hardware.threads)
+    device = choose_device(hardware.device, "hardware.device")
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic = hardware.deterministic
+        torch.backends.cudnn.benchmark = not hardware.deterministic
+    return device
 
 
 def build_workers(

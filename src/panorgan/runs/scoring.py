@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.errors import RunError
-from panorgan.evaluation.inference import predict_volume, structure_mask
+from panorgan.evaluation.inference import cleaned, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
-from panorgan.evaluation.postprocess import apply_preset
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel
 from panorgan.runs.prepare import PreparedFederation
@@ -64,19 +62,7 @@ def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path 
 def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
     """Label map on the scan's own grid, post-processed as the model asks."""
     labels = predict_volume(model.network, volume, model.plan, model.inference)
-    if model.postprocess == "none":
-        return labels
-    vocabulary = model.network.vocabulary
-    masks = {organ: labels == index + 1 for index, organ in enumerate(vocabulary)}
-    cleaned = apply_preset(model.postprocess, masks, exclusive=True)
-    return _repaint(cleaned, vocabulary, labels.shape)
-
-
-def _repaint(masks: dict[str, NDArray[np.bool_]], vocabulary: Vocabulary, shape: Sequence[int]) -> NDArray[np.uint8]:
-    labels = np.zeros(shape, dtype=np.uint8)
-    for organ in vocabulary.paint_order():
-        labels[masks[organ]] = vocabulary.index(organ) + 1
-    return labels
+    return cleaned(labels, model.network.vocabulary, model.postprocess)
 
 
 def write_metrics(path: Path, rows: Iterable[Row]) -> None:

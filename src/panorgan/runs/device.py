@@ -1,0 +1,21 @@
+"""Where this machine computes."""
+
+from __future__ import annotations
+
+import torch
+
+from panorgan.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def choose_device(name: str, where: str) -> torch.device:
+    """The device of that name, `auto` for the best there is; `where` says in an error who asked."""
+    torch.set_flush_denormal(True)  # tiny activations otherwise slow a CPU down many times
+    if name not in DEVICES:
+        raise ConfigError(f"There is no device called {name!r}.", where=where, fix=f"Use {', '.join(DEVICES)}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("No CUDA device was found.", where=where, fix="Use auto or cpu.")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
