@@ -51,6 +51,7 @@ def make_case(folder: Path, patch: tuple[int, int, int]) -> StoredCase:
     np.save(folder / "image.npy", random.normal(size=shape).astype(np.float16))
     np.save(folder / "labels.npy", (random.random(shape) < 0.2).astype(np.uint8))
     np.savez(folder / "foreground.npz", liver=np.array([[4, 4, 4]], dtype=np.int32))
+    (folder / "case.json").write_text('{"spacing_mm": [1, 1, 1]}')
     return StoredCase("case", "case", "site", ("liver",), folder)
 
 

@@ -78,7 +78,23 @@ def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_cont
         ({"plan": {"window_hu": [10, 10]}}, "cannot be used", "lower end"),
         ({"training": {"sampling": {"patch_size": [16, 16, 18]}}}, "cannot be used", "multiples of 4, at least 8"),
         ({"training": {"sampling": {"patch_size": [16, 16, 4]}}}, "cannot be used", "multiples of 4, at least 8"),
-        ({"network": {"dimensions": 2}}, "cannot be used", "3D"),
+        ({"network": {"dimensions": 2}}, "cannot be used", "[x, y, 1]"),
+        ({"training": {"sampling": {"patch_size": [16, 16, 1]}}}, "cannot be used", "network.dimensions to 2"),
+        ({"training": {"sampling": {"patch_size": [16, 1, 1]}}}, "cannot be used", "only one axis may be 1"),
+        (
+            {"network": {"dimensions": 2}, "training": {"sampling": {"patch_size": [1, 16, 18]}}},
+            "cannot be used",
+            "multiples of 4, at least 8, for a network with 3 levels (network.features); only the axis of the slices",
+        ),
+        (
+            {"network": {"strides": [[1, 1, 1], [2, 2, 1], [2, 2, 2]]}}
+            | {"training": {"sampling": {"patch_size": [16, 16, 3]}}},
+            "cannot be used",
+            "multiples of [4, 4, 2], at least [8, 8, 4], for a network with 3 levels (network.features and network.str",
+        ),
+        ({"network": {"strides": [[1, 1, 1], [2, 2, 2]]}}, "cannot be used", "one entry per level"),
+        ({"network": {"strides": [[1, 1], [2, 2], [2, 2]]}}, "cannot be used", "needs 3 numbers"),
+        ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "cannot be used", "must be all 1"),
         ({"splits": {"validation": 0.5, "test": 0.5}}, "cannot be used", "below 1"),
         ({"phantom": {"sites": [{"name": "a", "annotated": ["livre"]}]}}, "livre", "liver"),
     ],
@@ -90,6 +106,19 @@ def test_refusals_say_what_and_hint(tmp_path, tiny_content, changes, says, hint)
         load_experiment(path)
     assert says in caught.value.what
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("patch_size", [[16, 8, 1], [16, 1, 8], [1, 8, 16]])
+def test_slices_may_lie_across_any_axis(tiny_content, patch_size):
+    experiment = parse_experiment(
+        tiny_content(network={"dimensions": 2}, training={"sampling": {"patch_size": patch_size}})
+    )
+    assert list(experiment.training.sampling.patch_size) == patch_size
+
+
+def test_strides_allow_a_flat_patch(tiny_content):
+    changes = {"network": {"strides": [[1, 1, 1], [2, 2, 1], [2, 2, 1]]}}
+    assert parse_experiment(tiny_content(**changes, training={"sampling": {"patch_size": [16, 16, 3]}}))
 
 
 def test_neither_or_both_sources_of_sites(tiny_content):

@@ -7,9 +7,12 @@ import types
 from pathlib import Path
 
 import torch
+import typer
 import yaml
 
 import panorgan
+from panorgan.cases.layouts import layouts
+from panorgan.cli.main import app
 from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.methods import registry
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
@@ -44,6 +47,24 @@ def test_the_readme_experiment_is_valid():
     (text,) = snippets("README.md", "yaml")
     experiment = parse_experiment(yaml.safe_load(text))
     assert experiment.sites["west"].external
+
+
+def test_the_guide_for_own_data_is_valid():
+    """Its experiment parses, also with the plan pasted in; every layout is on it; its commands and options exist."""
+    page = (ROOT / "docs" / "your-own-data.md").read_text()
+    first, plan = (yaml.safe_load(text) for text in snippets("docs/your-own-data.md", "yaml"))
+    assert parse_experiment(first).plan.measures
+    pasted = {**first, "plan": plan["plan"], "training": {**first["training"], **plan["training"]}}
+    assert not parse_experiment(pasted).plan.measures
+    named = re.findall(r"^\| (`[a-z`, ]+`) \|", page, flags=re.MULTILINE)
+    assert set(re.findall(r"`([a-z]+)`", " ".join(named))) == set(layouts())
+    commands = typer.main.get_command(app).commands
+    for name, rest in re.findall(
+        r"panorgan ([a-z]+)([^#`\n]*)", " ".join(re.findall(r"(?:```sh\n.*?```|`[^`]+`)", page, re.DOTALL))
+    ):
+        assert name in commands, name
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= options, (name, rest)
 
 
 def test_every_method_is_in_the_readme_and_every_room_in_the_map():

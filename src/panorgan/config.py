@@ -17,7 +17,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.layouts import AUTO
 from panorgan.cases.phantom import PhantomConfig
-from panorgan.cases.preprocess import Plan
+from panorgan.cases.planning import PlanSettings
+from panorgan.cases.sampling import sliced_axis
 from panorgan.cases.splits import SplitSettings
 from panorgan.errors import ConfigError, PanorganError, did_you_mean
 from panorgan.evaluation.postprocess import PRESETS
@@ -36,6 +37,9 @@ class SiteSettings(Settings):
     annotated: tuple[str, ...] | None = Field(None, description="structures to use; all that is annotated if left out")
     labels: dict[str, str] = Field(default_factory=dict, description="what names in the folder mean: {its name: organ}")
     ignore: tuple[str, ...] = Field((), description="names in the folder to leave out")
+    leave_out: tuple[str, ...] = Field(
+        (), description="cases or patients not to use, such as a scan that is there twice"
+    )
     part: tuple[int, int] | None = Field(None, description="[i, n]: only part i of n of the folder's patients")
     external: bool = Field(False, description="scored, never trained on")
     withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
@@ -53,6 +57,7 @@ class HardwareSettings(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(None, ge=1, description="CPU threads; all cores if left out")
+    workers: int | None = Field(None, ge=1, description="cases prepared at the same time; one per core if left out")
     deterministic: bool = Field(True, description="the same bits every time on a GPU too, at some cost in speed")
 
 
@@ -66,7 +71,7 @@ class Experiment(Settings):
     sites: dict[str, SiteSettings] = Field(default_factory=dict)
     phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
     splits: SplitSettings = SplitSettings()
-    plan: Plan = Plan()
+    plan: PlanSettings = PlanSettings()
     network: UNetSettings = UNetSettings()
     training: TrainingSettings = TrainingSettings()
     postprocess: str = Field("none", description="a preset for the final predictions")
@@ -126,14 +131,28 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _patches_fit_the_network(self) -> Experiment:
-        if self.network.dimensions != 3:
-            raise ValueError("training patches are 3D: set network.dimensions to 3")
-        divisor = 2 ** (len(self.network.features) - 1)
         patch = self.training.sampling.patch_size
-        if any(size % divisor or size < 2 * divisor for size in patch):
+        sliced = sliced_axis(patch)
+        if self.network.dimensions == 2 and sliced is None:
             raise ValueError(
-                f"training.sampling.patch_size {list(patch)} must be multiples of {divisor}, at least {2 * divisor}, "
-                f"for a network with {len(self.network.features)} levels (network.features)"
+                f"a 2D network sees slices: put a 1 into training.sampling.patch_size {list(patch)} at the axis "
+                "that the slices lie across, [x, y, 1] for axial ones, or set network.dimensions to 3"
+            )
+        if self.network.dimensions == 3 and sliced is not None:
+            raise ValueError(
+                f"a 3D network sees volumes: training.sampling.patch_size {list(patch)} must not hold a 1, "
+                "or set network.dimensions to 2"
+            )
+        sizes = [size for axis, size in enumerate(patch) if axis != sliced]
+        divisors = self.network.divisor
+        if any(size % divisor or size < 2 * divisor for size, divisor in zip(sizes, divisors, strict=True)):
+            same = len(set(divisors)) == 1
+            multiple, least = (divisors[0], 2 * divisors[0]) if same else (list(divisors), [2 * d for d in divisors])
+            cause = "network.features" if self.network.strides is None else "network.features and network.strides"
+            raise ValueError(
+                f"training.sampling.patch_size {list(patch)} must be multiples of {multiple}, at least {least}, "
+                f"for a network with {len(self.network.features)} levels ({cause})"
+                + ("" if sliced is None else "; only the axis of the slices is 1")
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,8 +99,13 @@ def test_image_and_labels_move_together(shape) -> None:
     assert int((still < 0.97).sum()) >= 4  # and they did move
 
 
+def fix_matrix(monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor) -> None:
+    """Every sample is moved by this one."""
+    monkeypatch.setattr(augment_module, "_random_matrices", lambda spacing, *_: matrix.repeat(len(spacing), 1, 1))
+
+
 def test_scale_alone_changes_the_volume_by_its_cube(monkeypatch) -> None:
-    monkeypatch.setattr(augment_module, "_random_matrices", lambda count, *_: 0.8 * torch.eye(3).repeat(count, 1, 1))
+    fix_matrix(monkeypatch, 0.8 * torch.eye(3))
     axes = torch.meshgrid(*[torch.arange(n) - (n - 1) / 2 for n in (40, 32, 48)], indexing="ij")
     ball = (sum(axis**2 for axis in axes) < 10**2)[None]
     changed = augment(packed(ball, ball), only(scale=0.1, geometry_probability=1), generator())
@@ -128,7 +134,7 @@ def quarter_turn(a: int, b: int, dims: int = 3) -> torch.Tensor:
     ],
 )
 def test_a_quarter_turn_of_an_uneven_patch_does_not_shear(monkeypatch, plane, start, end) -> None:
-    monkeypatch.setattr(augment_module, "_random_matrices", lambda count, *_: quarter_turn(*plane).repeat(count, 1, 1))
+    fix_matrix(monkeypatch, quarter_turn(*plane))
     image = torch.zeros(1, 8, 12, 6)
     image[0][start] = 1
     changed = augment(packed(image, image), only(rotation_degrees=90, geometry_probability=1), generator())
@@ -138,7 +144,7 @@ def test_a_quarter_turn_of_an_uneven_patch_does_not_shear(monkeypatch, plane, st
 
 
 def test_a_quarter_turn_in_two_dimensions(monkeypatch) -> None:
-    monkeypatch.setattr(augment_module, "_random_matrices", lambda count, *_: quarter_turn(0, 1, 2).repeat(count, 1, 1))
+    fix_matrix(monkeypatch, quarter_turn(0, 1, 2))
     image = torch.zeros(1, 8, 6)
     image[0, 5, 4] = 1  # x = 1.5, y = 1.5; y_in = -x_out and x_in = y_out, so x = -1.5, y = 1.5
     changed = augment(packed(image, image), only(rotation_degrees=90, geometry_probability=1), generator())
@@ -147,7 +153,7 @@ def test_a_quarter_turn_in_two_dimensions(monkeypatch) -> None:
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_random_matrices_are_rotations_times_scales(dims) -> None:
-    matrices = augment_module._random_matrices(200, dims, math.radians(20), 0.1, generator())
+    matrices = augment_module._random_matrices(torch.ones(200, dims), math.radians(20), 0.1, generator())
     scales = torch.linalg.det(matrices) ** (1 / dims)
     assert 0.9 <= float(scales.min()) < 0.92
     assert 1.08 < float(scales.max()) <= 1.1
@@ -156,6 +162,59 @@ def test_random_matrices_are_rotations_times_scales(dims) -> None:
     torch.testing.assert_close(rotations @ rotations.transpose(1, 2), identity, atol=1e-5, rtol=0)
     turned = torch.rad2deg(torch.atan2(rotations[:, 1, 0], rotations[:, 0, 0])).abs().max()
     assert 10 < float(turned) < 30
+
+
+def test_a_ball_in_millimetres_stays_a_ball_when_turned(monkeypatch) -> None:
+    """Voxels of 1 × 1 × 3 mm: turned by 45° about R, a 12 mm ball off the centre moves and keeps its shape."""
+    spacing = torch.tensor([1.0, 1.0, 3.0])
+    shape = (48, 64, 24)
+    places = [(torch.arange(n) - (n - 1) / 2) * s for n, s in zip(shape, spacing, strict=True)]
+    mm = torch.meshgrid(*places, indexing="ij")
+    ball = (mm[0] ** 2 + (mm[1] - 14) ** 2 + mm[2] ** 2 <= 12**2)[None]
+    c = math.sqrt(0.5)
+    # Last axis first: S_in = c·(S_out − A_out), A_in = c·(S_out + A_out), so A = 14, S = 0 goes to A = S = 14·c.
+    fix_matrix(monkeypatch, torch.tensor([[c, -c, 0], [c, c, 0], [0, 0, 1]]))
+    batch = replace(packed(ball, ball), spacing=spacing[None])
+    settings = only(rotation_degrees=45, geometry_probability=1)
+    moved = augment(batch, settings, generator()).bits[0] == 1
+    centre = [float(axis[moved].mean()) for axis in mm]
+    assert centre == pytest.approx([0, 14 * c, 14 * c], abs=0.3)
+    distance = (mm[0] ** 2 + (mm[1] - 14 * c) ** 2 + (mm[2] - 14 * c) ** 2).sqrt()
+    # Nearest neighbour is off by half a voxel at most, 1.7 mm along its diagonal.
+    assert moved[distance < 12 - 1.7].all()
+    assert not moved[distance > 12 + 1.7].any()
+    in_voxels = augment(replace(batch, spacing=None), settings, generator()).bits[0] == 1
+    assert in_voxels[distance > 12 + 1.7].any()
+
+
+def test_three_times_as_long_is_not_yet_thick() -> None:
+    spacing = torch.tensor([[1.0, 1.0, 3.0], [1.0, 1.0, 3.1], [1.0, 4.0, 4.0]])
+    assert augment_module._thick(spacing).tolist() == [[False] * 3, [False, False, True], [False, True, True]]
+
+
+def test_thick_slices_are_turned_and_scaled_in_their_plane_only() -> None:
+    """1.5 × 1.5 × 8 mm, last axis first: nothing enters or leaves the thick axis, whose scale stays 1."""
+    spacing = torch.tensor([[8.0, 1.5, 1.5], [2.0, 2.0, 2.0]]).repeat(100, 1)
+    matrices = augment_module._random_matrices(spacing, math.radians(30), 0.2, generator())
+    slices, cubes = matrices[0::2], matrices[1::2]
+    assert torch.equal(slices[:, 0], torch.tensor([1.0, 0.0, 0.0]).expand(100, 3))
+    assert torch.equal(slices[:, :, 0], torch.tensor([1.0, 0.0, 0.0]).expand(100, 3))
+    scales = torch.linalg.det(slices[:, 1:, 1:]).sqrt()
+    assert 0.8 <= float(scales.min()) < 0.85
+    assert 1.15 < float(scales.max()) <= 1.2
+    assert float(slices[:, 1, 2].abs().max()) > 0.3
+    assert float(cubes[:, 0, 1].abs().max()) > 0.3  # the others of the batch turn about every axis
+
+
+def test_thick_slices_are_blurred_in_their_plane_only() -> None:
+    image = torch.zeros(2, 5, 5, 5)
+    image[:, 2, 2, 2] = 27
+    batch = replace(packed(image, image > 0), spacing=torch.tensor([[1.0, 1.0, 8.0], [1.0, 1.0, 1.0]]))
+    slices, cube = augment(batch, only(blur_probability=1), generator()).image[:, 0]
+    expected = torch.zeros(5, 5, 5)
+    expected[1:4, 1:4, 2] = 3
+    torch.testing.assert_close(slices, expected)
+    assert float(cube[2, 2, 1]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("structures", [1, 24, 25, 40, 63])
@@ -184,6 +243,24 @@ def test_mirroring_flips_image_and_labels_along_the_named_axis(axis) -> None:
             assert torch.equal(image, before.flip(1 + axis))
             assert torch.equal(bits, old_bits.flip(axis))
     assert 2 <= flipped <= 14
+
+
+@pytest.mark.parametrize(
+    ("axes", "mirrored", "flipped"),
+    [((0, 1), 0, 0), ((0, 1), 1, 1), ((0, 1), 2, None), ((1, 2), 0, None), ((1, 2), 2, 1), ((0, 2), 2, 1)],
+)
+def test_slices_are_mirrored_along_the_axes_of_the_body(axes, mirrored, flipped) -> None:
+    """Axis numbers are R, A, S whatever the slices lie across; across a slice there is nothing to mirror."""
+    batch = replace(noise_batch(count=16, shape=(10, 8)), axes=axes)
+    changed = augment(batch, only(mirror_axes=(mirrored,)), generator())
+    different = [not torch.equal(a, b) for a, b in zip(batch.image, changed.image, strict=True)]
+    if flipped is None:
+        assert not any(different)
+        return
+    assert 2 <= sum(different) <= 14
+    turned = torch.tensor(different)
+    assert torch.equal(changed.image[turned], batch.image[turned].flip(2 + flipped))
+    assert torch.equal(changed.bits[turned], batch.bits[turned].flip(1 + flipped))
 
 
 @pytest.mark.parametrize("wrong", [{"mirror_axes": (-1,)}, {"mirror_axes": (3,)}, {"scale": 1}, {"gamma": 1}])

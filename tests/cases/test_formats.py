@@ -102,6 +102,42 @@ def test_two_series_or_none(tmp_path):
         read_volume(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("ending", ["mha", "nrrd"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_one_slice_with_or_without_a_third_dimension(tmp_path, ending, flat):
+    pixels = HU[:, :, 0].T
+    image = sitk.GetImageFromArray(pixels if flat else pixels[None])
+    image.SetSpacing((0.5, 2.0) if flat else (0.5, 2.0, 1.0))
+    image.SetOrigin((10.0, 20.0) if flat else (10.0, 20.0, 0.0))
+    sitk.WriteImage(image, str(tmp_path / f"slice.{ending}"))
+    volume = read_volume(tmp_path / f"slice.{ending}")
+    np.testing.assert_array_equal(volume.voxels, HU[:, :, :1])
+    np.testing.assert_allclose(volume.affine, [[-0.5, 0, 0, -10], [0, -2, 0, -20], [0, 0, 1, 0], [0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 6), (3, 5, 6), (5, 6)])
+def test_colours_are_no_greyscale(tmp_path, shape):
+    colours = np.zeros((*shape, 3), np.uint8)
+    sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(tmp_path / "photo.mha"))
+    with pytest.raises(DataError, match="three dimensions, this one has 4"):
+        read_volume(tmp_path / "photo.mha")
+
+
+def test_flat_slices_listed_in_a_table_become_stored_cases(tmp_path):
+    rows = ["case,image,label,annotated,patient"]
+    for k in range(2):
+        nib.save(nib.Nifti1Image(HU[:, :, k], np.diag([0.7, 0.7, 2.5, 1])), tmp_path / f"{k}.nii.gz")
+        labels = (HU[:, :, k] > 500).astype(np.uint8)
+        nib.save(nib.Nifti1Image(labels, np.diag([0.7, 0.7, 2.5, 1])), tmp_path / f"{k}_seg.nii.gz")
+        rows.append(f"p1_{k},{k}.nii.gz,{k}_seg.nii.gz,liver=1,p1")
+    (tmp_path / "cases.csv").write_text("\n".join(rows) + "\n")
+    cases = read_cases(tmp_path, "here", Vocabulary(["liver"]))
+    assert [case.patient for case in cases] == ["p1", "p1"]
+    stored = Store(tmp_path / "store").add(cases[1], Plan(spacing_mm=(0.7, 0.7, 2.5)))
+    assert stored.image.shape == (6, 5, 1)
+    assert dict(stored.masks())["liver"].sum() == (HU[:, :, 1] > 500).sum()
+
+
 @pytest.mark.parametrize("name", ["broken.mha", "broken.nrrd"])
 def test_a_damaged_itk_file(tmp_path, name):
     (tmp_path / name).write_bytes(b"nonsense")

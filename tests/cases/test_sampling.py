@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def settings(size: int = 8, batch: int = 4, foreground: float = 0.66) -> Samplin
     return SamplingSettings(patch_size=(size, size, size), batch_size=batch, foreground=foreground)
 
 
+CASE = ("id", "site", "structures", "image", "labels", "foreground")
 STRUCTURES = ("spleen", "liver_tumour", "liver")  # another order than the cases'
 
 
@@ -65,7 +67,7 @@ def test_shapes_and_types(cases) -> None:
     sampler = PatchSampler(cases, STRUCTURES, SamplingSettings(patch_size=(8, 6, 4), batch_size=3))
     packed = next(sampler.batches(1, seed=0))
     assert (packed.image.shape, packed.image.dtype) == ((3, 1, 8, 6, 4), torch.float32)
-    assert (packed.bits.shape, packed.bits.dtype) == ((3, 8, 6, 4), torch.int64)
+    assert (packed.bits.shape, packed.bits.dtype) == ((3, 8, 6, 4), torch.uint8)
     assert (packed.annotated.shape, packed.annotated.dtype) == ((3, 3), torch.bool)
     batch = packed.unpack()
     assert (batch.masks.shape, batch.masks.dtype) == ((3, 3, 8, 6, 4), torch.bool)
@@ -143,6 +145,41 @@ def test_patches_reach_every_voxel_and_keep_their_place(store_case) -> None:
     assert seen == set(range(120))
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_slices_lie_across_the_axis_of_size_one(store_case, axis) -> None:
+    """Voxels count up by 20, 4 and 1 along R, A and S, so their differences tell which axes a slice has."""
+    hu = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
+    case = store_case("a", hu, {"liver": hu == 47})
+    patch, steps = [3, 3, 3], [20, 4, 1]
+    patch[axis] = 1
+    step = [s for other, s in enumerate(steps) if other != axis]
+    seen = set()
+    sampler = PatchSampler([case], ("liver",), SamplingSettings(patch_size=tuple(patch), batch_size=8, foreground=0.3))
+    for packed in sampler.batches(40, seed=0):
+        assert packed.image.shape == (8, 1, 3, 3)
+        assert packed.unpack().masks.shape == (8, 1, 3, 3)
+        assert packed.axes == tuple(other for other in range(3) if other != axis)
+        values = (packed.image[:, 0] * 500).round().long()
+        assert (values[:, 1, 0] - values[:, 0, 0] == step[0]).all()
+        assert (values[:, 0, 1] - values[:, 0, 0] == step[1]).all()
+        assert torch.equal(packed.bits == 1, values == 47)
+        seen |= set(values.flatten().tolist())
+    assert seen == set(range(120))
+
+
+def test_foreground_slices_hold_the_structure(cases) -> None:
+    sampler = PatchSampler(cases, STRUCTURES, SamplingSettings(patch_size=(8, 8, 1), batch_size=8, foreground=1))
+    assert all(packed.bits.flatten(1).any(1).all() for packed in sampler.batches(20, seed=0))
+
+
+def test_a_batch_knows_the_voxel_size_along_its_axes(cases) -> None:
+    cases = [SimpleNamespace(**{name: getattr(case, name) for name in CASE}, spacing=(1.0, 2.0, 8.0)) for case in cases]
+    volumes = next(PatchSampler(cases, STRUCTURES, settings(batch=2)).batches(1, seed=0))
+    assert volumes.spacing.tolist() == [[1.0, 2.0, 8.0]] * 2
+    slices = next(PatchSampler(cases, STRUCTURES, SamplingSettings(patch_size=(8, 1, 8))).batches(1, seed=0))
+    assert slices.spacing.tolist() == [[1.0, 8.0]] * 2
+
+
 def test_a_small_case_is_padded_with_air(store_case) -> None:
     shape = (3, 8, 20)
     case = store_case("small", np.zeros(shape), {"liver": np.ones(shape, dtype=bool)})
@@ -191,7 +228,7 @@ def test_moving_to_the_cpu_changes_nothing(cases) -> None:
 
 def test_moving_to_another_device_moves_everything(cases) -> None:
     moved = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0)).to(torch.device("meta"))
-    assert {moved.image.device.type, moved.bits.device.type, moved.annotated.device.type} == {"meta"}
+    assert {t.device.type for t in (moved.image, moved.bits, moved.annotated, moved.spacing)} == {"meta"}
 
 
 def test_an_empty_training_set_is_an_error() -> None:
@@ -206,7 +243,9 @@ def test_more_structures_than_bits_are_refused(cases) -> None:
         PatchSampler(cases, tuple(f"s{t}" for t in range(64)), settings())
 
 
-@pytest.mark.parametrize("wrong", [{"patch_size": (8, 0, 8)}, {"batch_size": 0}, {"foreground": 1.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"patch_size": (8, 0, 8)}, {"patch_size": (8, 1, 1)}, {"batch_size": 0}, {"foreground": 1.1}]
+)
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ValidationError):
         SamplingSettings(**wrong)

@@ -43,10 +43,27 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refused(path).what
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6, 2), (4, 5), (4, 5, 6, 1, 3)])
+@pytest.mark.parametrize("shape", [(4, 5, 6, 2), (4,), (4, 5, 6, 1, 3)])
 def test_only_three_dimensions_are_accepted(write_scan, shape) -> None:
     error = refused(write_scan("scan.nii", np.zeros(shape, dtype=np.int16)))
     assert str(shape) in error.what
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1)])
+def test_a_flat_nifti_is_one_slice(write_scan, shape) -> None:
+    voxels = np.arange(20, dtype=np.int16).reshape(shape)
+    affine = np.array([[0, 2.0, 0, 7], [3.0, 0, 0, 8], [0, 0, 5.0, 9], [0, 0, 0, 1]])
+    volume = read_volume(write_scan("scan.nii.gz", voxels, affine))
+    np.testing.assert_array_equal(volume.voxels, voxels.reshape(4, 5, 1))
+    np.testing.assert_allclose(volume.affine, affine)
+
+
+def test_a_flat_nifti_without_a_thickness_gets_one_millimetre(write_scan) -> None:
+    path = write_scan("scan.nii", np.zeros((4, 5), dtype=np.int16), np.diag([2.0, 3.0, 1.0, 1.0]))
+    content = bytearray(path.read_bytes())
+    content[312:328] = bytes(16)  # the third row of the header's affine, as flat pictures have it in some programs
+    path.write_bytes(content)
+    assert read_volume(path).spacing == (2.0, 3.0, 1.0)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (4, 5, 1)])
@@ -141,12 +158,12 @@ def test_a_voxel_size_in_other_units_is_refused(write_scan, spacing) -> None:
     assert "millimetres" in error.fix
 
 
-def test_a_scan_must_be_finite_and_a_flat_one_says_what_to_do(write_scan) -> None:
+def test_a_scan_must_be_finite_and_one_row_is_no_scan(write_scan) -> None:
     voxels = np.zeros((2, 2, 2), dtype=np.float32)
     voxels[0, 0, 0] = np.nan
     with pytest.raises(DataError, match="not finite"):
         read_scan(write_scan("scan.nii", voxels))
-    assert "slices" in refused(write_scan("flat.nii", np.zeros((4, 5), dtype=np.int16))).fix
+    assert "slice" in refused(write_scan("row.nii", np.zeros(4, dtype=np.int16))).fix
 
 
 def test_the_distance_of_two_grids_is_that_of_their_farthest_corners() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from monai.inferers.utils import sliding_window_inference
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
@@ -37,6 +38,35 @@ def test_prediction_leaves_the_network_in_its_mode(training):
     assert probabilities.shape == (2, 9, 8, 8)
     assert model.training is training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_slices_as_a_batch_equal_a_loop_over_slices(axis, norm):
+    """Every slice is larger than the window along one of its axes and smaller along the other."""
+    torch.manual_seed(0)
+    model = UNet(Vocabulary(["liver", "spleen"]), UNetSettings(dimensions=2, features=(4, 8), norm=norm)).eval()
+    patch = [8, 8, 8]
+    patch[axis] = 1
+    image = torch.randn(13, 6, 11)
+    whole = predict_probabilities(model, image, InferenceSettings(patch_size=tuple(patch), windows_at_once=3))
+    assert whole.shape == (3, 13, 6, 11)
+    for index in range(image.shape[axis]):
+        one = image.select(axis, index)
+        single = sliding_window_inference(
+            one[None, None], (8, 8), 1, lambda x: model(x).softmax(1), 0.5, mode="gaussian", cval=-1.0
+        )
+        torch.testing.assert_close(whole.select(1 + axis, index), single[0].detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_network_of_slices_predicts_on_the_scans_own_grid():
+    model = UNet(Vocabulary(["liver"]), UNetSettings(dimensions=2, features=(4, 8)))
+    affine = np.array([[0.0, 0, 6, 1], [-2, 0, 0, 2], [0, 2, 0, 3], [0, 0, 0, 1]])
+    volume = Volume(np.random.default_rng(0).normal(size=(11, 12, 5)).astype(np.float32), affine)
+    labels = predict_volume(
+        model, volume, Plan(spacing_mm=(6, 3, 3), intensity="zscore"), InferenceSettings(patch_size=(1, 8, 8))
+    )
+    assert labels.shape == (11, 12, 5)
 
 
 def test_exclusive_channels_by_hand():

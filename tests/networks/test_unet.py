@@ -42,11 +42,57 @@ def test_logits_have_a_channel_per_name_and_the_images_space(options, convention
 @pytest.mark.parametrize(("features", "divisor"), [((8, 8), 2), (SMALL, 4), ((8, 8, 8, 8, 8), 16)])
 def test_divisor_is_what_sizes_must_be_a_multiple_of(features, divisor) -> None:
     network = build(features=features, dimensions=2)
-    assert network.divisor == divisor
+    assert network.divisor == (divisor, divisor)
     size = 2 * divisor
     assert network(torch.zeros(1, 1, size, size)).shape[2:] == (size, size)
     with pytest.raises(RuntimeError):
         network(torch.zeros(1, 1, size + 1, size + 1))
+
+
+THICK = ((1, 1, 1), (2, 2, 1), (2, 2, 2))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_strides_leave_thick_slices_alone_until_pixels_have_caught_up(residual) -> None:
+    """16 × 24 × 6 voxels: 16 × 24 × 6 → 8 × 12 × 6 → 4 × 6 × 3, and back."""
+    network = build(strides=THICK, residual=residual)
+    assert network.divisor == (4, 4, 2)
+    seen = []
+    for level in (*network.encoder, network.bottleneck):
+        level.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[2:])))
+    assert network(torch.zeros(1, 1, 16, 24, 6)).shape[2:] == (16, 24, 6)
+    assert seen == [(16, 24, 6), (8, 12, 6), (4, 6, 3)]
+    with pytest.raises(RuntimeError):
+        network(torch.zeros(1, 1, 16, 24, 7))
+
+
+@pytest.mark.parametrize(
+    ("strides", "kernels"),
+    [
+        (None, [(3, 3, 3)] * 4),
+        # The third axis joins in once the others are halved as often as it is longer.
+        (((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 2)), [(3, 3, 1), (3, 3, 3), (3, 3, 3), (3, 3, 3)]),
+        (((1, 1, 1), (1, 2, 2), (1, 2, 2), (2, 2, 2)), [(1, 3, 3), (1, 3, 3), (3, 3, 3), (3, 3, 3)]),
+        # Halved before, then left alone because it is short: that is no thick axis.
+        (((1, 1, 1), (2, 2, 2), (2, 2, 1), (2, 2, 1)), [(3, 3, 3)] * 4),
+        # Never halved: the deepest level alone looks across slices.
+        (((1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 1)), [(3, 3, 1), (3, 3, 1), (3, 3, 1), (3, 3, 3)]),
+    ],
+)
+def test_kernels_see_one_voxel_along_an_axis_that_is_still_too_coarse(strides, kernels) -> None:
+    settings = UNetSettings(features=(4, 8, 8, 8), strides=strides)
+    assert list(settings.level_kernels) == kernels
+    network = UNet(VOCABULARY, settings)
+    levels = [*network.encoder, network.bottleneck]
+    assert [level.conv2.conv.kernel_size for level in levels] == kernels
+    assert [level.conv_block.conv1.conv.kernel_size for level in reversed(network.decoder)] == kernels[:-1]
+
+
+def test_the_usual_strides_written_out_give_the_same_network() -> None:
+    written, usual = build(strides=((1, 1, 1), (2, 2, 2), (2, 2, 2))), build()
+    image = torch.randn(1, 1, 8, 8, 8)
+    assert list(written.state_dict()) == list(usual.state_dict())
+    assert torch.equal(written(image), usual(image))
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -138,6 +184,10 @@ def test_dropout_acts_in_training_only() -> None:
         {"dimensions": 4},
         {"norm": "layer"},
         {"dropout": 1.0},
+        {"features": (8, 8, 8), "strides": ((1, 1, 1), (2, 2, 1))},
+        {"features": (8, 8), "strides": ((1, 1), (2, 2))},
+        {"features": (8, 8), "strides": ((2, 2, 2), (2, 2, 2))},
+        {"features": (8, 8), "strides": ((1, 1, 1), (3, 2, 2))},
     ],
 )
 def test_impossible_settings_are_refused(wrong) -> None:

@@ -1,8 +1,9 @@
 """Augmentation of whole batches on the training device.
 
-Geometry: one random rotation and scale per sample, applied to image (linear) and label bits (nearest) together.
-Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are unless asked otherwise: a
-mirrored left kidney would be a wrong right kidney.
+Geometry: one random rotation and scale per sample, in millimetres, applied to image (linear) and label bits (nearest)
+together. Where slices are thick, what lies between them is not known: such scans are moved and blurred within their
+slices only. Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are unless asked
+otherwise: a mirrored left kidney would be a wrong right kidney.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from panorgan.settings import Settings
 
 # Integers up to here are exact in float32, which nearest-neighbour resampling works in.
 _EXACT_BITS = 24
+# Voxels more than this many times longer along one axis than along another are not mixed along these two.
+_THICK = 3.0
 
 
 class AugmentSettings(Settings):
@@ -29,7 +32,7 @@ class AugmentSettings(Settings):
     scale: float = Field(0.15, ge=0, lt=1, description="scale drawn from 1 ± this")
     geometry_probability: float = Field(0.5, ge=0, le=1, description="share of samples that are rotated and scaled")
     mirror_axes: tuple[Literal[0, 1, 2], ...] = Field(
-        (), description="axes (0 = left-right) that may be mirrored, p = 0.5 each"
+        (), description="axes (0 = left-right, 1 = back-front, 2 = feet-head) that may be mirrored, p = 0.5 each"
     )
     brightness: float = Field(0.1, ge=0, description="shift drawn from ± this, images span [-1, 1]")
     contrast: float = Field(0.15, ge=0, lt=1, description="factor drawn from 1 ± this")
@@ -40,10 +43,16 @@ class AugmentSettings(Settings):
 
 def augment(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
     """A randomly changed copy of the batch; every draw comes from `generator`, which lives on the same device."""
-    image, bits = batch.image, batch.bits
-    image, bits = _rotate_and_scale(image, bits, settings, generator, len(batch.structures))
-    image, bits = _mirror(image, bits, settings, generator)
-    return replace(batch, image=_change_intensity(image, settings, generator), bits=bits)
+    image, bits = _rotate_and_scale(batch, settings, generator)
+    image, bits = _mirror(image, bits, batch.axes, settings, generator)
+    return replace(batch, image=_change_intensity(image, _spacing(batch), settings, generator), bits=bits)
+
+
+def _spacing(batch: PackedBatch) -> torch.Tensor:
+    """Voxel size [B, D]; ones if the batch does not know it."""
+    if batch.spacing is not None:
+        return batch.spacing
+    return torch.ones(batch.image.shape[0], batch.image.ndim - 2, device=batch.image.device)
 
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.Generator) -> torch.Tensor:
@@ -51,63 +60,107 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.G
 
 
 def _rotate_and_scale(
-    image: torch.Tensor,
-    bits: torch.Tensor,
-    settings: AugmentSettings,
-    generator: torch.Generator,
-    structures: int,
+    batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    image, bits = batch.image, batch.bits
     count, space = image.shape[0], image.shape[2:]
     angle = math.radians(settings.rotation_degrees)
     if settings.geometry_probability == 0 or (angle == 0 and settings.scale == 0):
         return image, bits
-    matrices = _random_matrices(count, len(space), angle, settings.scale, generator)
-    keep = _uniform((count, 1, 1), 0, 1, generator) >= settings.geometry_probability
-    matrices = torch.where(keep, torch.eye(len(space), device=image.device), matrices)
-    # grid_sample works in coordinates normalised per axis (last axis first): undo the patch's aspect ratio.
-    extent = torch.tensor([float(n) for n in reversed(space)], device=image.device)
-    matrices = matrices * extent[None, None, :] / extent[None, :, None]
+    # grid_sample counts axes from the last one, and so does everything below.
+    spacing = _spacing(batch).flip(1)
+    matrices = _random_matrices(spacing, angle, settings.scale, generator)
+    changed = _uniform((count,), 0, 1, generator) < settings.geometry_probability
+    matrices = torch.where(changed.view(-1, 1, 1), matrices, torch.eye(len(space), device=image.device))
+    # Its coordinates run from -1 to 1 along each axis: undo the patch's aspect ratio, which is one of millimetres.
+    # Sizes are filled in on the device, since copying them there would make it wait.
+    sizes = [torch.full((count,), float(n), device=image.device) for n in reversed(space)]
+    extent = torch.stack(sizes, dim=1) * spacing
+    matrices = matrices * extent[:, None, :] / extent[:, :, None]
     theta = torch.cat([matrices, torch.zeros(count, len(space), 1, device=image.device)], dim=2)
-    grid = F.affine_grid(theta, [count, 1, *space], align_corners=False)
-    moved = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return moved, _resample_bits(bits, grid, structures)
+    if image.device.type != "cpu":
+        return _resample(image, bits, theta, len(batch.structures))
+    # Here it costs nothing to ask which samples are meant, and much to move the others by nothing.
+    image, bits = image.clone(), bits.clone()
+    for one in changed.nonzero():  # [1] indices, which keep the batch axis
+        image[one], bits[one] = _resample(image[one], bits[one], theta[one], len(batch.structures))
+    return image, bits
+
+
+def _resample(
+    image: torch.Tensor, bits: torch.Tensor, theta: torch.Tensor, structures: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Image and bits moved by affine maps `theta` [B, D, D + 1]."""
+    grid = F.affine_grid(theta, [len(image), 1, *image.shape[2:]], align_corners=False)
+    return _grid_sample(image, grid, "bilinear"), _resample_bits(bits, grid, structures)
+
+
+def _grid_sample(image: torch.Tensor, grid: torch.Tensor, mode: str) -> torch.Tensor:
+    """`image` [B, 1, *S] at the places of `grid` [B, *S, D]; beyond its border the border's values go on."""
+    if image.device.type != "cpu" or len(image) > 1:
+        return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
+    # On a CPU, threads share the batch among them: make a batch of the planes of this one sample.
+    planes = grid.transpose(0, 1)
+    same = image.expand(len(planes), *image.shape[1:])
+    moved = F.grid_sample(same, planes, mode=mode, padding_mode="border", align_corners=False)
+    return moved.transpose(0, 2)
 
 
 def _resample_bits(bits: torch.Tensor, grid: torch.Tensor, structures: int) -> torch.Tensor:
     """Nearest neighbour; bits travel in float32, so more than 24 structures go in several passes."""
+
+    def nearest(some: torch.Tensor) -> torch.Tensor:
+        return _grid_sample(some[:, None].float(), grid, "nearest")[:, 0].to(bits.dtype)
+
+    if structures <= _EXACT_BITS:
+        return nearest(bits)
     moved = torch.zeros_like(bits)
-    for low in range(0, max(structures, 1), _EXACT_BITS):
-        some = (bits >> low) & (2**_EXACT_BITS - 1)
-        near = F.grid_sample(some[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False)
-        moved |= near[:, 0].to(bits.dtype) << low
+    for low in range(0, structures, _EXACT_BITS):
+        moved |= nearest((bits >> low) & (2**_EXACT_BITS - 1)) << low
     return moved
 
 
-def _random_matrices(count: int, dims: int, angle: float, scale: float, generator: torch.Generator) -> torch.Tensor:
-    """Rotations times scales, [count, dims, dims]."""
+def _random_matrices(spacing: torch.Tensor, angle: float, scale: float, generator: torch.Generator) -> torch.Tensor:
+    """Rotations times scales, [count, dims, dims], in mm; thick slices (by `spacing` [count, dims]) stay in place."""
+    count, dims = spacing.shape
     matrices = torch.eye(dims, device=generator.device).repeat(count, 1, 1)
     planes = [(0, 1)] if dims == 2 else [(0, 1), (0, 2), (1, 2)]
     for a, b in planes:
         turn = _uniform((count,), -angle, angle, generator)
+        long, short = torch.maximum(spacing[:, a], spacing[:, b]), torch.minimum(spacing[:, a], spacing[:, b])
+        turn = torch.where(long > _THICK * short, 0.0, turn)
         rotation = torch.eye(dims, device=generator.device).repeat(count, 1, 1)
         rotation[:, a, a] = rotation[:, b, b] = turn.cos()
         rotation[:, a, b], rotation[:, b, a] = -turn.sin(), turn.sin()
         matrices = matrices @ rotation
-    return matrices * _uniform((count, 1, 1), 1 - scale, 1 + scale, generator)
+    scales = _uniform((count, 1), 1 - scale, 1 + scale, generator).expand(count, dims)
+    return matrices * torch.where(_thick(spacing), 1.0, scales)[:, None, :]
+
+
+def _thick(spacing: torch.Tensor) -> torch.Tensor:
+    """Axes [count, dims] along which voxels are far longer than along the finest one."""
+    return spacing > _THICK * spacing.amin(1, keepdim=True)
 
 
 def _mirror(
-    image: torch.Tensor, bits: torch.Tensor, settings: AugmentSettings, generator: torch.Generator
+    image: torch.Tensor,
+    bits: torch.Tensor,
+    axes: tuple[int, ...],
+    settings: AugmentSettings,
+    generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    for axis in settings.mirror_axes:
-        chosen = _uniform((image.shape[0],), 0, 1, generator) < 0.5
-        wide = chosen.view(-1, *(1,) * (image.ndim - 1))
-        image = torch.where(wide, image.flip(2 + axis), image)
-        bits = torch.where(wide[:, 0], bits.flip(1 + axis), bits)
+    for place, axis in enumerate(axes[: bits.ndim - 1]):
+        if axis in settings.mirror_axes:
+            chosen = _uniform((image.shape[0],), 0, 1, generator) < 0.5
+            wide = chosen.view(-1, *(1,) * (image.ndim - 1))
+            image = torch.where(wide, image.flip(2 + place), image)
+            bits = torch.where(wide[:, 0], bits.flip(1 + place), bits)
     return image, bits
 
 
-def _change_intensity(image: torch.Tensor, settings: AugmentSettings, generator: torch.Generator) -> torch.Tensor:
+def _change_intensity(
+    image: torch.Tensor, spacing: torch.Tensor, settings: AugmentSettings, generator: torch.Generator
+) -> torch.Tensor:
     per_sample = (image.shape[0],) + (1,) * (image.ndim - 1)
     if settings.gamma:
         exponent = _uniform(per_sample, 1 - settings.gamma, 1 + settings.gamma, generator)
@@ -118,14 +171,24 @@ def _change_intensity(image: torch.Tensor, settings: AugmentSettings, generator:
         image = image + _uniform(per_sample, -settings.brightness, settings.brightness, generator)
     if settings.blur_probability:
         chosen = _uniform(per_sample, 0, 1, generator) < settings.blur_probability
-        image = torch.where(chosen, _smooth(image), image)
+        if image.device.type == "cpu":  # as above: only those that are meant
+            image = image.clone()
+            for one in chosen.flatten().nonzero():
+                image[one] = _smooth(image[one], spacing[one])
+        else:
+            image = torch.where(chosen, _smooth(image, spacing), image)
     if settings.noise:
         strength = _uniform(per_sample, 0, settings.noise, generator)
         image = image + strength * torch.randn(image.shape, generator=generator, device=generator.device)
     return image
 
 
-def _smooth(image: torch.Tensor) -> torch.Tensor:
-    """A 3-tap mean along every axis."""
+def _smooth(image: torch.Tensor, spacing: torch.Tensor) -> torch.Tensor:
+    """A 3-tap mean along every axis but that of thick slices."""
     pool = F.avg_pool2d if image.ndim == 4 else F.avg_pool3d
-    return pool(image, 3, stride=1, padding=1, count_include_pad=False)
+    thick = _thick(spacing)
+    for axis in range(image.ndim - 2):
+        along = [int(axis == other) for other in range(image.ndim - 2)]
+        smooth = pool(image, [1 + 2 * n for n in along], stride=1, padding=along, count_include_pad=False)
+        image = torch.where(thick[:, axis].view(-1, *(1,) * (image.ndim - 1)), image, smooth)
+    return image

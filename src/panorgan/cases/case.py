@@ -127,13 +127,18 @@ def _read_on_grid(path: Path, image: Volume) -> Volume:
     if not same_grid(labels, image):
         labels = turned_like(labels, image)
     if not same_grid(labels, image):
-        raise DataError(
-            "A label file lies on another grid than its image.",
-            where=str(path),
-            why=_difference(labels, image),
-            fix="Resample the label to the image in your annotation tool, or remove the case.",
-        )
+        raise another_grid(path, _difference(labels, image))
     return labels
+
+
+def another_grid(path: Path, why: str) -> DataError:
+    """The error for labels that do not lie on the voxels of their image."""
+    return DataError(
+        "A label file lies on another grid than its image.",
+        where=str(path),
+        why=why,
+        fix="Resample the label to the image in your annotation tool, or remove the case.",
+    )
 
 
 def _difference(labels: Volume, image: Volume) -> str:
@@ -150,8 +155,10 @@ class Case:
 
     Parameters
     ----------
+    image : a file, or the folder of a DICOM series.
     annotated : canonical names of the structures whose masks are given (an empty mask means known to be absent);
         every other structure is unknown.
+    slices : the files of the DICOM series, where the folder may hold other things too.
     """
 
     id: str
@@ -160,10 +167,18 @@ class Case:
     image: Path
     annotated: tuple[str, ...]
     labels: MaskSource | None = None
+    slices: tuple[Path, ...] = ()
+
+    @property
+    def image_files(self) -> tuple[Path, ...]:
+        """The files whose content decides the scan."""
+        if self.slices or not self.image.is_dir():
+            return self.slices or (self.image,)
+        return tuple(sorted(path for path in self.image.iterdir() if path.is_file()))
 
     def read_image(self) -> Volume:
         """The scan with its own grid, checked to be finite."""
-        return read_scan(self.image)
+        return read_scan(self.image, self.slices)
 
     def read_masks(self, image: Volume) -> dict[str, Mask]:
         """One mask per annotated structure, on the grid of the image."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
-from panorgan.cases.store import MOST_STRUCTURES, StoredCase
+from panorgan.cases.store import MOST_STRUCTURES, StoredCase, bits_type
 from panorgan.errors import DataError
 from panorgan.settings import Settings
 
@@ -22,10 +22,22 @@ class SamplingSettings(Settings):
     """How patches are drawn."""
 
     patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
-        (64, 64, 64), description="voxels (R, A, S) on the plan's grid"
+        (64, 64, 64), description="voxels (R, A, S) on the plan's grid; 1 along an axis cuts slices across it"
     )
     batch_size: int = Field(2, ge=1)
     foreground: float = Field(0.66, ge=0, le=1, description="share of patches centred on an annotated structure")
+
+    @field_validator("patch_size")
+    @classmethod
+    def _at_most_one_slice(cls, size: tuple[int, int, int]) -> tuple[int, int, int]:
+        if size.count(1) > 1:
+            raise ValueError("only one axis may be 1: [64, 64, 1] are slices across the third axis")
+        return size
+
+
+def sliced_axis(patch_size: tuple[int, ...]) -> int | None:
+    """The axis (0 = R, 1 = A, 2 = S) across which patches are single slices; None for patches with a volume."""
+    return patch_size.index(1) if 1 in patch_size else None
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,10 @@ class Batch:
 class PackedBatch:
     """A batch as it is cut from the store: label bits instead of masks, to move and augment little data.
 
-    `image` [B, 1, *S] float32, `bits` [B, *S] int64 with bit t for `structures[t]`, `annotated` [B, T] bool.
+    `image` [B, 1, *S] float32, `bits` [B, *S] integers (as narrow as they may be) with bit t for
+    `structures[t]`, `annotated` [B, T] bool.
+    `spacing` [B, D] float32 is the voxel size in mm along the D axes of *S (None: the same along all of them), and
+    `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
     """
 
     image: torch.Tensor
@@ -65,24 +80,34 @@ class PackedBatch:
     annotated: torch.Tensor
     structures: tuple[str, ...]
     cases: tuple[str, ...]
+    spacing: torch.Tensor | None = None
+    axes: tuple[int, ...] = (0, 1, 2)
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch on a device."""
         if device.type == "cpu":
             return self
         # Copying while the device computes needs pinned memory, which is CUDA's.
-        pinned = device.type == "cuda"
+        ready = self.pinned() if device.type == "cuda" else self
+        return ready._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+    def pinned(self) -> PackedBatch:
+        """The same batch in memory that CUDA copies from without waiting; nothing to do if it is there already."""
+        if self.image.is_pinned():
+            return self
+        return self._mapped(lambda tensor: tensor.pin_memory() if tensor.numel() else tensor)
 
-        return replace(self, image=move(self.image), bits=move(self.bits), annotated=self.annotated.to(device))
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PackedBatch:
+        spacing = None if self.spacing is None else change(self.spacing)
+        image, bits, annotated = change(self.image), change(self.bits), change(self.annotated)
+        return replace(self, image=image, bits=bits, annotated=annotated, spacing=spacing)
 
     def unpack(self) -> Batch:
         """One boolean mask per structure."""
         shape = (1, len(self.structures)) + (1,) * (self.bits.ndim - 1)
-        places = torch.arange(len(self.structures), device=self.bits.device).view(shape)
-        masks = (self.bits.unsqueeze(1) >> places) & 1 != 0
+        # Comparing with one flag per structure in the bits' own narrow type touches far less memory than shifting.
+        flags = (1 << torch.arange(len(self.structures), device=self.bits.device)).to(self.bits.dtype).view(shape)
+        masks = (self.bits.unsqueeze(1) & flags) != 0
         return Batch(self.image, masks, self.annotated, self.structures, self.cases)
 
 
@@ -105,25 +130,40 @@ class PatchSampler:
         self.cases = sorted(cases, key=lambda case: (case.site, case.id))
         self.structures = structures
         self.settings = settings
+        self._sliced = sliced_axis(settings.patch_size)
+        self._axes = tuple(axis for axis in range(3) if axis != self._sliced)
 
     def batches(self, steps: int, seed: int) -> Iterator[PackedBatch]:
         """`steps` batches that depend on `seed` alone."""
         random = np.random.default_rng(seed)
         for _ in range(steps):
             chosen = [self.cases[random.integers(len(self.cases))] for _ in range(self.settings.batch_size)]
-            patches = [self._patch(case, random) for case in chosen]
+            images, bits = self._empty(len(chosen))
+            for case, image, labels in zip(chosen, images, bits, strict=True):
+                self._cut(case, random, image, labels)
+            if self._sliced is not None:
+                images, bits = images.squeeze(1 + self._sliced), bits.squeeze(1 + self._sliced)
             yield PackedBatch(
-                image=torch.from_numpy(np.stack([image for image, _ in patches]))[:, None],
-                bits=torch.from_numpy(np.stack([bits for _, bits in patches])),
+                image=torch.from_numpy(images)[:, None],
+                bits=torch.from_numpy(bits),
                 annotated=torch.tensor(
                     [[name in case.structures for name in self.structures] for case in chosen], dtype=torch.bool
                 ),
                 structures=self.structures,
                 cases=tuple(case.id for case in chosen),
+                spacing=torch.tensor([[case.spacing[axis] for axis in self._axes] for case in chosen]),
+                axes=self._axes,
             )
 
-    def _patch(self, case: StoredCase, random: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Image and label bits of one patch, padded where the case is smaller."""
+    def _empty(self, count: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Room for `count` patches, [count, X, Y, Z]."""
+        shape = (count, *self.settings.patch_size)
+        return np.empty(shape, dtype=np.float32), np.empty(shape, dtype=bits_type(len(self.structures)))
+
+    def _cut(
+        self, case: StoredCase, random: np.random.Generator, image: NDArray[np.float32], bits: NDArray[Any]
+    ) -> None:
+        """Write one patch into `image` and `bits`, in their middle where the case is smaller."""
         size = np.array(self.settings.patch_size)
         shape = np.array(case.image.shape)
         present = [name for name in case.foreground if name in self.structures]
@@ -135,25 +175,33 @@ class PatchSampler:
             centre = random.integers(0, shape)
         start = np.clip(centre - size // 2, 0, np.maximum(shape - size, 0))
         window = tuple(slice(a, min(a + n, m)) for a, n, m in zip(start, size, shape, strict=True))
-        image = np.asarray(case.image[window], dtype=np.float32)
-        bits = self._common_bits(np.asarray(case.labels[window]), case)
-        missing = size - image.shape
-        if missing.any():
-            pad = [(m // 2, m - m // 2) for m in missing]
-            image, bits = np.pad(image, pad, constant_values=-1.0), np.pad(bits, pad)
-        return image, bits
+        found = np.minimum(size, shape)
+        if (found < size).any():
+            image.fill(-1.0)
+            bits.fill(0)
+        inside = tuple(slice(m // 2, m // 2 + n) for m, n in zip(size - found, found, strict=True))
+        # Out of the memory map first, then torch: it widens half precision many times faster than NumPy.
+        halves = torch.from_numpy(np.array(case.image[window]))
+        torch.from_numpy(image[inside]).copy_(halves)
+        bits[inside] = self._common_bits(np.asarray(case.labels[window]), case)
 
-    def _common_bits(self, bits: NDArray[Any], case: StoredCase) -> NDArray[np.int64]:
+    def _common_bits(self, bits: NDArray[Any], case: StoredCase) -> NDArray[Any]:
         """Move the case's own bit places to those of `structures`."""
-        common = np.zeros(bits.shape, dtype=np.int64)
-        for own, name in enumerate(case.structures):
+        if case.structures == self.structures[: len(case.structures)]:
+            return bits
+        kind = bits_type(len(self.structures))
+        # Few structures have few combinations: a table is faster than moving bits voxel by voxel.
+        own = np.arange(256, dtype=np.uint8) if bits.dtype == np.uint8 else bits
+        common: NDArray[Any] = np.zeros(own.shape, dtype=kind)
+        for place, name in enumerate(case.structures):
             if name in self.structures:
-                common |= ((bits >> own) & 1).astype(np.int64) << self.structures.index(name)
-        return common
+                inside: NDArray[Any] = ((own >> place) & 1).astype(kind)
+                common |= inside << self.structures.index(name)
+        return common[bits] if bits.dtype == np.uint8 else common
 
 
-def prefetched(batches: Iterator[PackedBatch], ahead: int = 4) -> Iterator[PackedBatch]:
-    """The same batches in the same order, cut by a background thread while the device works."""
+def prefetched(batches: Iterator[PackedBatch], ahead: int = 4, pin: bool = False) -> Iterator[PackedBatch]:
+    """The same batches in the same order, cut (and pinned for CUDA) by a background thread while the device works."""
     ready: queue.Queue[PackedBatch | BaseException | None] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
 
@@ -169,7 +217,7 @@ def prefetched(batches: Iterator[PackedBatch], ahead: int = 4) -> Iterator[Packe
     def work() -> None:
         try:
             for batch in batches:
-                if not put(batch):
+                if not put(batch.pinned() if pin else batch):
                     return
             put(None)
         except BaseException as error:  # handed over and raised where the batches are used

@@ -7,11 +7,13 @@ input files and the plan: a changed input gets a new entry, an interrupted one i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,10 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.cases.case import Case, Mask
-from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
+from panorgan.cases.content import ContentHashes
+from panorgan.cases.planning import CaseMeasurements, measure_case
+from panorgan.cases.preprocess import Grid, Plan, PlanChoices, prepare_image, prepare_mask
 from panorgan.errors import DataError
 
-_FORMAT = 2
+_FORMAT = 3
+# Half-written entries begin so; a day later nobody is writing them any more.
+_INCOMPLETE = ".incomplete-"
+_ABANDONED_SECONDS = 24 * 3600
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
@@ -77,14 +84,15 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._hashes = ContentHashes(folder / "hashes")
 
     def add(self, case: Case, plan: Plan) -> StoredCase:
         """Preprocess a case unless the store already has it."""
-        key = _key(case, plan)
+        key = self._key(case, plan.model_dump_json())
         target = self.folder / key
         if not (target / "case.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=".incomplete-", dir=self.folder))
+            scratch = Path(tempfile.mkdtemp(prefix=_INCOMPLETE, dir=self.folder))
             try:
                 _write(case, plan, scratch)
                 if target.exists() and not (target / "case.json").is_file():
@@ -103,7 +111,7 @@ class Store:
 
         Returns the key of its content.
         """
-        key = _key(case, plan)
+        key = self._key(case, plan.model_dump_json())
         marker = self.folder / f"{key}.checked"
         if not marker.is_file():
             case.read_masks(case.read_image())
@@ -111,21 +119,37 @@ class Store:
             marker.touch()
         return key
 
+    def measure(self, case: Case, choices: PlanChoices) -> CaseMeasurements:
+        """What a plan needs to know of a case; measured once."""
+        memory = self.folder / f"{self._key(case, f'measure {choices.crop}')}.measured"
+        try:
+            return CaseMeasurements.from_json(json.loads(memory.read_text()))
+        except (FileNotFoundError, ValueError, KeyError):
+            measured = measure_case(case, choices)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", prefix=_INCOMPLETE, dir=self.folder, delete=False) as file:
+            json.dump(measured.as_json(), file)
+        os.replace(file.name, memory)
+        return measured
 
-def _key(case: Case, plan: Plan) -> str:
-    """Hash of everything the entry depends on."""
-    digest = hashlib.sha256(f"format {_FORMAT}\n{plan.model_dump_json()}\n".encode())
-    digest.update(repr(case.annotated).encode())
-    for path in (case.image, *(case.labels.paths if case.labels else ())):
-        if not path.exists():
-            raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
-        # A DICOM series is a folder: all of its files count.
-        for content in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
-            with content.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    if case.labels:
-        digest.update(case.labels.recipe().encode())
-    return digest.hexdigest()[:32]
+    def sweep(self) -> None:
+        """Remove what killed processes have left; what is young may still be in use."""
+        for path in self.folder.glob(f"{_INCOMPLETE}*"):
+            with contextlib.suppress(OSError):  # another process may sweep too
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _key(self, case: Case, recipe: str) -> str:
+        """Hash of everything an entry depends on: the files' content, how they are read, what is made of them."""
+        digest = hashlib.sha256(f"format {_FORMAT}\n{recipe}\n".encode())
+        digest.update(repr(case.annotated).encode())
+        for path in (*case.image_files, *(case.labels.paths if case.labels else ())):
+            if not path.exists():
+                raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
+            digest.update(self._hashes.of(path))
+        if case.labels:
+            digest.update(case.labels.recipe().encode())
+        return digest.hexdigest()[:32]
 
 
 def _write(case: Case, plan: Plan, folder: Path) -> None:
@@ -136,10 +160,10 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
             fix="Restrict 'annotated' of the site.",
         )
     volume = case.read_image()
-    grid = Grid.of(volume)
-    image = prepare_image(volume, plan)
+    grid = Grid.of(volume, plan)
+    image = prepare_image(volume, plan, grid)
     masks = case.read_masks(volume)
-    bits = np.zeros(image.shape, dtype=_bits_type(len(case.annotated)))
+    bits = np.zeros(image.shape, dtype=bits_type(len(case.annotated)))
     foreground = {}
     for bit, name in enumerate(case.annotated):
         mask = prepare_mask(masks[name], grid, plan)
@@ -162,7 +186,8 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
     (folder / "case.json").write_text(json.dumps(description, indent=1))
 
 
-def _bits_type(structures: int) -> type[np.uint8] | type[np.int32] | type[np.int64]:
+def bits_type(structures: int) -> type[np.uint8] | type[np.int32] | type[np.int64]:
+    """The narrowest integers that hold a bit per structure."""
     if structures <= 8:
         return np.uint8
     return np.int32 if structures <= 31 else np.int64

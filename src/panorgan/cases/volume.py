@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.cases.formats import ITK_ENDINGS, read_dicom_series, read_itk_file
+from panorgan.cases.formats import ITK_ENDINGS, one_slice, read_dicom_files, read_dicom_series, read_itk_file
 from panorgan.errors import DataError
 
 # Nobody is scanned with finer voxels or over a longer way: such a header is in other units than millimetres.
@@ -33,9 +34,9 @@ class Volume:
         return float(x), float(y), float(z)
 
 
-def read_scan(path: Path) -> Volume:
-    """Read an image, checked to be finite."""
-    volume = read_volume(path)
+def read_scan(path: Path, slices: Sequence[Path] = ()) -> Volume:
+    """Read an image, checked to be finite; `slices` as for `read_volume`."""
+    volume = read_volume(path, slices)
     if not np.isfinite(volume.voxels).all():
         raise DataError(
             "A scan holds values that are not finite numbers.",
@@ -45,10 +46,11 @@ def read_scan(path: Path) -> Volume:
     return volume
 
 
-def read_volume(path: Path) -> Volume:
-    """Read a scan with its scaling applied; refuse what is missing, damaged or not a 3D volume.
+def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
+    """Read a scan with its scaling applied; refuse what is missing, damaged or not a 3D volume (or one flat slice).
 
-    NIfTI, MetaImage and NRRD files, or a folder with one DICOM series.
+    NIfTI, MetaImage and NRRD files, or a folder with one DICOM series. `slices` names the files of the series where
+    the folder holds more than that.
     """
     if not path.exists():
         raise DataError(
@@ -57,7 +59,7 @@ def read_volume(path: Path) -> Volume:
             fix="Check the path, or remove the case from its folder.",
         )
     try:
-        voxels, affine = _read_any(path)
+        voxels, affine = read_dicom_files(slices, path) if slices else _read_any(path)
     except DataError:
         raise
     except Exception as error:  # nibabel and ITK raise many kinds: gzip, zlib, EOF, header, OS errors
@@ -75,13 +77,15 @@ def read_volume(path: Path) -> Volume:
         )
     while voxels.ndim > 3 and voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
+    if voxels.ndim == 2:
+        voxels, affine = one_slice(voxels, affine)
     if voxels.ndim != 3:
         raise DataError(
             f"A scan must have three dimensions, this one has {voxels.ndim}: {voxels.shape}.",
             where=str(path),
             fix="Split a time series or a multi-channel file into one 3D file per case."
             if voxels.ndim > 3
-            else "Put the slices of a case together into one 3D file.",
+            else "Export it again as a volume, or as one flat slice.",
         )
     volume = Volume(voxels, affine)
     _check_geometry(volume, path)

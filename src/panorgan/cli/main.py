@@ -115,17 +115,67 @@ def demo(
 
 
 @app.command()
+def doctor(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Data folders, tables of cases (.csv), or experiment files (.yaml: all of their sites).",
+            metavar="PATH",
+        ),
+    ],
+    html: Annotated[Path, typer.Option(help="Where the page with pictures goes.", metavar="FILE")] = Path(
+        "doctor.html"
+    ),
+    no_html: Annotated[bool, typer.Option("--no-html", help="Write no page.")] = False,
+    fix_headers: Annotated[
+        Path | None,
+        typer.Option(help="Write corrected copies of files with a wrong header into this folder.", metavar="OUT"),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    layout: Annotated[str, typer.Option(help="How a folder is laid out; found by itself.", metavar="NAME")] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Cases read at the same time; by the number of cores.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check data before training on it: reads everything, changes nothing.
+
+    Exit code: 0 when nothing is worse than a warning, 1 for warnings with --strict, 2 for errors.
+    """
+    from panorgan.cli.doctor import DoctorRequest, run_doctor
+
+    request = DoctorRequest(tuple(paths), layout, workers, None if no_html else html, fix_headers, strict, as_json)
+    raise typer.Exit(run_doctor(request))
+
+
+@app.command()
 def train(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     run: Annotated[Path | None, typer.Option(help="Run folder; runs/<name> if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    beside: Annotated[
+        str, typer.Option(help="Other methods to train beside it for the report: solo,central_full.", metavar="METHODS")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
     from panorgan.cli.training import train_and_report
 
-    train_and_report(experiment, run, resume, overrides or [], as_json)
+    others = [method.strip() for method in beside.split(",") if method.strip()]
+    train_and_report(experiment, run, resume, overrides or [], others, as_json)
+
+
+@app.command()
+def plan(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the sites' scans and show the plan that training would follow; trains nothing."""
+    from panorgan.cli.planning import show_plan
+
+    show_plan(experiment, overrides or [], as_json)
 
 
 @app.command()

@@ -11,20 +11,33 @@ from rich.console import Console
 from rich.table import Table
 
 from panorgan.cli.view import watch
-from panorgan.config import load_experiment
+from panorgan.config import Experiment, load_experiment
 from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report import write_report
+from panorgan.report.beside import BesideModel, beside_models
+from panorgan.report.record import read_record
 from panorgan.runs.execute import RunResult, evaluate, train
+from panorgan.runs.folder import RunFolder
 
 
-def train_and_report(path: Path, run: Path | None, resume: bool, overrides: Sequence[str], as_json: bool) -> None:
-    """Train an experiment, show its scores, write its report."""
+def train_and_report(
+    path: Path, run: Path | None, resume: bool, overrides: Sequence[str], beside: Sequence[str], as_json: bool
+) -> None:
+    """Train an experiment (and the same with other methods beside it), show the scores, write the report."""
     experiment = load_experiment(path, overrides)
-    folder = run or Path("runs") / experiment.name
-    with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        result = train(experiment, folder, resume, (listener,))
-    report = write_report(folder)
+    others = [experiment.with_method(method) for method in beside]  # a wrong name shows before hours of training
+    folder = RunFolder(run or Path("runs") / experiment.name)
+    result = _train_one(experiment, folder, resume, as_json)
+    for other in others:
+        method = other.method["name"]
+        _train_one(other, folder.beside_method(method), resume, as_json)
+    report = write_report(folder.path)
     _show(result, report, as_json)
+
+
+def _train_one(experiment: Experiment, folder: RunFolder, resume: bool, as_json: bool) -> RunResult:
+    with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
+        return train(experiment, folder.path, resume, (listener,))
 
 
 def evaluate_run(run: Path, as_json: bool) -> None:
@@ -43,6 +56,9 @@ def _show(result: RunResult, report: Path, as_json: bool) -> None:
     console = Console()
     console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
     console.print(f"In the federation {in_words(table.overall)}")
+    models = beside_models(read_record(result.folder.path))
+    if models:
+        console.print(beside_table(models))
     if table.external is not None and table.external.n:
         console.print(f"At external sites {in_words(table.external)}")
     console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
@@ -57,6 +73,20 @@ def score_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         cells = [f"{scores.cells[organ, site].mean:.2f}" if (organ, site) in scores.cells else "–" for site in sites]
         whole = scores.organs.get(organ)
         table.add_row(organ, *cells, f"{whole.mean:.2f}" if whole else "–")
+    return table
+
+
+def beside_table(models: Sequence[BesideModel]) -> Table:
+    """Organ × model."""
+    table = Table(title="Dice beside other methods (test cases of all sites)", title_justify="left")
+    table.add_column("organ", overflow="fold")
+    for model in models:
+        table.add_column(model.name, justify="right", style="bold" if model.is_this_run else "")
+    for organ in sorted({organ for model in models for organ in model.organs}):
+        known = [model.organs.get(organ) for model in models]
+        table.add_row(organ, *(f"{summary.mean:.2f}" if summary else "unknown" for summary in known))
+    table.add_section()
+    table.add_row("all it knows", *(f"{model.overall.mean:.2f}" for model in models))
     return table
 
 

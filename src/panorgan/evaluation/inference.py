@@ -12,7 +12,9 @@ from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, to_scan_grid
+from panorgan.cases.sampling import sliced_axis
 from panorgan.cases.volume import Volume
+from panorgan.errors import AnatomyError
 from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import SegmentationNetwork
 from panorgan.settings import Settings
@@ -24,9 +26,9 @@ _THRESHOLD = 0.5
 class InferenceSettings(Settings):
     """How windows are laid over a scan; travels with the model."""
 
-    patch_size: tuple[int, int, int]
+    patch_size: tuple[int, int, int] = Field(description="voxels (R, A, S); 1 along an axis for slices across it")
     overlap: float = Field(0.5, ge=0, lt=1)
-    windows_at_once: int = Field(2, ge=1)
+    windows_at_once: int | None = Field(None, ge=1, description="if left out: 2, or 16 of a network that sees slices")
 
 
 @torch.no_grad()
@@ -35,6 +37,7 @@ def predict_probabilities(
 ) -> torch.Tensor:
     """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass.
 
+    Where `patch_size` is 1 along an axis, the network sees the slices across that axis, as a batch of 2D images.
     The network is left in the mode (training or not) it was found in.
     """
     device = next(network.parameters()).device
@@ -45,11 +48,13 @@ def predict_probabilities(
         logits = network(windows).float()
         return logits.softmax(1) if network.convention == "exclusive" else logits.sigmoid()
 
+    sliced = sliced_axis(settings.patch_size)
+    images = image[None, None] if sliced is None else image.movedim(sliced, 0)[:, None]
     try:
         probabilities: torch.Tensor = sliding_window_inference(  # type: ignore[assignment]
-            image[None, None].to(device),
-            settings.patch_size,
-            settings.windows_at_once,
+            images.to(device),
+            [size for axis, size in enumerate(settings.patch_size) if axis != sliced],
+            settings.windows_at_once or (2 if sliced is None else 16),
             activated,
             overlap=settings.overlap,
             mode="gaussian",
@@ -58,7 +63,8 @@ def predict_probabilities(
         )
     finally:
         network.train(was_training)
-    return probabilities[0]
+    # [slices, channels, *S] → the slices back at their axis.
+    return probabilities[0] if sliced is None else probabilities.movedim(0, 1 + sliced).contiguous()
 
 
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -83,8 +89,8 @@ def predict_volume(
     network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings
 ) -> NDArray[np.uint8]:
     """Label map on the scan's own grid: exactly its shape and orientation."""
-    grid = Grid.of(volume)
-    probabilities = predict_probabilities(network, prepare_image(volume, plan), settings)
+    grid = Grid.of(volume, plan)
+    probabilities = predict_probabilities(network, prepare_image(volume, plan, grid), settings)
     labels = decide(list(probabilities.cpu()), network, lambda channel: to_scan_grid(channel, grid))
     return grid.turn_back(labels)
 
@@ -104,6 +110,14 @@ def cleaned(labels: NDArray[np.uint8], vocabulary: Vocabulary, preset: str) -> N
     for organ in vocabulary.paint_order():
         result[masks[organ]] = ids[organ]
     return result
+
+
+def knows(vocabulary: Vocabulary, structure: str) -> bool:
+    """Whether a model with these organs can show the structure."""
+    try:
+        return bool(vocabulary.members(structure))
+    except AnatomyError:
+        return False
 
 
 def structure_mask(labels: NDArray[np.uint8], structure: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:

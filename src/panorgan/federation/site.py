@@ -203,7 +203,7 @@ class SiteWorker:
             generator = torch.Generator(setup.device).manual_seed(seed)
             batches = sampler.batches(steps, seed)
             if setup.device.type != "cpu":
-                batches = prefetched(batches)
+                batches = prefetched(batches, pin=setup.device.type == "cuda")
             rule.model.train()
             rule.before_round()
             for step, packed in enumerate(batches):

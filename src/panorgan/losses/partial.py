@@ -8,6 +8,8 @@ Notation: C channels, T annotated structures, M[t, c] says whether organ c is a 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
@@ -48,6 +50,10 @@ def partial_dice_ce(
 
 def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) -> torch.Tensor:
     """M [T, C] as floats; refuses a batch that annotates something these channels cannot express."""
+    return _on_device(_checked_members(batch, vocabulary), device)
+
+
+def _checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
     rows = membership(batch.structures, vocabulary)
     empty = [t for t, row in enumerate(rows) if not any(row)]
     if empty and bool(batch.annotated[:, empty].any()):
@@ -57,6 +63,12 @@ def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) ->
             why=f"its channels are {', '.join(vocabulary)}",
             fix="Add them to the vocabulary, or restrict 'annotated' of the site.",
         )
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _on_device(rows: tuple[tuple[bool, ...], ...], device: torch.device) -> torch.Tensor:
+    """Copied once: a copy in every step would make the device wait for it. Nobody may write into it."""
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
@@ -132,11 +144,11 @@ def _own_channels(batch: Batch, vocabulary: Vocabulary) -> list[int | None]:
 def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """log P(voxel is not in the structure), independent channels, [B, T, *S]."""
     log_absent = F.logsigmoid(-logits)
-    members = member_matrix(batch, vocabulary, logits.device)
+    rows = list(_checked_members(batch, vocabulary))
     for t, own in enumerate(_own_channels(batch, vocabulary)):
         if own is not None:  # its own sigmoid already contains what lies inside it
-            members[t] = F.one_hot(torch.tensor(own), len(vocabulary)).to(members)
-    return _over_members(members, log_absent)
+            rows[t] = tuple(channel == own for channel in range(len(vocabulary)))
+    return _over_members(_on_device(tuple(rows), logits.device), log_absent)
 
 
 def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

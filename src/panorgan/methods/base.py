@@ -182,6 +182,10 @@ class Method:
         """The network that a site trains, or with `site=None` the one that the federation delivers."""
         return UNet(federation.vocabulary, settings)
 
+    def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
+        """Models of single sites inside the delivered network, by site; scored one by one besides the whole."""
+        return {}
+
 
 __all__ = [
     "Content",

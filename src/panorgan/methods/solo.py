@@ -23,6 +23,8 @@ from panorgan.methods.base import (
 from panorgan.methods.registry import register
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 
+_PREFIX = "site-"
+
 
 class SoloConfig(MethodConfig):
     """Solo has no numbers of its own."""
@@ -60,10 +62,15 @@ class Solo(Method):
         members = {_member(name): UNet(own[name], settings) for name in sites}
         return MergedMembers(members, federation.vocabulary if site is None else own[site], settings, taught)
 
+    def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
+        """Every member: it knows its own site's organs and no other."""
+        assert isinstance(delivered, MergedMembers)
+        return {name.removeprefix(_PREFIX): member for name, member in delivered.members.items()}  # type: ignore[misc]
+
 
 def _member(site: str) -> str:
     """A site's member by name; the prefix keeps a site called `train` or `keys` apart from torch's own words."""
-    return f"site-{site}"
+    return f"{_PREFIX}{site}"
 
 
 class MergedMembers(SegmentationNetwork):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from panorgan.anatomy import catalogue
 from panorgan.cases.case import Case
 from panorgan.config import parse_experiment
-from panorgan.errors import ConfigError, PanorganError
+from panorgan.errors import PanorganError
 from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
-from panorgan.methods.registry import find_method
 from panorgan.report import figures, tables
+from panorgan.report.beside import beside_models, beside_rows
+from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
 from panorgan.runs.prepare import prepare
-
-
-@dataclass(frozen=True)
-class MethodWords:
-    """A method in words. `pooled`: it gathers all cases in one place, which no real federation may."""
-
-    title: str
-    explanation: str
-    pooled: bool
 
 
 def write_report(run_folder: Path, cache: Path | None = None) -> Path:
@@ -57,6 +47,7 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
     )
     environment.filters.update(tables.FILTERS)
     scores = tables.make_scores(record)
+    beside = beside_models(record)
     return environment.get_template("template.html.j2").render(
         record=record,
         experiment=record.manifest["experiment"],
@@ -65,6 +56,8 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         matrix=tables.annotation_matrix(record),
         heat=tables.heat_map(record, scores),
         heat_scale=tables.heat_scale(),
+        beside=beside,
+        beside_rows=beside_rows(beside, record.organs),
         cost=tables.make_cost(record),
         tolerance=f"{tables.NSD_TOLERANCE_MM:g}",
         colours={organ: catalogue()[organ].colour for organ in record.organs},
@@ -82,17 +75,6 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         created=record.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
         experiment_yaml=yaml.safe_dump(record.manifest["experiment"], sort_keys=False, allow_unicode=True),
     )
-
-
-def describe_method(name: str) -> MethodWords:
-    """Title and explanation from the first line of the method's file; the bare name when it is not installed."""
-    try:
-        method = find_method(name)
-    except ConfigError:
-        return MethodWords(name, "", pooled=False)
-    first_line = (sys.modules[method.__module__].__doc__ or "").strip().split("\n")[0]
-    heading, dash, explanation = first_line.partition(" — ")
-    return MethodWords(heading if dash else name, explanation, method.pooled)
 
 
 def describe_happening(event: Event) -> tuple[str, str]:

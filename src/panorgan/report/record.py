@@ -89,7 +89,9 @@ class RunRecord:
     @property
     def is_ct(self) -> bool:
         """Whether intensities are HU, so that the usual windows apply."""
-        return bool(self.manifest["experiment"].get("plan", {}).get("intensity", "window") == "window")
+        # Runs of before plans were pooled say it in the experiment alone.
+        plan = self.manifest.get("plan") or self.manifest["experiment"].get("plan", {})
+        return bool(plan.get("intensity", "window") == "window")
 
     @property
     def delivered_round(self) -> int | None:

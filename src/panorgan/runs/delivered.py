@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings
+from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
@@ -34,6 +35,11 @@ class DeliveredModel:
     inference: InferenceSettings
     postprocess: str
     card: dict[str, Any]
+
+    def own_models(self) -> dict[str, DeliveredModel]:
+        """Models of single sites inside this one, by site, where its method keeps them apart."""
+        networks = _method(self.card).own_models(self.network)
+        return {site: replace(self, network=network) for site, network in networks.items()}
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:
@@ -66,9 +72,7 @@ def load_model(folder: Path, device: torch.device) -> DeliveredModel:
         card: dict[str, Any] = json.loads(path.read_text())
         facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
-        method = find_method(card["method"]["name"])
-        config = method.Config(**{k: v for k, v in card["method"].items() if k != "name"})
-        network = method(config).build_network(UNetSettings(**card["network"]), federation)
+        network = _method(card).build_network(UNetSettings(**card["network"]), federation)
         network.load_state_dict(load_file(folder / "model.safetensors"))
         plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
     except (ValueError, KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
@@ -79,3 +83,8 @@ def load_model(folder: Path, device: torch.device) -> DeliveredModel:
             fix="Its files are damaged or from another panorgan version. Copy the folder again.",
         ) from error
     return DeliveredModel(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
+
+
+def _method(card: dict[str, Any]) -> Method:
+    method = find_method(card["method"]["name"])
+    return method(method.Config(**{k: v for k, v in card["method"].items() if k != "name"}))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.preprocess import Plan
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
@@ -25,7 +26,7 @@ from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest
 from panorgan.runs.prepare import PreparedFederation, prepare
-from panorgan.runs.scoring import Row, read_metrics, score_federation, write_metrics
+from panorgan.runs.scoring import OWN_MODEL_COLUMNS, Row, read_metrics, score_federation, write_metrics
 from panorgan.runs.tensorboard import tensorboard_listener
 
 POOLED = "pooled"
@@ -86,7 +87,7 @@ def _train_and_score(
     setup = _coordinator_setup(experiment, manifest["run"])
     coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
     coordinator.run()
-    _deliver(run, experiment, coordinator)
+    _deliver(run, experiment, prepared.plan, coordinator)
     rows = _score(run, load_model(run.model, device), prepared, events)
     events.record("finished", rows=len(rows))
     return RunResult(run, rows)
@@ -111,9 +112,11 @@ def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, 
     def on_case(site: str, done: int, total: int) -> None:
         events.transient("score", site=site, done=done, total=total)
 
-    rows = score_federation(model, prepared, run.predictions, on_case)
-    write_metrics(run.metrics, rows)
-    return rows
+    scores = score_federation(model, prepared, run.predictions, on_case)
+    if scores.own_models:
+        write_metrics(run.own_models, scores.own_models, OWN_MODEL_COLUMNS)
+    write_metrics(run.metrics, scores.rows)
+    return scores.rows
 
 
 def setup_device(experiment: Experiment) -> torch.device:
@@ -229,7 +232,7 @@ def _check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFede
         )
 
 
-def _deliver(run: RunFolder, experiment: Experiment, coordinator: Coordinator) -> None:
+def _deliver(run: RunFolder, experiment: Experiment, plan: Plan, coordinator: Coordinator) -> None:
     """Write the model folder: the chosen round's weights and a card."""
     chosen, weights = coordinator.delivered_weights()
     best = coordinator.state.best
@@ -242,7 +245,7 @@ def _deliver(run: RunFolder, experiment: Experiment, coordinator: Coordinator) -
         "convention": network.convention,
         "method": experiment.method,
         "network": experiment.network.as_json(),
-        "plan": experiment.plan.as_json(),
+        "plan": plan.as_json(),
         "inference": {
             "patch_size": list(experiment.training.sampling.patch_size),
             "overlap": experiment.training.overlap,

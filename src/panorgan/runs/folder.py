@@ -32,6 +32,20 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def own_models(self) -> Path:
+        """Like the metrics, for every site's own model, where the method has such models."""
+        return self.path / "own_models.csv"
+
+    def beside(self) -> dict[str, RunFolder]:
+        """Finished runs of the same experiment with other methods, by method."""
+        found = sorted(path.name for path in (self.path / "beside").glob("*") if RunFolder(path).complete)
+        return {method: self.beside_method(method) for method in found}
+
+    def beside_method(self, method: str) -> RunFolder:
+        """Where the same experiment with another method lives."""
+        return RunFolder(self.path / "beside" / method)
+
+    @property
     def model(self) -> Path:
         """Weights and card of the delivered model."""
         return self.path / "model"

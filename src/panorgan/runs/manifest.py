@@ -29,6 +29,8 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "experiment": experiment.as_json(),
         "fingerprint": experiment.fingerprint(),
+        "plan": prepared.plan.as_json(),
+        "statistics": {name: statistics.as_numbers() for name, statistics in prepared.statistics.items()},
         "sites": {site.name: site.describe() for site in prepared.sites},
         "data_fingerprint": data_fingerprint(prepared),
         "versions": {"panorgan": panorgan.__version__, "python": platform.python_version(), **_versions()},

@@ -1,28 +1,27 @@
-"""From an experiment to prepared cases: read the folders, split by patient, fill the store."""
+"""From an experiment to prepared cases: read the folders, split by patient, agree on a plan, fill the store."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
 from panorgan.cases.layouts import read_cases
 from panorgan.cases.phantom import recipe, withheld_folder, write_federation
+from panorgan.cases.planning import SiteStatistics
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.splits import split_cases
 from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment, SiteSettings
-from panorgan.errors import ConfigError, DataError
-
-Result = TypeVar("Result")
-OnProgress = Callable[[str, int, int], None]
-"""What is being done, how many are done, how many there are."""
+from panorgan.errors import ConfigError, DataError, did_you_mean
+from panorgan.runs.parallel import InParallel, OnProgress
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,11 @@ class PreparedSite:
 
 @dataclass(frozen=True)
 class PreparedFederation:
-    """All sites, sorted by name."""
+    """All sites, sorted by name, the plan they follow, and what they measured for it (empty where all was given)."""
 
     sites: tuple[PreparedSite, ...]
+    plan: Plan
+    statistics: Mapping[str, SiteStatistics]
 
     @property
     def training(self) -> tuple[PreparedSite, ...]:
@@ -68,38 +69,91 @@ def prepare(
     """Read and check every site, then preprocess what the store does not hold yet."""
     cache = cache or cache_folder()
     progress: OnProgress = on_progress or (lambda what, done, total: None)
+    sites = read_sites(experiment, cache, progress)
+    store = Store(cache / "store")
+    store.sweep()
+    work = InParallel(experiment.hardware.workers, progress)
+    # What the experiment file says needs no measuring.
+    statistics = measure_sites(experiment, sites, store, work) if experiment.plan.measures else {}
+    plan = experiment.plan.resolve(statistics)
+    todo: list[Callable[[], Any]] = []
+    todo += [partial(store.add, case, plan) for site in sites for case in (*site.train, *site.validation)]
+    todo += [partial(store.check, case, plan) for site in sites for case in site.test]
+    done = iter(work("preparing cases", todo))
+    stored = {site.name: [[next(done) for _ in cases] for cases in (site.train, site.validation)] for site in sites}
+    keys = {site.name: [next(done) for _ in site.test] for site in sites}
+    prepared = []
+    for site in sites:
+        train, validation = stored[site.name]
+        prepared.append(
+            PreparedSite(site.name, site.external, train, validation, site.test, keys[site.name], site.annotated)
+        )
+    return PreparedFederation(tuple(prepared), plan, statistics)
+
+
+def make_plan(
+    experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
+) -> tuple[Plan, dict[str, SiteStatistics]]:
+    """The plan that training would follow, and what the sites measure, without preparing anything."""
+    cache = cache or cache_folder()
+    progress: OnProgress = on_progress or (lambda what, done, total: None)
+    sites = read_sites(experiment, cache, progress)
+    work = InParallel(experiment.hardware.workers, progress)
+    statistics = measure_sites(experiment, sites, Store(cache / "store"), work)
+    return experiment.plan.resolve(statistics), statistics
+
+
+@dataclass(frozen=True)
+class SiteCases:
+    """A site's cases by split, as they are read. `test` cases carry the labels they are scored with."""
+
+    name: str
+    external: bool
+    train: tuple[Case, ...]
+    validation: tuple[Case, ...]
+    test: tuple[Case, ...]
+    annotated: tuple[str, ...]
+
+
+def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tuple[SiteCases, ...]:
+    """What lies in the sites' folders, by split; phantom sites are generated first."""
     vocabulary = Vocabulary(experiment.vocabulary)
     settings = site_settings(experiment, cache, progress)
     labels = experiment.build_method().labels
-    read = {name: _read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
+    read = {name: read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
     if all(site.external for site in settings.values()):
         raise ConfigError("No site trains.", where="sites", why="all of them are external", fix="Add a training site.")
-    store = Store(cache / "store")
-    total = sum(len(cases) for cases, _ in read.values())
-    done = 0
-
-    def counted(work: Callable[[Case, Plan], Result], cases: Sequence[Case]) -> tuple[Result, ...]:
-        nonlocal done
-        results = []
-        for case in cases:
-            results.append(work(case, experiment.plan))
-            done += 1
-            progress("preparing cases", done, total)
-        return tuple(results)
-
     sites = []
     for name, (cases, scored) in read.items():
         if settings[name].external:
-            test = tuple(scored.values())
-            sites.append(PreparedSite(name, True, (), (), test, counted(store.check, test), ()))
+            sites.append(SiteCases(name, True, (), (), tuple(scored.values()), ()))
             continue
         splits = split_cases(cases, experiment.splits, experiment.seed)
-        train = counted(store.add, splits["train"])
-        validation = counted(store.add, splits["validation"])
         test = tuple(scored[case.id] for case in splits["test"])
         annotated = tuple(sorted({structure for case in cases for structure in case.annotated}))
-        sites.append(PreparedSite(name, False, train, validation, test, counted(store.check, test), annotated))
-    return PreparedFederation(tuple(sites))
+        train, validation = tuple(splits["train"]), tuple(splits["validation"])
+        sites.append(SiteCases(name, False, train, validation, test, annotated))
+    return tuple(sites)
+
+
+def measure_sites(
+    experiment: Experiment, sites: Sequence[SiteCases], store: Store, work: InParallel
+) -> dict[str, SiteStatistics]:
+    """What each training site tells for the plan.
+
+    It goes through the numbers that would cross the network, so that a plan can rest on nothing else.
+    """
+    training = [site for site in sites if not site.external]
+    todo = [partial(store.measure, case, experiment.plan) for site in training for case in site.train]
+    try:
+        measured = iter(work("measuring cases", todo))
+    except DataError:
+        # Only training cases are measured, but one message should name every bad case.
+        everything = [case for site in sites for case in (*site.train, *site.validation, *site.test)]
+        work("checking cases", [partial(store.check, case, Plan()) for case in everything])
+        raise
+    told = {site.name: SiteStatistics.of([next(measured) for _ in site.train]).as_numbers() for site in training}
+    return {name: SiteStatistics.from_numbers(numbers) for name, numbers in told.items()}
 
 
 def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> dict[str, SiteSettings]:
@@ -121,16 +175,15 @@ def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> 
     }
 
 
-def _read_site(
-    name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
-) -> tuple[list[Case], dict[str, Case]]:
+def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str) -> tuple[list[Case], dict[str, Case]]:
     """The cases to train with, and by id the cases as they are scored (withheld labels where there are any)."""
 
     def read(withheld: Path | None = None, restrict: tuple[str, ...] | None = None) -> list[Case]:
         cases = read_cases(
             site.folder, name, vocabulary, withheld, restrict, site.layout, rename=site.labels, ignore=site.ignore
         )
-        return _part_of(cases, site.part)
+        # Parts first: leaving a patient out must not move the others to another site.
+        return _without(_part_of(cases, site.part), site.leave_out, _names(cases), f"sites.{name}.leave_out")
 
     scored = read(site.withheld) if site.withheld else None
     if site.external:
@@ -162,10 +215,32 @@ def _read_site(
     return cases, {case.id: case for case in scored or cases}
 
 
+def _names(cases: Sequence[Case]) -> set[str]:
+    return {case.id for case in cases} | {case.patient for case in cases}
+
+
+def _without(cases: list[Case], left_out: tuple[str, ...], names: set[str], where: str) -> list[Case]:
+    """The cases that stay; a name that nothing in the folder bears is a slip of the pen."""
+    for name in left_out:
+        if name not in names:
+            raise ConfigError(
+                f"There is no case or patient {name!r} to leave out.",
+                where=where,
+                why=did_you_mean(name, names),
+                fix="Correct the name, or remove it from the list.",
+            )
+    return [case for case in cases if case.id not in left_out and case.patient not in left_out]
+
+
 def _part_of(cases: list[Case], part: tuple[int, int] | None) -> list[Case]:
     """Every n-th patient, beginning with the i-th: one data set makes several sites that share no patient."""
     if part is None:
         return cases
-    index, count = part
-    patients = sorted({case.patient for case in cases})[index - 1 :: count]
+    patients = part_of_patients((case.patient for case in cases), part)
     return [case for case in cases if case.patient in patients]
+
+
+def part_of_patients(patients: Iterable[str], part: tuple[int, int]) -> list[str]:
+    """The patients of part i of n."""
+    index, count = part
+    return sorted(set(patients))[index - 1 :: count]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,27 @@ from numpy.typing import NDArray
 from panorgan.cases.case import Case
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.errors import RunError
-from panorgan.evaluation.inference import cleaned, predict_volume, structure_mask
+from panorgan.evaluation.inference import cleaned, knows, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel
 from panorgan.runs.prepare import PreparedFederation
 
 COLUMNS = ("split", "site", "case", "organ", *METRICS)
+OWN_MODEL_COLUMNS = ("model", *COLUMNS)
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FederationScores:
+    """`rows` of the delivered model; `own_models` of every site's own one (with a `model` column), where there are any.
+
+    `split` is `test` within the federation, `external` outside.
+    """
+
+    rows: list[Row]
+    own_models: list[Row]
 
 
 def score_federation(
@@ -30,20 +43,23 @@ def score_federation(
     prepared: PreparedFederation,
     predictions: Path | None = None,
     on_case: Callable[[str, int, int], None] | None = None,
-) -> list[Row]:
-    """Rows for every test case of every site; `split` is `test` within the federation, `external` outside."""
+) -> FederationScores:
+    """Score every test case of every site."""
     rows: list[Row] = []
+    own_rows: list[Row] = []
     todo = [(site, case) for site in prepared.sites for case in site.test]
     for done, (site, case) in enumerate(todo, start=1):
         split = "external" if site.external else "test"
         rows += score_case(model, case, split, predictions)
+        for owner, own in model.own_models().items():
+            own_rows += [{"model": owner, **row} for row in score_case(own, case, split, None)]
         if on_case:
             on_case(site.name, done, len(todo))
-    return rows
+    return FederationScores(rows, own_rows)
 
 
 def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path | None) -> list[Row]:
-    """One row per annotated structure of the case."""
+    """One row per annotated structure of the case that the model knows."""
     volume = case.read_image()
     labels = predict_labels(model, volume)
     if predictions is not None:
@@ -51,7 +67,10 @@ def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_labels(path, labels, volume.affine)
     rows = []
-    for structure, truth in sorted(case.read_masks(volume).items()):
+    known = [structure for structure in sorted(case.annotated) if knows(model.network.vocabulary, structure)]
+    masks = case.read_masks(volume)
+    for structure in known:
+        truth = masks[structure]
         predicted = structure_mask(labels, structure, model.network.vocabulary)
         values = score(predicted, truth, volume.spacing)
         row: Row = {"split": split, "site": case.site, "case": case.id, "organ": structure}
@@ -65,10 +84,10 @@ def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
     return cleaned(labels, model.network.vocabulary, model.postprocess)
 
 
-def write_metrics(path: Path, rows: Iterable[Row]) -> None:
+def write_metrics(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS) -> None:
     """Write `metrics.csv`; floats in full precision, so equal runs give equal files."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: repr(float(value)) if name in METRICS else value for name, value in row.items()})

@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from dicom_files import LIVER, describe, write_segmentation, write_series
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
@@ -129,6 +130,12 @@ def write_csv(folder: Path) -> None:
     )  # fmt: skip
 
 
+def write_dicom(folder: Path) -> None:
+    for patient in ("anna", "bert"):
+        series = write_series(folder / patient / "ct", np.zeros(SHAPE, np.int16), PatientID=patient)
+        write_segmentation(folder / patient / "seg.dcm", series, [numbered(1) == 1], [describe(1, "Liver", LIVER)])
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
     "nnunet": write_nnunet,
     "msd": write_msd,
@@ -138,6 +145,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "totalsegmentator": write_totalsegmentator,
     "bids": write_bids,
     "csv": write_csv,
+    "dicom": write_dicom,
 }
 
 

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case, LabelMap, MaskFiles, MaskSource
-from panorgan.cases.layouts.base import FoundLabelMap, FoundLabels, LabelRules, Layout, missing_folder
+from panorgan.cases.layouts.base import (
+    FoundLabelMap,
+    FoundLabels,
+    FoundSegments,
+    LabelRules,
+    Layout,
+    missing_folder,
+)
+from panorgan.cases.segments import SegmentMasks
 from panorgan.errors import ConfigError, DataError, did_you_mean
 
 AUTO = "auto"
@@ -95,7 +103,7 @@ def read_cases(
             )
         source = _mask_source(labels[name], rules, label_folder) if name in labels else None
         annotated = tuple(sorted(source.structures)) if source else ()
-        cases.append(Case(name, image.patient, site, image.path, annotated, source))
+        cases.append(Case(name, image.patient, site, image.path, annotated, source, image.slices))
     return cases
 
 
@@ -112,9 +120,29 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
         declared = frozenset(i for ids in found.ids.values() for i in ids)
         ids = {s: tuple(sorted({i for n in names for i in found.ids[n]})) for s, names in structures.items()}
         return LabelMap(found.path, ids, declared) if ids else None
+    if isinstance(found, FoundSegments):
+        return _segment_masks(found, rules, folder)
     structures = rules.structures(tuple(found.files), str(folder))
     files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
     return MaskFiles(files) if files else None
+
+
+def _segment_masks(found: FoundSegments, rules: LabelRules, folder: Path) -> SegmentMasks | None:
+    """Segments in the vocabulary's words. An organ in two files is not united: it may be two readers' opinions."""
+    structures = rules.structures(tuple(found.segments), str(folder))
+    files: dict[str, set[Path]] = {}
+    for name in {name for names in structures.values() for name in names}:
+        files.setdefault(rules.organ(name, str(folder)), set()).update(s.path for s in found.segments[name])
+    for organ, paths in sorted(files.items()):
+        if len(paths) > 1:
+            raise DataError(
+                f"Several DICOM segmentations of one series hold the {organ}.",
+                where="\n".join(str(path) for path in sorted(paths)),
+                why="they may be two readers' or two versions; nothing says which is right",
+                fix="Keep the right one and move the others out of the folder.",
+            )
+    segments = {s: tuple(x for n in names for x in found.segments[n]) for s, names in structures.items()}
+    return SegmentMasks(segments) if segments else None
 
 
 __all__ = ["AUTO", "find_layout", "layouts", "read_cases"]

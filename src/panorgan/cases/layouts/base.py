@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary, ancestors, children, find_organ
+from panorgan.cases.segments import Segment
 from panorgan.errors import AnatomyError, DataError
 
 
 @dataclass(frozen=True)
 class FoundImage:
-    """A scan in a folder. Scans of one patient must never be shared out over different splits."""
+    """A scan in a folder. Scans of one patient must never be shared out over different splits.
+
+    `slices` are the files of a DICOM series, where `path` is a folder that may hold other things too.
+    """
 
     path: Path
     patient: str
+    slices: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,14 @@ class FoundMasks:
     files: Mapping[str, Path]
 
 
-FoundLabels = FoundLabelMap | FoundMasks
+@dataclass(frozen=True)
+class FoundSegments:
+    """Segments in DICOM-SEG files, by the names that those use; lesions may have several segments of one name."""
+
+    segments: Mapping[str, tuple[Segment, ...]]
+
+
+FoundLabels = FoundLabelMap | FoundMasks | FoundSegments
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class LabelRules:
 
     def structures(self, names: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
         """Per annotated structure, the folder's names whose voxels belong to it (parts and what lies inside too)."""
-        organs = {name: self._organ(name, where) for name in names if name not in self.ignore}
+        organs = {name: self.organ(name, where) for name in names if name not in self.ignore}
         try:
             found = self.vocabulary.resolve(tuple(organs.values()), ignore_unknown=True)
             wanted = found if self.restrict is None else self.vocabulary.resolve(self.restrict)
@@ -88,7 +100,8 @@ class LabelRules:
             for structure in wanted
         }
 
-    def _organ(self, name: str, where: str) -> str:
+    def organ(self, name: str, where: str) -> str:
+        """The organ that a name in the folder means."""
         try:
             return find_organ(self.rename.get(name, name)).name
         except AnatomyError as error:

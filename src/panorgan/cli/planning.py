@@ -1,0 +1,71 @@
+"""`panorgan plan`: what the sites measure, and the plan that follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from panorgan.cases.planning import SiteStatistics, proposed_patch
+from panorgan.cases.preprocess import Plan
+from panorgan.cli.view import watch
+from panorgan.config import Experiment, load_experiment
+from panorgan.federation.events import EventLog
+from panorgan.runs.prepare import make_plan
+
+
+def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
+    """Print what was measured, the plan, and the lines for the experiment file."""
+    experiment = load_experiment(path, overrides)
+    with watch(f"{experiment.name} · plan", as_json) as listener:
+        log = EventLog(None, (listener,))
+        plan, sites = make_plan(
+            experiment,
+            on_progress=lambda what, done, total: log.transient("prepare", what=what, done=done, total=total),
+        )
+    divisor = 2 ** (len(experiment.network.features) - 1)
+    patch = proposed_patch(plan, sites, divisor)
+    if as_json:
+        told = {name: site.as_numbers() for name, site in sites.items()}
+        result = {"plan": plan.as_json(), "patch_size": patch, "sites": told}
+        print(json.dumps({"result": result}), flush=True)
+        return
+    console = Console(highlight=False)
+    console.print(_table(sites))
+    console.print("[bold]The plan for every site[/] (put these lines into the experiment file to fix them)")
+    console.print(_yaml(plan, experiment, patch), markup=False, soft_wrap=True)
+
+
+def _table(sites: Mapping[str, SiteStatistics]) -> Table:
+    table = Table(title="What the sites measure (numbers only, training cases)", title_justify="left")
+    for name in ("site", "cases", "CT", "middle voxel, mm", "middle extent, mm", "annotated tissue, HU"):
+        table.add_column(name, justify="left" if name == "site" else "right")
+    for name, site in sites.items():
+        voxel, extent = (" × ".join(f"{mm:.3g}" for mm in sizes) for sizes in (site.spacing_mm, site.extent_mm))
+        window = site.window()
+        tissue = f"{window[0]:.0f} to {window[1]:.0f}" if window else "–"
+        table.add_row(name, str(site.cases), str(site.ct_cases), voxel, extent, tissue)
+    return table
+
+
+def _yaml(plan: Plan, experiment: Experiment, patch: tuple[int, int, int]) -> str:
+    """Ready to paste."""
+    lines = [
+        "plan:",
+        f"  spacing_mm: [{', '.join(f'{mm:g}' for mm in plan.spacing_mm)}]",
+        f"  intensity: {plan.intensity}",
+    ]
+    if plan.intensity == "window":
+        lines.append(f"  window_hu: [{plan.window_hu[0]:g}, {plan.window_hu[1]:g}]")
+    if plan.crop != "none":
+        lines.append(f"  crop: {plan.crop}")
+    chosen = experiment.training.sampling.patch_size
+    lines += [
+        "training:",
+        "  sampling:",
+        f"    patch_size: [{', '.join(map(str, patch))}]   # proposed; now {list(chosen)}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""The same experiment with other methods, side by side with this run: one column per model, one row per organ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
+from panorgan.report.method_words import describe_method
+from panorgan.report.record import RunRecord, title
+from panorgan.report.tables import heat_colour, number
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.scoring import Row, read_metrics
+
+
+@dataclass(frozen=True)
+class BesideModel:
+    """One model. `organs` has a summary for every organ that it knows; `words` say how it was trained."""
+
+    name: str
+    words: str
+    organs: Mapping[str, Summary]
+    overall: Summary
+    is_this_run: bool = False
+
+
+@dataclass(frozen=True)
+class BesideCell:
+    """A mean, or the words that there is none."""
+
+    text: str
+    colour: str
+    spoken: str
+
+
+def beside_models(record: RunRecord) -> tuple[BesideModel, ...]:
+    """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
+    others = record.folder.beside()
+    if not others:
+        return ()
+    models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, is_this_run=True)]
+    for method, folder in others.items():
+        models += [
+            *_own_models(folder, method),
+            _model(method, _in_words(folder, method), read_metrics(folder.metrics)),
+        ]
+    return tuple(models)
+
+
+def beside_rows(models: Sequence[BesideModel], organs: Sequence[str]) -> list[tuple[str, list[BesideCell]]]:
+    """Per organ one cell per model, and a last row (with an empty name) over what each model knows."""
+    rows = [(organ, [_cell(title(organ), model, model.organs.get(organ)) for model in models]) for organ in organs]
+    return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
+
+
+def _own_models(folder: RunFolder, method: str) -> list[BesideModel]:
+    """Every site's own model, where the method kept them."""
+    if not folder.own_models.is_file():
+        return []
+    rows = read_metrics(folder.own_models)
+    owners = sorted({row["model"] for row in rows})
+    return [_model(f"{o} alone", f"{method}: its own data only", [r for r in rows if r["model"] == o]) for o in owners]
+
+
+def _in_words(folder: RunFolder, method: str) -> str:
+    if folder.own_models.is_file():
+        return "the sites’ own models together"
+    return "all cases in one place" if describe_method(method).pooled else "federated"
+
+
+def _model(name: str, words: str, rows: Sequence[Row], is_this_run: bool = False) -> BesideModel:
+    table = organ_site_table([row for row in rows if row["split"] == TEST_SPLIT])
+    return BesideModel(name, words, table.organs, table.overall, is_this_run)
+
+
+def _cell(organ: str, model: BesideModel, summary: Summary | None) -> BesideCell:
+    if summary is None or not summary.n:
+        return BesideCell("unknown", "transparent", f"{organ}: {model.name} does not know it")
+    return BesideCell(
+        number(summary.mean), heat_colour(summary.mean), f"{organ}, {model.name}: mean Dice {number(summary.mean, 3)}"
+    )

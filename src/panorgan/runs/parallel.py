@@ -1,0 +1,65 @@
+"""Work on many cases at once, and one message for all that is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from panorgan.errors import DataError
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being done, how many are done, how many there are."""
+
+# Each worker holds one scan with its masks in memory.
+_MOST_WORKERS = 8
+# Files named in one message.
+_NAMED = 10
+
+
+class InParallel:
+    """Runs independent pieces of work on several cases at a time and gathers what is wrong with them.
+
+    Threads suffice: decompressing, hashing and resampling leave Python's lock to others.
+    """
+
+    def __init__(self, workers: int | None, progress: OnProgress) -> None:
+        self.workers = workers or min(os.cpu_count() or 1, _MOST_WORKERS)
+        self.progress = progress
+
+    def __call__(self, what: str, todo: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Results in the order of `todo`. All is tried, so that one message names every bad case."""
+        failures: list[DataError] = []
+        results: list[Any] = []
+        with ThreadPoolExecutor(self.workers) as pool:
+            futures = [pool.submit(action) for action in todo]
+            try:
+                for done, future in enumerate(futures, start=1):
+                    try:
+                        results.append(future.result())
+                    except DataError as error:
+                        failures.append(error)
+                    self.progress(what, done, len(todo))
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        if failures:
+            raise gathered(failures, len(todo))
+        return results
+
+
+def gathered(failures: Sequence[DataError], total: int) -> DataError:
+    """One error for several cases; the same complaint is made once and names every file."""
+    if len(failures) == 1:
+        return failures[0]
+    complaints = list(dict.fromkeys(error.what for error in failures))
+    files = [error.where for error in failures[:_NAMED]]
+    if len(failures) > _NAMED:
+        files.append(f"and {len(failures) - _NAMED} more")
+    return DataError(
+        complaints[0] if len(complaints) == 1 else f"{len(failures)} of {total} cases cannot be used.",
+        where="\n".join(files),
+        why=failures[0].why if len(complaints) == 1 else "\n".join(complaints[:_NAMED]),
+        fix=f"{failures[0].fix} 'panorgan doctor' with the same experiment file shows every case.",
+    )

@@ -1,0 +1,155 @@
+"""Numbers from sites become one plan for all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from panorgan.cases.planning import (
+    CaseMeasurements,
+    PlanSettings,
+    SiteStatistics,
+    measure_case,
+    pooled_intensity,
+    pooled_spacing,
+    pooled_window,
+    proposed_patch,
+)
+from panorgan.cases.preprocess import Plan
+from panorgan.errors import DataError
+
+BINS = 256
+
+
+def counts(**bins: int) -> np.ndarray:
+    """`hu_40=7`: seven voxels in the bin that holds 40 HU (bins of 16 from -1024); `m` for minus."""
+    table = np.zeros(BINS, dtype=np.int64)
+    for name, count in bins.items():
+        hu = int(name.removeprefix("hu_").replace("m", "-"))
+        table[(hu + 1024) // 16] = count
+    return table
+
+
+def site(cases=4, ct=None, spacing=(1.0, 1.0, 2.0), extent=(300.0, 300.0, 200.0), hu=None) -> SiteStatistics:
+    return SiteStatistics(cases, cases if ct is None else ct, spacing, extent, counts() if hu is None else hu)
+
+
+def test_a_case_is_measured(make_case) -> None:
+    hu = np.full((10, 10, 4), -1000.0)
+    hu[2:8, 2:8] = -100.0
+    liver, spleen = np.zeros(hu.shape, bool), np.zeros(hu.shape, bool)
+    liver[3:5, 3:5, 1], spleen[6, 6, 2] = True, True
+    hu[liver], hu[spleen] = 60.0, 5000.0
+    measured = measure_case(make_case("a", hu, {"liver": liver, "spleen": spleen}, np.diag([2.0, 3, 5, 1])), Plan())
+    assert measured.spacing_mm == pytest.approx((2, 3, 5))
+    assert measured.extent_mm == pytest.approx((20, 30, 20))
+    assert measured.is_ct
+    expected = counts(hu_60=4)
+    expected[-1] = 1  # beyond the last bin
+    np.testing.assert_array_equal(measured.hu_counts, expected)
+
+
+def test_mr_has_no_hounsfield_units(make_case) -> None:
+    signal = np.random.default_rng(0).uniform(0, 900, (8, 8, 8))
+    measured = measure_case(make_case("a", signal, {"liver": signal > 400}), Plan())
+    assert not measured.is_ct
+    assert measured.hu_counts.sum() == 0
+
+
+def test_overlapping_structures_count_a_voxel_once(make_case) -> None:
+    hu = np.full((6, 6, 6), -200.0)
+    hu[2:4, 2:4, 2:4] = 50
+    measured = measure_case(make_case("a", hu, {"liver": hu > 0, "liver_tumour": hu > 0}), Plan())
+    assert measured.hu_counts.sum() == 8
+
+
+def test_a_site_tells_middles_and_sums() -> None:
+    cases = [
+        CaseMeasurements((mm, 1.0, 5.0), (100 * mm, 80.0, 60.0), ct, counts(hu_40=n))
+        for mm, ct, n in [(0.7, True, 1), (0.9, True, 2), (4.0, False, 4)]
+    ]
+    told = SiteStatistics.of(cases)
+    assert (told.cases, told.ct_cases) == (3, 2)
+    assert told.spacing_mm == pytest.approx((0.9, 1, 5))
+    assert told.extent_mm == pytest.approx((90, 80, 60))
+    np.testing.assert_array_equal(told.hu_counts, counts(hu_40=7))
+    assert CaseMeasurements.from_json(cases[0].as_json()).spacing_mm == (0.7, 1.0, 5.0)
+
+
+def test_what_leaves_a_site_are_named_numbers_and_nothing_is_lost() -> None:
+    told = site(hu=counts(hu_m100=3, hu_40=5))
+    numbers = told.as_numbers()
+    assert all(isinstance(number, float) for number in numbers.values())
+    assert len(numbers) == 2 + 6 + 2
+    back = SiteStatistics.from_numbers(numbers)
+    assert (back.cases, back.ct_cases, back.spacing_mm, back.extent_mm) == (4, 4, told.spacing_mm, told.extent_mm)
+    np.testing.assert_array_equal(back.hu_counts, told.hu_counts)
+
+
+def test_large_sites_weigh_more_in_the_spacing() -> None:
+    sites = {"a": site(10, spacing=(0.8, 0.8, 5.0)), "b": site(3, spacing=(1.0, 0.6, 1.0)), "c": site(3)}
+    assert pooled_spacing(sites) == (0.8, 0.8, 5.0)
+    del sites["a"]
+    assert pooled_spacing(sites) == (1.0, 0.6, 1.0)  # halves: the smaller of the two middles
+
+
+def test_the_window_holds_all_but_half_a_percent_at_either_end() -> None:
+    sites = {
+        "a": site(hu=counts(hu_m1000=4, hu_m100=500, hu_40=400)),
+        "b": site(hu=counts(hu_40=92, hu_3000=4)),
+    }
+    # 1000 voxels: five may be left out at an end. -100 lies in the bin from -112, 40 in the bin that ends at 48.
+    assert pooled_window(sites) == (-112.0, 48.0)
+    # Six at an end are too many to leave out: -1000 lies in the bin from -1008.
+    sites["b"] = site(hu=counts(hu_m1000=2, hu_40=90, hu_3000=4))
+    assert pooled_window(sites) == (-1008.0, 48.0)
+
+
+def test_modality_decides_the_intensity_rule_and_a_mixture_is_refused() -> None:
+    ct, mr = site(), site(ct=0)
+    assert pooled_intensity({"a": ct, "b": ct}) == "window"
+    assert pooled_intensity({"a": mr, "b": mr}) == "zscore"
+    with pytest.raises(DataError, match="mixed") as caught:
+        pooled_intensity({"a": ct, "b": site(4, ct=1)})
+    assert "25% of b" in caught.value.why
+
+
+def test_what_is_said_holds_and_the_rest_is_pooled() -> None:
+    sites = {"a": site(hu=counts(hu_40=100))}
+    assert PlanSettings().resolve(sites) == Plan(spacing_mm=(1, 1, 2), intensity="window", window_hu=(32, 48))
+    said = PlanSettings(spacing_mm=(3, 3, 3), window_hu=(-160, 240), crop="body", image_interpolation="cubic")
+    plan = said.resolve(sites)
+    assert (plan.spacing_mm, plan.window_hu, plan.crop, plan.image_interpolation) == (
+        (3, 3, 3),
+        (-160, 240),
+        "body",
+        "cubic",
+    )
+    zscore = PlanSettings(spacing_mm=(1, 1, 1), intensity="zscore")
+    assert not zscore.measures
+    assert zscore.resolve({}) == Plan(spacing_mm=(1, 1, 1), intensity="zscore")
+    assert PlanSettings(spacing_mm=(1, 1, 1), intensity="window").measures
+    assert not PlanSettings(spacing_mm=(1, 1, 1), intensity="window", window_hu=(0, 1)).measures
+
+
+def test_no_annotated_voxel_gives_no_window() -> None:
+    with pytest.raises(DataError, match="window"):
+        pooled_window({"a": site()})
+
+
+@pytest.mark.parametrize("wrong", [{"spacing_mm": (0, 1, 1)}, {"window_hu": (5, 5)}, {"spacing_mm": "median"}])
+def test_impossible_settings_are_refused(wrong) -> None:
+    with pytest.raises(ValidationError):
+        PlanSettings(**wrong)
+
+
+def test_a_proposed_patch_fits_scan_and_memory() -> None:
+    # 300 × 300 × 200 mm at 1 × 1 × 2 mm are 300 × 300 × 100 voxels: too many for a patch, so the long sides shrink.
+    patch = proposed_patch(Plan(spacing_mm=(1, 1, 2)), {"a": site()})
+    assert all(size % 16 == 0 for size in patch)
+    assert 0.5 * 128**3 < np.prod(patch) < 1.3 * 128**3
+    assert patch[0] == patch[1]
+    assert abs(patch[0] * 1 - patch[2] * 2) <= 32
+    small = proposed_patch(Plan(spacing_mm=(1, 1, 1)), {"a": site(extent=(35, 51, 35))}, divisor=8)
+    assert small == (32, 48, 32)

@@ -1,0 +1,76 @@
+"""Work on many cases at once: order, progress, and one message for all bad cases."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from panorgan.errors import DataError
+from panorgan.runs.parallel import InParallel, gathered
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def bad(where: str, what: str = "A label file holds undeclared label ids: [9].") -> DataError:
+    return DataError(what, where=where, why="because", fix="Do this.")
+
+
+def raiser(error: BaseException):
+    def action() -> None:
+        raise error
+
+    return action
+
+
+def test_results_keep_their_order_whoever_is_first() -> None:
+    second_done = threading.Event()
+
+    def slow() -> str:
+        assert second_done.wait(10)
+        return "slow"
+
+    def quick() -> str:
+        second_done.set()
+        return "quick"
+
+    assert InParallel(2, quiet)("x", [slow, quick]) == ["slow", "quick"]
+
+
+def test_progress_counts_every_case() -> None:
+    seen: list[tuple[str, int, int]] = []
+    InParallel(1, lambda *facts: seen.append(facts))("preparing", [lambda: 1] * 3)
+    assert seen == [("preparing", 1, 3), ("preparing", 2, 3), ("preparing", 3, 3)]
+
+
+def test_one_bad_case_is_told_as_it_is() -> None:
+    error = bad("a.nii.gz")
+    with pytest.raises(DataError) as caught:
+        InParallel(2, quiet)("x", [lambda: 1, raiser(error), lambda: 2])
+    assert caught.value is error
+
+
+def test_several_bad_cases_are_named_in_one_message() -> None:
+    with pytest.raises(DataError, match="undeclared") as caught:
+        InParallel(2, quiet)("x", [raiser(bad("a.nii.gz")), lambda: 1, raiser(bad("b.nii.gz"))])
+    assert caught.value.where == "a.nii.gz\nb.nii.gz"
+    assert "panorgan doctor" in caught.value.fix
+
+
+def test_different_complaints_are_listed() -> None:
+    error = gathered([bad("a"), bad("b", "A scan file cannot be read.")], total=5)
+    assert error.what == "2 of 5 cases cannot be used."
+    assert error.why.splitlines() == ["A label file holds undeclared label ids: [9].", "A scan file cannot be read."]
+
+
+def test_a_long_list_is_cut() -> None:
+    error = gathered([bad(f"case_{i}") for i in range(13)], total=20)
+    assert error.where.splitlines()[-2:] == ["case_9", "and 3 more"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
+def test_other_trouble_stops_everything(error) -> None:
+    with pytest.raises(type(error)):
+        InParallel(1, quiet)("x", [raiser(error), *[lambda: 1] * 3])
