@@ -84,7 +84,8 @@ def beside_table(models: Sequence[BesideModel]) -> Table:
         table.add_column(model.name, justify="right", style="bold" if model.is_this_run else "")
     for organ in sorted({organ for model in models for organ in model.organs}):
         known = [model.organs.get(organ) for model in models]
-        table.add_row(organ, *(f"{summary.mean:.2f}" if summary else "unknown" for summary in known))
+        # Spaces, so that a long name wraps between words.
+        table.add_row(organ.replace("_", " "), *(f"{summary.mean:.2f}" if summary else "unknown" for summary in known))
     table.add_section()
     table.add_row("all it knows", *(f"{model.overall.mean:.2f}" for model in models))
     return table
