@@ -146,10 +146,15 @@ def test_impossible_settings_are_refused(wrong) -> None:
 
 def test_a_proposed_patch_fits_scan_and_memory() -> None:
     # 300 × 300 × 200 mm at 1 × 1 × 2 mm are 300 × 300 × 100 voxels: too many for a patch, so the long sides shrink.
-    patch = proposed_patch(Plan(spacing_mm=(1, 1, 2)), {"a": site()})
+    patch = proposed_patch(Plan(spacing_mm=(1, 1, 2)), {"a": site()}, (16, 16, 16))
     assert all(size % 16 == 0 for size in patch)
     assert 0.5 * 128**3 < np.prod(patch) < 1.3 * 128**3
     assert patch[0] == patch[1]
     assert abs(patch[0] * 1 - patch[2] * 2) <= 32
-    small = proposed_patch(Plan(spacing_mm=(1, 1, 1)), {"a": site(extent=(35, 51, 35))}, divisor=8)
+    small = proposed_patch(Plan(spacing_mm=(1, 1, 1)), {"a": site(extent=(35, 51, 35))}, (8, 8, 8))
     assert small == (32, 48, 32)
+    # Thick slices: 90 mm of 10 mm; the network halves that axis once.
+    thick = proposed_patch(Plan(spacing_mm=(2, 2, 10)), {"a": site(extent=(240, 260, 90))}, (8, 8, 2))
+    assert thick == (120, 128, 8)
+    slices = proposed_patch(Plan(spacing_mm=(2, 2, 10)), {"a": site(extent=(240, 260, 90))}, (8, 8), sliced=2)
+    assert slices == (120, 128, 1)

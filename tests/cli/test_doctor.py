@@ -29,7 +29,7 @@ from panorgan.cli.doctor import DoctorRequest, exit_code, find_sources
 from panorgan.cli.doctor_view import as_json, next_steps, places_in_words, show, verdict
 from panorgan.config import Experiment
 from panorgan.errors import DataError
-from panorgan.runs.prepare import site_settings
+from panorgan.runs.site_cases import site_settings
 
 PAGE = Path("doctor.html")
 

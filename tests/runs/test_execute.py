@@ -17,8 +17,9 @@ from panorgan.errors import ConfigError, DataError, PanorganError, RunError
 from panorgan.federation.events import read_events
 from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import evaluate, train
-from panorgan.runs.prepare import prepare, site_settings
+from panorgan.runs.prepare import prepare
 from panorgan.runs.scoring import COLUMNS, read_metrics
+from panorgan.runs.site_cases import site_settings
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 
 from panorgan.cases.doctor import Source
 from panorgan.config import Experiment
-from panorgan.runs.prepare import prepare, site_settings
+from panorgan.runs.prepare import prepare
+from panorgan.runs.site_cases import site_settings
 from panorgan.runs.sources import sources_of
 
 

@@ -201,16 +201,24 @@ def _window(counts: NDArray[np.int64]) -> tuple[float, float]:
     return _FIRST_HU + low * _BIN_HU, _FIRST_HU + (high + 1) * _BIN_HU
 
 
-def proposed_patch(plan: Plan, sites: Mapping[str, SiteStatistics], divisor: int = 16) -> tuple[int, int, int]:
-    """A patch of the scans' proportions that common GPUs can hold: multiples of `divisor`, no larger than the scans."""
+def proposed_patch(
+    plan: Plan, sites: Mapping[str, SiteStatistics], divisors: Sequence[int], sliced: int | None = None
+) -> tuple[int, int, int]:
+    """A patch of the scans' proportions that common GPUs can hold, no larger than the scans need it.
+
+    Sizes are multiples of the network's `divisors`, at least twice those. `sliced` is the axis that the slices of a 2D
+    network lie across; `divisors` are then those of the other two.
+    """
     extent = _middle([s.extent_mm for s in sites.values()], [float(s.cases) for s in sites.values()])
-    sizes = [mm / spacing for mm, spacing in zip(extent, plan.spacing_mm, strict=True)]
-    while math.prod(sizes) > _PATCH_VOXELS:
+    axes = [axis for axis in range(3) if axis != sliced]
+    sizes = {axis: extent[axis] / plan.spacing_mm[axis] for axis in axes}
+    while math.prod(sizes.values()) > _PATCH_VOXELS:
         # Shorten what is longest in millimetres: context should reach equally far in every direction.
-        longest = max(range(3), key=lambda axis: sizes[axis] * plan.spacing_mm[axis])
-        sizes[longest] *= 0.95
-    x, y, z = (max(2 * divisor, round(size / divisor) * divisor) for size in sizes)
-    return x, y, z
+        sizes[max(axes, key=lambda axis: sizes[axis] * plan.spacing_mm[axis])] *= 0.95
+    patch = [1, 1, 1]
+    for axis, divisor in zip(axes, divisors, strict=True):
+        patch[axis] = max(2 * divisor, round(sizes[axis] / divisor) * divisor)
+    return patch[0], patch[1], patch[2]
 
 
 def _middle(values: Sequence[tuple[float, float, float]], weights: Sequence[float]) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from panorgan.cases.planning import SiteStatistics, proposed_patch
 from panorgan.cases.preprocess import Plan
+from panorgan.cases.sampling import sliced_axis
 from panorgan.cli.view import watch
 from panorgan.config import Experiment, load_experiment
 from panorgan.federation.events import EventLog
@@ -26,8 +27,8 @@ def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
             experiment,
             on_progress=lambda what, done, total: log.transient("prepare", what=what, done=done, total=total),
         )
-    divisor = 2 ** (len(experiment.network.features) - 1)
-    patch = proposed_patch(plan, sites, divisor)
+    sliced = sliced_axis(experiment.training.sampling.patch_size)
+    patch = proposed_patch(plan, sites, experiment.network.divisor, sliced)
     if as_json:
         told = {name: site.as_numbers() for name, site in sites.items()}
         result = {"plan": plan.as_json(), "patch_size": patch, "sites": told}

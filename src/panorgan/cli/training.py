@@ -12,6 +12,7 @@ from rich.table import Table
 
 from panorgan.cli.view import watch
 from panorgan.config import Experiment, load_experiment
+from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report import write_report
 from panorgan.report.beside import BesideModel, beside_models
@@ -26,6 +27,12 @@ def train_and_report(
     """Train an experiment (and the same with other methods beside it), show the scores, write the report."""
     experiment = load_experiment(path, overrides)
     others = [experiment.with_method(method) for method in beside]  # a wrong name shows before hours of training
+    if any(other.method["name"] == experiment.method["name"] for other in others):
+        raise ConfigError(
+            f"The method {experiment.method['name']!r} cannot stand beside itself.",
+            where="--beside",
+            fix="Name other methods only; 'panorgan methods' lists them.",
+        )
     folder = RunFolder(run or Path("runs") / experiment.name)
     result = _train_one(experiment, folder, resume, as_json)
     for other in others:
@@ -49,14 +56,21 @@ def evaluate_run(run: Path, as_json: bool) -> None:
 
 def _show(result: RunResult, report: Path, as_json: bool) -> None:
     table = organ_site_table(result.rows)
+    models = beside_models(read_record(result.folder.path))
     if as_json:
-        summary = {"run": str(result.folder.path), "report": str(report), "dice": _numbers(table.overall)}
-        print(json.dumps({"result": summary | {"external_dice": _numbers(table.external)}}), flush=True)
+        summary: dict[str, Any] = {
+            "run": str(result.folder.path),
+            "report": str(report),
+            "dice": _numbers(table.overall),
+        }
+        summary["external_dice"] = _numbers(table.external)
+        if models:
+            summary["beside"] = {model.name: _numbers(model.overall) for model in models if not model.is_this_run}
+        print(json.dumps({"result": summary}), flush=True)
         return
     console = Console()
     console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
     console.print(f"In the federation {in_words(table.overall)}")
-    models = beside_models(read_record(result.folder.path))
     if models:
         console.print(beside_table(models))
     if table.external is not None and table.external.n:

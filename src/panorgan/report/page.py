@@ -20,7 +20,7 @@ from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
-from panorgan.runs.prepare import prepare
+from panorgan.runs.site_cases import cache_folder, read_sites
 
 
 def write_report(run_folder: Path, cache: Path | None = None) -> Path:
@@ -103,5 +103,5 @@ def _try_overlays(record: RunRecord, cache: Path | None) -> tuple[dict[str, list
 def _test_cases(record: RunRecord, cache: Path | None) -> dict[CaseKey, Case]:
     """The scored cases with the labels they were scored with, by site and id."""
     experiment = parse_experiment(record.manifest["experiment"], str(record.folder.manifest))
-    federation = prepare(experiment, cache)
-    return {(site.name, case.id): case for site in federation.sites for case in site.test}
+    sites = read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
+    return {(site.name, case.id): case for site in sites for case in site.test}

@@ -11,7 +11,7 @@ from panorgan.cases.splits import split_cases
 from panorgan.config import Experiment, SiteSettings
 from panorgan.errors import PanorganError
 from panorgan.runs.parallel import OnProgress
-from panorgan.runs.prepare import cache_folder, part_of_patients, read_site, site_settings
+from panorgan.runs.site_cases import cache_folder, part_of_patients, read_site, site_settings
 
 _UNREADABLE = (PanorganError, OSError, ValueError, KeyError, TypeError)
 """What a damaged folder may raise before the doctor has looked at it (a broken dataset.json, a bad row of a table)."""

@@ -1,0 +1,51 @@
+"""`panorgan plan`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from panorgan.cli.main import app
+from panorgan.config import parse_experiment
+
+
+@pytest.fixture
+def experiment_file(tmp_path, tiny_content):
+    content = tiny_content()
+    content["plan"] = {"crop": "body"}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_the_printed_lines_fix_what_was_measured(experiment_file) -> None:
+    result = CliRunner().invoke(app, ["plan", str(experiment_file)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "north" in result.output
+    assert "island" not in result.output  # external: no say in the plan
+    lines = result.output[result.output.index("plan:\n") :]
+    pasted = yaml.safe_load(lines)
+    content = {**yaml.safe_load(experiment_file.read_text()), "plan": pasted["plan"]}
+    content["training"]["sampling"].update(pasted["training"]["sampling"])
+    experiment = parse_experiment(content)  # the proposed patch suits the network
+    assert not experiment.plan.measures
+    assert experiment.plan.crop == "body"
+    assert experiment.plan.spacing_mm == (12, 12, 12)  # three training cases of 12 mm, two of 11 × 11 × 13 mm
+
+
+def test_json_has_the_numbers_that_would_travel(experiment_file) -> None:
+    result = CliRunner().invoke(app, ["plan", str(experiment_file), "--json"], catch_exceptions=False)
+    told = json.loads(result.output.splitlines()[-1])["result"]
+    assert set(told["sites"]) == {"north", "south"}
+    assert told["sites"]["north"]["plan/cases"] == 3
+    assert told["plan"]["intensity"] == "window"
+    assert told["plan"]["window_hu"][0] < told["plan"]["window_hu"][1]
+
+
+def test_what_is_said_stays(experiment_file) -> None:
+    arguments = ["plan", str(experiment_file), "--set", "plan.spacing_mm=[20, 20, 20]", "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert json.loads(result.output.splitlines()[-1])["result"]["plan"]["spacing_mm"] == [20, 20, 20]

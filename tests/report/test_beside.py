@@ -1,0 +1,89 @@
+"""Other methods beside a run: what the table holds, from hand-written scores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from panorgan.report.beside import beside_models, beside_rows
+from panorgan.report.page import render
+from panorgan.report.record import read_record
+from panorgan.runs.execute import train
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.scoring import OWN_MODEL_COLUMNS, read_metrics, write_metrics
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory) -> RunFolder:
+    folder = RunFolder(tmp_path_factory.mktemp("beside") / "run")
+    experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0})
+    train(experiment, folder.path)
+    train(experiment.with_method("solo"), folder.beside_method("solo").path)
+    return folder
+
+
+def test_each_sites_own_model_is_scored_on_what_it_knows(run) -> None:
+    rows = read_metrics(run.beside_method("solo").own_models)
+    known = {model: {row["organ"] for row in rows if row["model"] == model} for model in ("north", "south")}
+    # Withheld labels name the kidneys one by one, and the union; south was taught both sides as one.
+    assert known["north"] == {"liver"}
+    assert "liver" not in known["south"]
+    assert "spleen" in known["south"]
+    # Every model is scored on all test cases, external ones too, not only on its own site's.
+    assert {row["site"] for row in rows if row["model"] == "north"} == {"north", "south", "island"}
+
+
+def test_a_run_with_no_neighbours_has_no_table(tiny, tmp_path) -> None:
+    train(tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}), tmp_path / "run")
+    record = read_record(tmp_path / "run")
+    assert beside_models(record) == ()
+    assert 'id="beside"' not in render(record, {})
+
+
+def test_the_page_shows_every_model_and_what_it_does_not_know(run) -> None:
+    record = read_record(run.path)
+    models = beside_models(record)
+    assert [model.name for model in models] == ["fedavg", "north alone", "south alone", "solo"]
+    assert [model.is_this_run for model in models] == [True, False, False, False]
+    page = render(record, {})
+    section = page[page.index('id="beside"') : page.index('id="scores"')]
+    assert "north alone" in section
+    assert "unknown" in section
+
+
+def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
+    """Hand-written scores: external rows do not count, and a model that lacks an organ has no mean for it."""
+
+    def row(model: str, split: str, case: str, organ: str, dice: float) -> dict[str, object]:
+        metrics = dict.fromkeys(OWN_MODEL_COLUMNS[5:], 0.5)
+        return {"model": model, "split": split, "site": "north", "case": case, "organ": organ, **metrics, "dice": dice}
+
+    rows = [
+        row("north", "test", "a", "liver", 0.5),
+        row("north", "test", "b", "liver", 0.9),
+        row("north", "external", "c", "liver", 0.0),
+        row("south", "test", "a", "spleen", 0.25),
+    ]
+    own = run.beside_method("solo").own_models
+    kept = own.read_bytes()
+    try:
+        write_metrics(own, rows, OWN_MODEL_COLUMNS)
+        record = read_record(run.path)
+        models = beside_models(record)
+        by_name = {model.name: model for model in models}
+        assert by_name["north alone"].organs["liver"].mean == pytest.approx(0.7)
+        assert by_name["north alone"].overall.mean == pytest.approx(0.7)
+        assert set(by_name["south alone"].organs) == {"spleen"}
+        table = dict(beside_rows(models, ["liver", "spleen"]))
+        assert [cell.text for cell in table["liver"]][1:3] == ["0.70", "unknown"]
+        assert [cell.text for cell in table["spleen"]][1:3] == ["unknown", "0.25"]
+    finally:
+        own.write_bytes(kept)
+
+
+def test_an_unfinished_neighbour_is_not_shown(run) -> None:
+    half = run.beside_method("central_full").path
+    half.mkdir(parents=True)
+    (half / "manifest.json").write_text(json.dumps({}))
+    assert list(run.beside()) == ["solo"]
