@@ -57,7 +57,9 @@ class HardwareSettings(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(None, ge=1, description="CPU threads; all cores if left out")
-    workers: int | None = Field(None, ge=1, description="cases prepared at the same time; one per core if left out")
+    workers: int | None = Field(
+        None, ge=1, description="cases prepared at the same time; one per core, at most 8, if left out"
+    )
     deterministic: bool = Field(True, description="the same bits every time on a GPU too, at some cost in speed")
 
 

@@ -56,7 +56,19 @@ class AnatomyError(PanorganError):
 
 
 class DataError(PanorganError):
-    """A scan, a label file or a data folder cannot be used."""
+    """A scan, a label file or a data folder cannot be used.
+
+    `kind` is a short fixed word for programs, such as ``not-3d``; people read the sentences instead.
+    """
+
+    kind = ""
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", kind: str = "") -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (*super().__reduce__(), {"kind": self.kind})
 
 
 class RunError(PanorganError):

@@ -25,7 +25,7 @@ def label_map(write_scan):
 
 def refused(labels: LabelMap) -> DataError:
     with pytest.raises(DataError) as caught:
-        labels.read(IMAGE)
+        dict(labels.read(IMAGE))
     assert caught.value.where == str(labels.path)
     assert caught.value.fix
     return caught.value
@@ -33,7 +33,7 @@ def refused(labels: LabelMap) -> DataError:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.float32, np.float64])
 def test_masks_are_inclusive_and_an_absent_organ_is_empty(label_map, dtype) -> None:
-    masks = label_map(VALUES.astype(dtype)).read(IMAGE)
+    masks = dict(label_map(VALUES.astype(dtype)).read(IMAGE))
     assert set(masks) == {"liver", "liver_tumour", "kidney"}
     np.testing.assert_array_equal(masks["liver"], [[[False, True], [True, True]], [[True, False], [False, False]]])
     np.testing.assert_array_equal(
@@ -48,7 +48,7 @@ def test_masks_are_inclusive_and_an_absent_organ_is_empty(label_map, dtype) -> N
 def test_nearly_whole_values_are_rounded_not_cut_off(label_map, dtype) -> None:
     values = VALUES.astype(dtype)
     values[0, 0, 1], values[0, 1, 1] = 0.999, 2.001
-    masks = label_map(values).read(IMAGE)
+    masks = dict(label_map(values).read(IMAGE))
     assert masks["liver"].sum() == 4
     assert masks["liver_tumour"].sum() == 2
 
@@ -69,7 +69,7 @@ def test_undeclared_ids_are_named(label_map, value) -> None:
 
 def test_background_needs_no_declaration_but_unused_labels_do(label_map) -> None:
     assert "[3]" in refused(label_map(VALUES.astype(np.uint8), declared=(1, 2, 4))).what
-    label_map(VALUES.astype(np.uint8), declared=(1, 2, 3)).read(IMAGE)
+    dict(label_map(VALUES.astype(np.uint8), declared=(1, 2, 3)).read(IMAGE))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_labels_on_another_grid_are_refused(label_map, values, affine) -> None:
 
 
 def test_labels_whose_axes_are_swapped_are_read_in_the_world(label_map) -> None:
-    straight = label_map(VALUES.astype(np.uint8)).read(IMAGE)["liver"]
-    swapped = label_map(VALUES.astype(np.uint8).swapaxes(0, 1), np.eye(4)[[1, 0, 2, 3]]).read(IMAGE)["liver"]
+    straight = dict(label_map(VALUES.astype(np.uint8)).read(IMAGE))["liver"]
+    swapped = dict(label_map(VALUES.astype(np.uint8).swapaxes(0, 1), np.eye(4)[[1, 0, 2, 3]]).read(IMAGE))["liver"]
     np.testing.assert_array_equal(swapped, straight)
     assert (straight != straight.swapaxes(0, 1)).any(), "the mask is too symmetric to tell"
 
@@ -110,3 +110,10 @@ def test_an_image_must_be_finite(write_scan, value) -> None:
     with pytest.raises(DataError, match="not finite") as caught:
         Case("a", "a", "north", path, ()).read_image()
     assert caught.value.where == str(path)
+
+
+def test_masks_come_one_at_a_time(label_map, write_scan) -> None:
+    """A hundred masks of a large scan would fill the memory."""
+    each = label_map(VALUES.astype(np.uint8)).read(IMAGE)
+    assert iter(each) is each
+    assert next(each)[0] == next(iter(IDS))

@@ -65,3 +65,12 @@ def test_a_damaged_memory_is_not_believed(hashes, tmp_path) -> None:
     memory.write_bytes(b"half")
     assert hashes.of(path) == hashlib.sha256(b"voxels").digest()
     assert remembered(hashes) == 1
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path) -> None:
+    (tmp_path / "hashes").write_text("a file where the folder should be")
+    path = tmp_path / "scan"
+    path.write_bytes(b"voxels")
+    hashes = ContentHashes(tmp_path / "hashes" / "deep")
+    assert hashes.of(path) == hashlib.sha256(b"voxels").digest()

@@ -14,6 +14,7 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case, LabelMap
+from panorgan.cases.formats import files_of
 from panorgan.cases.layouts import read_cases
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store
@@ -143,6 +144,66 @@ def test_a_damaged_itk_file(tmp_path, name):
     (tmp_path / name).write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be read"):
         read_volume(tmp_path / name)
+
+
+def names_of(path: Path) -> list[str]:
+    return [one.name for one in files_of(path)]
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [("a b.mhd", ["a b.raw"]), ("a.nhdr", ["a.raw"]), ("a.mha", []), ("a.nrrd", []), ("a.nii.gz", []), ("a.nii", [])],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_files_that_hold_a_scans_voxels(tmp_path, header, data, compressed):
+    """Written by SimpleITK itself, which names the data file after the header."""
+    sitk.WriteImage(sitk.GetImageFromArray(HU.transpose(2, 1, 0)), str(tmp_path / header), compressed)
+    if compressed:
+        data = [name.replace(".raw", ".zraw" if header.endswith(".mhd") else ".raw.gz") for name in data]
+    assert names_of(tmp_path / header) == [header, *data]
+    assert {path.name for path in tmp_path.iterdir()} == {header, *data}
+    np.testing.assert_array_equal(read_volume(tmp_path / header).voxels, HU)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("a.mhd", "ElementDataFile = s%02d.raw 2 6 2"),
+        ("a.mhd", "ElementDataFile = LIST\ns02.raw\ns04.raw\ns06.raw"),
+        ("a.mhd", "elementdatafile=LIST 2D\ns02.raw\ns04.raw\ns06.raw\n"),
+        ("a.nhdr", "data file: s%02d.raw 2 6 2 2"),
+        ("a.nhdr", "datafile: LIST\ns02.raw\ns04.raw\ns06.raw"),
+    ],
+)
+def test_headers_that_name_several_files(tmp_path, name, line, end):
+    for k in range(1, 8):
+        (tmp_path / f"s{k:02d}.raw").write_bytes(b"0")
+    first = "NDims = 3\n" if name.endswith("mhd") else "NRRD0004\ntype: short\n"
+    (tmp_path / name).write_bytes((first + line).replace("\n", end).encode())
+    assert names_of(tmp_path / name) == [name, "s02.raw", "s04.raw", "s06.raw"]
+
+
+def test_voxels_that_look_like_a_header_name_no_file(tmp_path):
+    (tmp_path / "other.raw").write_bytes(b"0")
+    (tmp_path / "a.nrrd").write_bytes(b"NRRD0004\nencoding: raw\n\n\x00\ndata file: other.raw\n")
+    (tmp_path / "a.mha").write_bytes(b"NDims = 3\nElementDataFile = LOCAL\n\x00\nElementDataFile = other.raw\n")
+    assert names_of(tmp_path / "a.nrrd") == ["a.nrrd"]
+    assert names_of(tmp_path / "a.mha") == ["a.mha"]
+    (tmp_path / "b.mhd").write_bytes(b"ElementDataFile = gone.raw\n")
+    assert names_of(tmp_path / "b.mhd") == ["b.mhd"], "what is not there cannot be read"
+    assert names_of(tmp_path / "nowhere.mhd") == ["nowhere.mhd"]
+
+
+def test_pairs_of_header_and_image_and_folders_of_slices(tmp_path):
+    nib.save(nib.Nifti1Pair(HU, AFFINE), tmp_path / "a.img")
+    assert names_of(tmp_path / "a.img") == ["a.img", "a.hdr"]
+    assert names_of(tmp_path / "a.hdr") == ["a.hdr", "a.img"]
+    nib.save(nib.Nifti1Pair(HU, AFFINE), tmp_path / "b.img.gz")
+    assert names_of(tmp_path / "b.img.gz") == ["b.img.gz", "b.hdr.gz"]
+    folder = write_series(tmp_path / "ct")
+    (folder / ".DS_Store").write_bytes(b"junk")
+    assert len(files_of(folder)) == HU.shape[2]
 
 
 def test_turning_changes_axes_and_nothing_in_the_world():

@@ -31,8 +31,8 @@ def counts(**bins: int) -> np.ndarray:
     return table
 
 
-def site(cases=4, ct=None, spacing=(1.0, 1.0, 2.0), extent=(300.0, 300.0, 200.0), hu=None) -> SiteStatistics:
-    return SiteStatistics(cases, cases if ct is None else ct, spacing, extent, counts() if hu is None else hu)
+def site(cases=4, ct=None, spacing=(1.0, 1.0, 2.0), extent=(300.0, 300.0, 200.0), **ranges) -> SiteStatistics:
+    return SiteStatistics(cases, cases if ct is None else ct, spacing, extent, ranges)
 
 
 def test_a_case_is_measured(make_case) -> None:
@@ -45,46 +45,80 @@ def test_a_case_is_measured(make_case) -> None:
     assert measured.spacing_mm == pytest.approx((2, 3, 5))
     assert measured.extent_mm == pytest.approx((20, 30, 20))
     assert measured.is_ct
-    expected = counts(hu_60=4)
-    expected[-1] = 1  # beyond the last bin
-    np.testing.assert_array_equal(measured.hu_counts, expected)
+    np.testing.assert_array_equal(measured.hu_counts["liver"], counts(hu_60=4))
+    beyond = counts()
+    beyond[-1] = 1
+    np.testing.assert_array_equal(measured.hu_counts["spleen"], beyond)
 
 
 def test_mr_has_no_hounsfield_units(make_case) -> None:
     signal = np.random.default_rng(0).uniform(0, 900, (8, 8, 8))
     measured = measure_case(make_case("a", signal, {"liver": signal > 400}), Plan())
     assert not measured.is_ct
-    assert measured.hu_counts.sum() == 0
+    assert measured.hu_counts == {}
 
 
-def test_overlapping_structures_count_a_voxel_once(make_case) -> None:
-    hu = np.full((6, 6, 6), -200.0)
-    hu[2:4, 2:4, 2:4] = 50
-    measured = measure_case(make_case("a", hu, {"liver": hu > 0, "liver_tumour": hu > 0}), Plan())
-    assert measured.hu_counts.sum() == 8
+@pytest.mark.parametrize("modality", ["CT", "MR"])
+def test_the_extent_is_that_of_the_cropped_body(make_case, modality) -> None:
+    voxels = np.full((60, 60, 60), -1000.0 if modality == "CT" else 0.0)
+    voxels[20:40, 20:40, 20:40] = 40.0
+    case = make_case("a", voxels, {"liver": voxels > 0})
+    whole, cropped = (measure_case(case, Plan(crop=crop)).extent_mm for crop in ("none", "body"))
+    assert whole == (60, 60, 60)
+    assert all(20 + 2 * 8 <= mm <= 20 + 2 * 12 for mm in cropped)
 
 
-def test_a_site_tells_middles_and_sums() -> None:
+def test_a_site_tells_coarse_middles_and_ranges() -> None:
     cases = [
-        CaseMeasurements((mm, 1.0, 5.0), (100 * mm, 80.0, 60.0), ct, counts(hu_40=n))
-        for mm, ct, n in [(0.7, True, 1), (0.9, True, 2), (4.0, False, 4)]
+        CaseMeasurements((mm, 1.0, 5.0), (104 * mm, 80.0, 3.0), ct, {"liver": counts(hu_40=n)})
+        for mm, ct, n in [(0.7, True, 1), (0.9012, True, 2), (4.0, False, 4)]
     ]
     told = SiteStatistics.of(cases)
     assert (told.cases, told.ct_cases) == (3, 2)
-    assert told.spacing_mm == pytest.approx((0.9, 1, 5))
-    assert told.extent_mm == pytest.approx((90, 80, 60))
-    np.testing.assert_array_equal(told.hu_counts, counts(hu_40=7))
-    assert CaseMeasurements.from_json(cases[0].as_json()).spacing_mm == (0.7, 1.0, 5.0)
+    assert told.spacing_mm == (0.9, 1, 5)
+    assert told.extent_mm == (90, 80, 10)  # whole centimetres, at least one
+    assert told.hu_ranges == {"liver": (32, 48)}
+    back = CaseMeasurements.from_json(cases[0].as_json())
+    assert back.spacing_mm == (0.7, 1.0, 5.0)
+    np.testing.assert_array_equal(back.hu_counts["liver"], counts(hu_40=1))
+
+
+def test_a_range_leaves_out_half_a_percent_at_either_end() -> None:
+    def told(**bins: int) -> tuple[float, float]:
+        case = CaseMeasurements((1, 1, 1), (10, 10, 10), True, {"liver": counts(**bins)})
+        return SiteStatistics.of([case]).hu_ranges["liver"]
+
+    # 1000 voxels: five may be left out at an end. -100 lies in the bin from -112, 40 in the bin that ends at 48.
+    assert told(hu_m1000=4, hu_m100=500, hu_40=492, hu_3000=4) == (-112.0, 48.0)
+    # Six are too many to leave out: -1000 lies in the bin from -1008.
+    assert told(hu_m1000=6, hu_m100=500, hu_40=490, hu_3000=4) == (-1008.0, 48.0)
 
 
 def test_what_leaves_a_site_are_named_numbers_and_nothing_is_lost() -> None:
-    told = site(hu=counts(hu_m100=3, hu_40=5))
+    told = site(liver=(-112.0, 240.0), spleen=(0.0, 160.0))
     numbers = told.as_numbers()
     assert all(isinstance(number, float) for number in numbers.values())
-    assert len(numbers) == 2 + 6 + 2
-    back = SiteStatistics.from_numbers(numbers)
-    assert (back.cases, back.ct_cases, back.spacing_mm, back.extent_mm) == (4, 4, told.spacing_mm, told.extent_mm)
-    np.testing.assert_array_equal(back.hu_counts, told.hu_counts)
+    assert len(numbers) == 2 + 6 + 4
+    assert SiteStatistics.from_numbers(numbers) == told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"plan/cases": 0.0},
+        {"plan/ct_cases": 5.0},
+        {"plan/spacing_mm/R": 0.0},
+        {"plan/extent_mm/S": float("nan")},
+        {"plan/cases": float("inf")},
+        {"plan/hu_low/liver": 300.0},
+        {"plan/hu_low/spleen": 0.0},  # without its other end
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_with_the_site(wrong) -> None:
+    numbers = site(liver=(-112.0, 240.0)).as_numbers() | wrong
+    with pytest.raises(DataError, match="no sense") as caught:
+        SiteStatistics.from_numbers(numbers, "north")
+    assert caught.value.where == "north"
 
 
 def test_large_sites_weigh_more_in_the_spacing() -> None:
@@ -94,16 +128,9 @@ def test_large_sites_weigh_more_in_the_spacing() -> None:
     assert pooled_spacing(sites) == (1.0, 0.6, 1.0)  # halves: the smaller of the two middles
 
 
-def test_the_window_holds_all_but_half_a_percent_at_either_end() -> None:
-    sites = {
-        "a": site(hu=counts(hu_m1000=4, hu_m100=500, hu_40=400)),
-        "b": site(hu=counts(hu_40=92, hu_3000=4)),
-    }
-    # 1000 voxels: five may be left out at an end. -100 lies in the bin from -112, 40 in the bin that ends at 48.
-    assert pooled_window(sites) == (-112.0, 48.0)
-    # Six at an end are too many to leave out: -1000 lies in the bin from -1008.
-    sites["b"] = site(hu=counts(hu_m1000=2, hu_40=90, hu_3000=4))
-    assert pooled_window(sites) == (-1008.0, 48.0)
+def test_the_window_shows_every_structure_however_small() -> None:
+    sites = {"a": site(40, liver=(-16.0, 160.0), spleen=(0.0, 144.0)), "b": site(2, lung_left=(-992.0, -400.0))}
+    assert pooled_window(sites) == (-992.0, 160.0)
 
 
 def test_modality_decides_the_intensity_rule_and_a_mixture_is_refused() -> None:
@@ -116,7 +143,7 @@ def test_modality_decides_the_intensity_rule_and_a_mixture_is_refused() -> None:
 
 
 def test_what_is_said_holds_and_the_rest_is_pooled() -> None:
-    sites = {"a": site(hu=counts(hu_40=100))}
+    sites = {"a": site(liver=(32.0, 48.0))}
     assert PlanSettings().resolve(sites) == Plan(spacing_mm=(1, 1, 2), intensity="window", window_hu=(32, 48))
     said = PlanSettings(spacing_mm=(3, 3, 3), window_hu=(-160, 240), crop="body", image_interpolation="cubic")
     plan = said.resolve(sites)

@@ -306,3 +306,38 @@ class Repeats(SegmentationNetwork):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.answer
+
+
+def test_both_legs_are_kept() -> None:
+    hu = np.full((200, 80, 40), -1000, dtype=np.int16)
+    hu[20:70, 20:60], hu[130:175, 20:60] = 40, 40
+    (left, right), _, _ = Grid.of(Volume(hu, np.eye(4)), Plan(crop="body")).box
+    assert left < 20
+    assert right > 175
+
+
+@pytest.mark.parametrize("gap", [0, 12])
+def test_a_thick_table_beside_the_body_falls_away(gap) -> None:
+    """Thick enough to survive the opening: only its size tells it from the body."""
+    hu = np.full((120, 120, 60), -1000, dtype=np.int16)
+    hu[20:100, 40:110] = 40
+    hu[50:70, 5 : 5 + 12, 0:20] = 200
+    hu[:, :gap] = -1000
+    (_, _), (back, _), _ = Grid.of(Volume(hu, np.eye(4)), Plan(crop="body")).box
+    assert back > 20
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 8])
+def test_a_scan_of_few_slices_is_cut_too(slices) -> None:
+    hu = np.full((100, 100, slices), -1000, dtype=np.int16)
+    hu[30:70, 30:70] = 40
+    box = Grid.of(Volume(hu, np.diag([1.0, 1, 5, 1])), Plan(crop="body")).box
+    assert box[0][0] > 10
+    assert box[2] == (0, slices)
+
+
+def test_strong_cubic_shrinking_is_smoothed_first() -> None:
+    """A checkerboard of single voxels has nothing to show at a quarter of its resolution."""
+    board = (np.indices((32, 32, 32)).sum(0) % 2 * 2 - 1) * 500.0
+    image = prepare_image(Volume(board, np.eye(4)), Plan(spacing_mm=(4, 4, 4), image_interpolation="cubic"))
+    assert image.abs().max() < 0.05

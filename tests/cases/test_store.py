@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from panorgan.cases import store as store_module
+from panorgan.cases.case import Case, LabelMap
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store
 from panorgan.errors import DataError
@@ -219,3 +220,54 @@ def test_the_description_can_be_read_by_others(store, case) -> None:
     content = json.loads((store.add(case, PLAN).folder / "case.json").read_text())
     assert content["structures"] == list(MASKS)
     assert content["plan"] == PLAN.as_json()
+
+
+def test_cropping_never_loses_what_was_annotated(store, make_case) -> None:
+    hu = np.full((60, 60, 20), -1000.0)
+    hu[20:50, 20:50] = 40
+    hu[2:4, 2:4, 2:4] = 40  # a speck far outside of the body
+    masks = {"liver": box(hu.shape, (25, 30), (25, 30), (5, 10)), "spleen": box(hu.shape, (2, 4), (2, 4), (2, 4))}
+    with pytest.raises(DataError, match="cuts off a part of spleen") as caught:
+        store.add(make_case("a", hu, masks), Plan(spacing_mm=(1, 1, 1), crop="body"))
+    assert "8 of its voxels" in caught.value.why
+    store.add(make_case("a", hu, masks), Plan(spacing_mm=(1, 1, 1)))
+
+
+def test_entries_can_be_shared(store, case) -> None:
+    """Others may read what the user's umask lets them read."""
+    old = os.umask(0o022)
+    try:
+        entry = store.add(case, PLAN).folder
+        store.measure(case, PLAN)
+    finally:
+        os.umask(old)
+    assert entry.stat().st_mode & 0o777 == 0o755
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in store.folder.glob("*.measured"))
+
+
+def test_what_a_case_holds_does_not_depend_on_the_plan(store, case) -> None:
+    key = store.content_of(case)
+    assert key == store.content_of(replace(case, id="b"))
+    content = bytearray(case.image.read_bytes())
+    content[-4:] = b"\0\0\0\0"
+    case.image.write_bytes(content)
+    assert store.content_of(case) != key
+
+
+def test_voxels_in_a_file_of_their_own_count_too(store, tmp_path) -> None:
+    """MetaImage keeps a small header and a large .raw: the header alone does not tell that the scan has changed."""
+    sitk = pytest.importorskip("SimpleITK")
+
+    def write(value: int) -> None:
+        for name, voxels in (("ct", np.full((4, 5, 6), value, np.int16)), ("label", np.ones((4, 5, 6), np.uint8))):
+            sitk.WriteImage(sitk.GetImageFromArray(voxels), str(tmp_path / f"{name}.mhd"))
+
+    write(0)
+    labels = LabelMap(tmp_path / "label.mhd", {"liver": (1,)}, frozenset({1}))
+    case = Case("a", "a", "north", tmp_path / "ct.mhd", ("liver",), labels)
+    assert float(store.add(case, PLAN).image.mean()) == 0
+    write(400)
+    assert float(store.add(case, PLAN).image.mean()) == pytest.approx(0.8, abs=1e-3)
+    first = store.content_of(case)
+    sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 5, 6), np.uint8)), str(tmp_path / "label.mhd"))
+    assert store.content_of(case) != first

@@ -81,7 +81,9 @@ def test_an_affine_that_is_not_a_geometry_is_refused(tmp_path: Path, affine) -> 
     header.set_sform(affine, code=1)
     path = tmp_path / "scan.nii"
     nib.save(nib.Nifti1Image(np.zeros((3, 3, 3), dtype=np.float32), None, header), path)
-    assert "geometry" in refused(path).what
+    error = refused(path)
+    assert "geometry" in error.what
+    assert error.kind == "bad-affine"
 
 
 @pytest.mark.parametrize("dtype", [[("R", "u1"), ("G", "u1"), ("B", "u1")], np.complex64])
@@ -94,6 +96,50 @@ def test_the_files_scaling_is_applied(tmp_path: Path) -> None:
     image.header.set_slope_inter(0.5, -1024)
     nib.save(image, tmp_path / "scan.nii")
     assert read_volume(tmp_path / "scan.nii").voxels.ravel().tolist() == [-1024.0, 0.5, 30.0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.float32, np.float64])
+def test_a_scaled_scan_is_never_kept_in_double_precision(tmp_path: Path, dtype) -> None:
+    image = nib.Nifti1Image(np.array([[[0, 3, 200]]], dtype=dtype), np.eye(4))
+    image.header.set_slope_inter(0.5, -1024)
+    nib.save(image, tmp_path / "scan.nii.gz")
+    voxels = read_volume(tmp_path / "scan.nii.gz").voxels
+    assert voxels.dtype == np.float32
+    assert voxels.ravel().tolist() == [-1024.0, -1022.5, -924.0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32])
+def test_whole_numbers_without_a_scaling_stay_as_they_are(write_scan, dtype) -> None:
+    assert read_volume(write_scan("scan.nii.gz", np.ones((2, 2, 2), dtype=dtype))).voxels.dtype == dtype
+
+
+def sheared(degrees: float) -> np.ndarray:
+    """Axes of 1, 2 and 3 mm, the third turned towards the second."""
+    affine = np.diag([1.0, 2.0, 3.0, 1.0])
+    affine[1:3, 2] = 3 * np.sin(np.radians(degrees)), 3 * np.cos(np.radians(degrees))
+    return affine
+
+
+@pytest.mark.parametrize("degrees", [0.12, -5.0, 20.0])
+def test_a_sheared_scan_is_refused(write_scan, degrees) -> None:
+    error = refused(write_scan("scan.nii", np.zeros((3, 3, 3), dtype=np.int16), sheared(degrees)))
+    assert error.kind == "sheared"
+    assert f"{abs(degrees):.2g}°" in error.what
+
+
+def test_a_shear_of_rounding_is_none(write_scan) -> None:
+    path = write_scan("scan.nii", np.zeros((3, 3, 3), dtype=np.int16), sheared(0.08))
+    assert read_volume(path).spacing == pytest.approx((1, 2, 3))
+
+
+def test_refusals_have_a_kind_for_programs(write_scan, tmp_path) -> None:
+    flat = np.zeros((3, 3, 3), dtype=np.int16)
+    assert refused(tmp_path / "nowhere.nii").kind == "image-missing"
+    assert refused(write_scan("a.nii", np.zeros((3, 3, 3, 2), dtype=np.int16))).kind == "not-3d"
+    assert refused(write_scan("b.nii", np.zeros((3, 3, 3), dtype=np.complex64))).kind == "not-greyscale"
+    assert refused(write_scan("c.nii", flat, np.diag([0.001] * 3 + [1.0]))).kind == "implausible-spacing"
+    (tmp_path / "d.nii").write_text("this is no scan")
+    assert refused(tmp_path / "d.nii").kind == "file-unreadable"
 
 
 def test_spacing_of_an_oblique_scan() -> None:

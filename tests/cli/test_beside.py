@@ -10,7 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from panorgan.cli.main import app
-from panorgan.errors import ConfigError
+from panorgan.config import parse_experiment
+from panorgan.errors import ConfigError, RunError
+from panorgan.runs.site_cases import site_settings
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
 
@@ -30,11 +32,41 @@ def test_other_methods_are_trained_shown_and_not_trained_again(experiment_file, 
     assert "north alone" in first.output
     assert 'id="beside"' in (run / "report.html").read_text()
     before = (run / "beside" / "solo" / "metrics.csv").stat().st_mtime_ns
-    again = CliRunner().invoke(app, [*command, "--beside", "solo, central_full", "--resume", "--json"])
+    again = CliRunner().invoke(app, [*command, "--beside", "solo, central_full, solo", "--resume", "--json"])
     assert again.exit_code == 0, again.output
     shown = json.loads(again.output.splitlines()[-1])["result"]["beside"]
     assert set(shown) == {"north alone", "south alone", "solo", "central_full"}
     assert (run / "beside" / "solo" / "metrics.csv").stat().st_mtime_ns == before
+
+
+def test_data_that_changed_in_between_is_noticed(tiny_content, tmp_path) -> None:
+    """Other test cases beside the old ones would be no comparison."""
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_content(name="a")))
+    run = tmp_path / "run"
+    assert CliRunner().invoke(app, ["train", str(path), "--run", str(run), *QUICK]).exit_code == 0
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"test_fingerprint": "of other cases"}))
+    result = CliRunner().invoke(app, ["train", str(path), "--run", str(run), *QUICK, "--resume", "--beside", "solo"])
+    assert isinstance(result.exception, RunError)
+    assert "same cases" in str(result.exception)
+
+
+def test_what_is_missing_for_another_method_shows_before_training(tiny_content, tmp_path, cache) -> None:
+    """central_full needs full labels; phantoms have them, so a site without is made of a phantom's folder."""
+    content = tiny_content()
+    settings = site_settings(parse_experiment(content), cache, lambda *_: None)
+    del content["phantom"]
+    content["sites"] = {name: {"folder": str(settings[name].folder)} for name in ("north", "south")}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(content))
+    command = ["train", str(path), "--run", str(tmp_path / "run"), *QUICK, "--beside", "central_full"]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, ConfigError)
+    assert "full labels" in str(result.exception)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("beside", "complaint"), [("nonsense", "nonsense"), ("fedavg", "itself")])

@@ -16,6 +16,7 @@ import pytest
 import SimpleITK
 import torch
 import yaml
+from dicom_files import write_series
 from typer.testing import CliRunner
 
 from panorgan.cli import main as cli
@@ -190,6 +191,24 @@ def test_predict_takes_every_format_that_a_site_may_have(finished, tiny, tmp_pat
     assert code == 2
     assert "1.2.840.7" in err, "a folder of slices is taken for one scan"
     assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["meta.json", "meta.nii.gz"]
+
+
+def test_predict_finds_the_series_in_a_dicom_tree(finished, tmp_path, capfd, monkeypatch):
+    """As archives write it: a folder per patient, and in it one called CT."""
+    voxels = np.random.default_rng(0).integers(-100, 200, (12, 14, 6)).astype(np.int16)
+    for patient in ("anna", "bert"):
+        write_series(tmp_path / "archive" / patient / "CT", voxels, spacing=(12.0, 12.0, 12.0), PatientID=patient)
+    out = tmp_path / "out"
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(tmp_path / "archive"), "--out", str(out))
+    assert code == 0, err
+    assert sorted(path.name for path in out.glob("*.nii.gz")) == ["anna_CT.nii.gz", "bert_CT.nii.gz"]
+    series = [str(tmp_path / "archive" / patient / "CT") for patient in ("anna", "bert")]
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), *series, "--out", str(tmp_path / "two"))
+    assert code == 0, err
+    assert sorted(path.name for path in (tmp_path / "two").glob("*.nii.gz")) == ["anna_CT.nii.gz", "bert_CT.nii.gz"]
+    names = json.loads((out / "anna_CT.json").read_text())
+    assert names["laterality"]["kidney_left"]["meaning"] == "Left"
+    assert set(names["laterality"]) == {"kidney_left", "kidney_right"}
 
 
 def test_predict_never_overwrites_a_scan(finished, tiny, tmp_path, capfd, monkeypatch):

@@ -26,10 +26,9 @@ def test_the_printed_lines_fix_what_was_measured(experiment_file) -> None:
     assert result.exit_code == 0
     assert "north" in result.output
     assert "island" not in result.output  # external: no say in the plan
-    lines = result.output[result.output.index("plan:\n") :]
-    pasted = yaml.safe_load(lines)
-    content = {**yaml.safe_load(experiment_file.read_text()), "plan": pasted["plan"]}
-    content["training"]["sampling"].update(pasted["training"]["sampling"])
+    lines = result.output[result.output.index("plan:\n") :].split("A patch that suits it: ")
+    content = {**yaml.safe_load(experiment_file.read_text()), **yaml.safe_load(lines[0])}
+    content["training"]["sampling"]["patch_size"] = yaml.safe_load(lines[1].split(" (")[0])
     experiment = parse_experiment(content)  # the proposed patch suits the network
     assert not experiment.plan.measures
     assert experiment.plan.crop == "body"

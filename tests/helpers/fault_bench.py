@@ -15,6 +15,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pytest
 
 from panorgan.cases.doctor import Source
 from panorgan.cases.phantom import PhantomConfig, PhantomSite, write_federation
@@ -97,16 +98,17 @@ class Bench:
 
         self.edit(self.label, painted)
 
-    def as_table(self, **patients: str) -> None:
-        """Read the folder through a cases.csv, which says nothing of the modality."""
+    def as_table(self, modality: str = "", **patients: str) -> None:
+        """Read the folder through a cases.csv, which says nothing of the modality unless it is given."""
         table = self.folder / "table"
         table.mkdir()
         annotated = ";".join(f"{name}={number}" for name, number in self.ids.items() if number)
         rows = [
-            f"{case},../imagesTr/{case}_0000.nii.gz,../labelsTr/{case}.nii.gz,{annotated},{patients.get(case, case)}"
+            f"{case},../imagesTr/{case}_0000.nii.gz,../labelsTr/{case}.nii.gz,{annotated},{patients.get(case, case)},"
+            f"{modality}"
             for case in self.cases
         ]
-        (table / "cases.csv").write_text("\n".join(["case,image,label,annotated,patient", *rows]))
+        (table / "cases.csv").write_text("\n".join(["case,image,label,annotated,patient,modality", *rows]))
         self.source = replace(self.source, folder=table)
 
     def as_mask_files(self) -> Path:
@@ -121,6 +123,21 @@ class Bench:
                 if number:
                     save(masks / f"{name}.nii.gz", (labels == number).astype(np.uint8), affine)
         self.source = replace(self.source, folder=tree)
+        return tree
+
+    def as_dicom(self, **segmentation: Any) -> Path:
+        """Store one case as a DICOM tree: the series `ct`, and its liver as a DICOM-SEG with these attributes."""
+        pytest.importorskip("highdicom")
+        pytest.importorskip("SimpleITK")
+        from dicom_files import LIVER, describe, write_segmentation, write_series
+
+        tree = self.folder / "dicom"
+        (hu, affine), (labels, _) = load(self.image), load(self.label)
+        x, y, z = affine[:3, 3]
+        series = write_series(tree / "ct", hu, origin=(-x, -y, z), spacing=(8.0, 8.0, 8.0), PatientID=self.case)
+        liver = [labels == self.ids["liver"]]
+        write_segmentation(tree / "seg.dcm", series, liver, [describe(1, "Liver", LIVER)], **segmentation)
+        self.source = replace(self.source, folder=tree, external=True)
         return tree
 
 

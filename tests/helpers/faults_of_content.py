@@ -227,3 +227,98 @@ def specks(bench: Bench) -> Where:
 
     bench.paint("liver", scatter)
     return bench.case
+
+
+@fault("label-misplaced")
+def image_flipped_alone(bench: Bench) -> Where:
+    """Its header and the label stay: every number agrees, and nothing fits."""
+    axis = int(bench.rng.integers(3))
+    bench.edit(bench.image, lambda v: np.flip(v, axis))
+    return bench.case
+
+
+@fault("label-misplaced")
+def label_content_shifted(bench: Bench) -> Where:
+    axis, distance = int(bench.rng.integers(2)), int(bench.rng.integers(2, 7)) * int(bench.rng.choice([-1, 1]))
+    bench.edit(bench.label, lambda v: np.roll(v, distance, axis))
+    return bench.case
+
+
+@fault("label-misplaced")
+def label_turned_by_half(bench: Bench) -> Where:
+    bench.edit(bench.label, lambda v: v[::-1, ::-1])
+    # Organs then lie on the wrong side too, which is an error of its own; one organ in the middle says nothing of it.
+    bench.edit(bench.label, lambda v: np.where(v == bench.ids["lung"], v, 0))
+    return bench.case
+
+
+@fault("odd-place")
+def transplanted_kidney(bench: Bench) -> Where:
+    """The only kidney lies at the front, as one does that was put into the pelvis."""
+    labels = load(bench.label)[0]
+    kidney = labels == bench.ids["kidney_right"]
+    moved = np.roll(kidney, 2 - int(np.argwhere(kidney)[:, 1].min()), axis=1)
+    without = np.where(np.isin(labels, (bench.ids["kidney_left"], bench.ids["kidney_right"])), 0, labels)
+    bench.edit(bench.label, lambda v: np.where(moved, bench.ids["kidney_right"], without))
+    return bench.case
+
+
+@fault("hu-overflow")
+def air_wrapped_around(bench: Bench) -> Where:
+    """Twelve bits without a sign: −1000 HU became 3096."""
+    bench.edit(bench.image, lambda v: np.where(v < -900, v + 4096, v))
+    return bench.case
+
+
+@fault("repeated-slices")
+def slices_written_again(bench: Bench) -> Where:
+    order = np.arange(load(bench.image)[0].shape[2])
+    order[8 : 8 + int(bench.rng.integers(3, 8))] = 8
+    bench.edit(bench.image, lambda v: v[:, :, order])
+    return bench.case
+
+
+@fault("repeated-slices")
+def slice_not_written(bench: Bench) -> Where:
+    middle = int(np.argwhere(load(bench.label)[0] == bench.ids["liver"])[:, 2].mean())
+    bench.edit(bench.image, lambda v: np.where(np.arange(v.shape[2]) == middle, -1024, v))
+    return bench.case
+
+
+@fault("mask-not-binary")
+def mask_file_of_two_values(bench: Bench) -> Where:
+    masks = bench.as_mask_files() / bench.case / "segmentations"
+    bench.edit(masks / "liver.nii.gz", lambda v: v * np.where(np.arange(v.shape[0]) % 2, 1, 2)[:, None, None])
+    return bench.case
+
+
+@fault("mask-not-binary")
+def interpolated_mask_file(bench: Bench) -> Where:
+    masks = bench.as_mask_files() / bench.case / "segmentations"
+    bench.edit(masks / "liver.nii.gz", lambda v: ndimage.gaussian_filter(v.astype(np.float32), 0.7), np.float32)
+    return bench.case
+
+
+@fault("stray-label")
+def id_beyond_all_integers(bench: Bench) -> Where:
+    number = float(bench.rng.choice([1e12, 1e30]))
+    bench.edit(bench.label, lambda v: np.where(np.arange(v.size).reshape(v.shape) < 9, number, v), np.float64)
+    return bench.case
+
+
+@fault("stray-label")
+def image_saved_as_label(bench: Bench) -> Where:
+    bench.edit(bench.label, lambda v: load(bench.image)[0] + 1024, np.int16)
+    return bench.case
+
+
+@fault("never-annotated")
+def declared_with_a_huge_id(bench: Bench) -> Where:
+    bench.describe(labels=bench.ids | {"aorta": 2**40})
+    return ""
+
+
+@fault("empty-mask")
+def empty_label(bench: Bench) -> Where:
+    bench.edit(bench.label, np.zeros_like)
+    return bench.case

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
+import pytest
 from fault_bench import Bench, Where, fault, load, save
 from scipy import ndimage
 
@@ -122,3 +123,90 @@ def nothing_of_the_vocabulary(bench: Bench) -> Where:
 def asked_for_what_is_not_there(bench: Bench) -> Where:
     bench.source = replace(bench.source, vocabulary=Vocabulary(["liver", "aorta"]), restrict=("liver", "aorta"))
     return ""
+
+
+@fault("ignore-label")
+def label_to_be_ignored(bench: Bench) -> Where:
+    bench.describe(labels=bench.ids | {"ignore": 16})
+    bench.edit(bench.label, lambda v: np.where(np.arange(v.shape[0])[:, None, None] < 3, 16, v))
+    return ""
+
+
+@fault("same-id-twice", "overlapping-masks")
+def one_id_for_two_names(bench: Bench) -> Where:
+    bench.describe(labels=bench.ids | {"aorta": bench.ids["liver"]})
+    return ("", *bench.cases)
+
+
+@fault("channels-unused")
+def second_channel(bench: Bench) -> Where:
+    bench.describe(channel_names={"0": "CT", "1": "PET"})
+    shutil.copy(bench.image, bench.image.with_name(f"{bench.case}_0001.nii.gz"))
+    return ""
+
+
+@fault("nothing-annotated")
+def nothing_declared(bench: Bench) -> Where:
+    bench.describe(labels={})
+    return ""
+
+
+@fault("unused-masks")
+def masks_of_other_structures(bench: Bench) -> Where:
+    masks = bench.as_mask_files() / bench.case / "segmentations"
+    for name in ("vertebrae_L1", "superior_vena_cava", "brain"):
+        shutil.copy(masks / "liver.nii.gz", masks / f"{name}.nii.gz")
+    return ""
+
+
+@fault("near-name")
+def misspelt_mask_file(bench: Bench) -> Where:
+    tree = bench.as_mask_files()
+    for masks in tree.glob("*/segmentations"):
+        (masks / "spleen.nii.gz").rename(masks / "splen.nii.gz")
+    return ""
+
+
+@fault("hu-offset")
+def dicom_ct_without_its_rescale(bench: Bench) -> Where:
+    tree = bench.as_dicom()
+    from dicom_files import change
+
+    for path in (tree / "ct").iterdir():
+        change(path, RescaleIntercept=0)
+    return "ct"
+
+
+@fault("frame-of-reference")
+def segmentation_in_another_frame(bench: Bench) -> Where:
+    pydicom = pytest.importorskip("pydicom")
+    bench.as_dicom(FrameOfReferenceUID=pydicom.uid.generate_uid())
+    return ""
+
+
+@fault("orphan-label")
+def segmentation_of_an_absent_series(bench: Bench) -> Where:
+    """It must not hide the series that is there."""
+    tree = bench.as_dicom()
+    from dicom_files import change
+
+    shutil.copy(tree / "seg.dcm", tree / "other.dcm")
+    reference = pytest.importorskip("pydicom").Dataset()
+    reference.SeriesInstanceUID = "1.2.3.4.5"
+    change(tree / "other.dcm", PatientID="nobody", FrameOfReferenceUID="1.2.3", ReferencedSeriesSequence=[reference])
+    return ""
+
+
+@fault("hu-offset")
+def table_says_ct(bench: Bench) -> Where:
+    bench.as_table(modality="CT")
+    bench.edit(bench.image, lambda v: v + 1024)
+    return bench.case
+
+
+@fault("hu-offset")
+def plan_says_ct(bench: Bench) -> Where:
+    bench.as_table()
+    bench.source = replace(bench.source, modality="CT")
+    bench.edit(bench.image, lambda v: v + 1024)
+    return bench.case

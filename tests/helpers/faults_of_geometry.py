@@ -268,3 +268,28 @@ def constant_image(bench: Bench) -> Where:
     value = int(bench.rng.choice([-1024, 0, 7]))
     bench.edit(bench.image, lambda v: np.full_like(v, value))
     return bench.case
+
+
+@fault("sheared")
+def sheared_axes(bench: Bench) -> Where:
+    """As a tilted gantry is written by some converters."""
+    shear = np.eye(4)
+    shear[1, 2] = np.tan(np.radians(bench.rng.uniform(0.5, 20)))
+    return _both(bench, lambda affine: shear @ affine)
+
+
+@fault("forms-disagree")
+def qform_that_is_no_rotation(bench: Bench) -> Where:
+    content = bytearray(gzip.decompress(bench.image.read_bytes()))
+    value = bench.rng.choice([0.9, np.nan])
+    content[256:268] = np.full(3, value, dtype="<f4").tobytes()
+    bench.image.write_bytes(gzip.compress(bytes(content)))
+    return bench.case
+
+
+@fault("image-missing")
+def path_beyond_all_lengths(bench: Bench) -> Where:
+    bench.as_table()
+    table = bench.source.folder / "cases.csv"
+    table.write_text(table.read_text().replace(f"../imagesTr/{bench.case}_0000.nii.gz", "x" * 5000))
+    return bench.case

@@ -219,7 +219,10 @@ def test_a_folders_own_names_can_be_explained_or_left_out(folders, tiny_content,
     path.write_text(path.read_text().replace('"spleen"', '"Milz"').replace('"kidney"', '"thing"'))
     refuse(on_folders(tiny_content, folders), tmp_path, DataError, "Milz")
     folders["south"] |= {"labels": {"Milz": "spleen"}, "ignore": ["thing"]}
-    prepared = prepare(on_folders(tiny_content, folders))
+    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, "Nobody annotates kidney_left, kidney_right")
+    prepared = prepare(
+        parse_experiment({**tiny_content(), "phantom": None, "sites": folders, "vocabulary": ["liver", "spleen"]})
+    )
     assert {site.name: site.annotated for site in prepared.training} == {"north": ("liver",), "south": ("spleen",)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 from panorgan.errors import DataError
 from panorgan.runs.parallel import InParallel, gathered
@@ -70,7 +71,37 @@ def test_a_long_list_is_cut() -> None:
     assert error.where.splitlines()[-2:] == ["case_9", "and 3 more"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
-def test_other_trouble_stops_everything(error) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), OSError(28, "disk full")])
+def test_other_trouble_stops_everything_at_once(error) -> None:
+    """Not when its turn comes: work that is still to be done is not begun."""
+    stopped = threading.Event()
+    begun: list[int] = []
+
+    def first() -> None:
+        assert stopped.wait(10)
+
+    def later() -> None:
+        begun.append(1)
+        stopped.wait(10)
+
+    def watch(what: str, done: int, total: int) -> None:
+        """Nobody watches."""
+
+    def fail() -> None:
+        threading.Timer(0.2, stopped.set).start()
+        raise error
+
     with pytest.raises(type(error)):
-        InParallel(1, quiet)("x", [raiser(error), *[lambda: 1] * 3])
+        InParallel(2, watch)("x", [first, fail, *[later] * 50])
+    assert len(begun) < 10
+
+
+def test_workers_compute_with_one_thread_and_leave_the_rest_as_it_was() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert InParallel(2, quiet)("x", [torch.get_num_threads] * 4) == [1, 1, 1, 1]
+        assert torch.get_num_threads() == 3
+        assert InParallel(1, quiet)("x", [lambda: 1]) == [1]
+    finally:
+        torch.set_num_threads(before)

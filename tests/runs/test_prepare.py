@@ -14,16 +14,16 @@ import pytest
 from panorgan.cases.planning import SiteStatistics
 from panorgan.cases.store import Store
 from panorgan.config import parse_experiment
-from panorgan.errors import DataError
-from panorgan.evaluation.inference import InferenceSettings
+from panorgan.errors import ConfigError, DataError
 from panorgan.runs import prepare as prepare_module
 from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import train
+from panorgan.runs.manifest import scored_fingerprint
 from panorgan.runs.prepare import make_plan, prepare
 
 
-def write_folder(folder: Path, organ: str, spacing: float, cases: int, hu: float) -> Path:
-    """An nnU-Net folder of little boxes of tissue in air."""
+def write_folder(folder: Path, organ: str, spacing: float, cases: int, hu: float, wider: int = 0) -> Path:
+    """An nnU-Net folder of little boxes of tissue in air; a `wider` mask also holds the fat around."""
     for name in ("imagesTr", "labelsTr"):
         (folder / name).mkdir(parents=True)
     affine = np.diag([spacing, spacing, 2 * spacing, 1.0])
@@ -33,6 +33,7 @@ def write_folder(folder: Path, organ: str, spacing: float, cases: int, hu: float
         mask = np.zeros(voxels.shape, dtype=np.uint8)
         mask[6:10, 6:10, 4:8] = 1
         voxels[mask > 0] = hu
+        mask[6 - wider : 10 + wider, 6:10, 4:8] = 1
         nib.save(nib.Nifti1Image(voxels, affine), folder / "imagesTr" / f"c{index}_0000.nii.gz")
         nib.save(nib.Nifti1Image(mask, affine), folder / "labelsTr" / f"c{index}.nii.gz")
     content = {"channel_names": {"0": "CT"}, "labels": {"background": 0, organ: 1}, "numTraining": cases}
@@ -107,6 +108,48 @@ def test_external_and_test_cases_have_no_say_in_the_plan(two_sites, tmp_path) ->
     outside = write_folder(tmp_path / "island", "liver", 9.0, 50, 2000.0)
     two_sites["sites"]["island"] = {"folder": str(outside), "external": True}
     assert make_plan(parse_experiment(two_sites), tmp_path / "cache")[0] == plan
+    north = next(
+        site for site in prepare(parse_experiment(two_sites), tmp_path / "cache").sites if site.name == "north"
+    )
+    for case in north.content["test"]:
+        path = Path(two_sites["sites"]["north"]["folder"]) / "imagesTr" / f"{case}_0000.nii.gz"
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image(np.asarray(image.dataobj) + 500, image.affine), path)
+    assert make_plan(parse_experiment(two_sites), tmp_path / "cache")[0] == plan
+
+
+def test_full_labels_change_neither_plan_nor_splits(two_sites, tmp_path) -> None:
+    """central_full must be comparable: the same preprocessing, the same test cases."""
+    for name, organ, spacing in (("north", "liver", 2.0), ("south", "spleen", 3.0)):
+        full = write_folder(tmp_path / f"full_{name}", organ, spacing, 5, 60.0, wider=2)
+        two_sites["sites"][name]["withheld"] = str(full)
+    plans, tested = [], []
+    for method in ("fedavg", "central_full"):
+        prepared = prepare(parse_experiment({**two_sites, "method": {"name": method}}), tmp_path / "cache")
+        plans.append(prepared.plan)
+        tested.append(scored_fingerprint(prepared))
+    assert plans[0] == plans[1]
+    assert tested[0] == tested[1]
+
+
+def test_a_patient_is_left_out_where_it_is(two_sites, tmp_path) -> None:
+    north = two_sites["sites"].pop("north")["folder"]
+    two_sites["sites"] |= {
+        "one": {"folder": north, "part": [1, 2], "leave_out": ["c2"]},
+        "two": {"folder": north, "part": [2, 2]},
+    }
+    prepared = prepare(parse_experiment(two_sites), tmp_path / "cache")
+    used = {site.name: {case for split in site.content.values() for case in split} for site in prepared.sites}
+    assert used["one"] == {"c0", "c4"}
+    assert used["two"] == {"c1", "c3"}
+    two_sites["sites"]["one"]["leave_out"] = ["c1"]
+    with pytest.raises(ConfigError, match="no case or patient 'c1'") as caught:
+        prepare(parse_experiment(two_sites), tmp_path / "cache")
+    assert "not in part [1, 2]" in caught.value.why
+    two_sites["sites"]["one"]["leave_out"] = ["c22"]
+    with pytest.raises(ConfigError, match="c22") as caught:
+        prepare(parse_experiment(two_sites), tmp_path / "cache")
+    assert "c2" in caught.value.why
 
 
 def test_all_cases_with_undeclared_ids_are_named_at_once(two_sites, tmp_path) -> None:
@@ -137,10 +180,8 @@ def test_what_was_prepared_before_a_failure_is_not_prepared_again(two_sites, tmp
     monkeypatch.setattr(Store, "add", third_fails)
     with pytest.raises(KeyboardInterrupt):
         prepare(experiment, tmp_path / "cache")
-    done = {path.name for path in (tmp_path / "cache" / "store").glob("*/case.json")}
     kept = {path.parent.name for path in (tmp_path / "cache" / "store").glob("*/case.json")}
     assert len(kept) >= 2
-    assert done == {"case.json"}
     monkeypatch.setattr(Store, "add", add)
     written: list[str] = []
     write = prepare_module.Store.__init__.__globals__["_write"]
@@ -176,4 +217,3 @@ def test_windows_of_a_cropped_model_still_answer_on_the_whole_scan(two_sites, tm
         label = nib.load(path)
         assert label.shape == scan.shape
         np.testing.assert_array_equal(label.affine, scan.affine)
-    assert isinstance(load_model(run.model, prepare_device()).inference, InferenceSettings)

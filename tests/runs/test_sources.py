@@ -123,3 +123,17 @@ def test_site_with_one_patient_cannot_be_split(real, folders):
     for path in sorted((folders["north"] / "imagesTr").iterdir())[1:]:
         path.unlink()
     assert by_site(real(north={}))["north"].splits == {}
+
+
+@pytest.mark.parametrize(
+    ("plan", "modality"),
+    [
+        ({"intensity": "pooled", "window_hu": "pooled"}, ""),
+        ({"intensity": "window", "window_hu": "pooled"}, "CT"),
+        ({"intensity": "pooled", "window_hu": [-200, 300]}, "CT"),
+        ({"intensity": "zscore", "window_hu": [-200, 300]}, ""),
+    ],
+)
+def test_a_window_is_for_ct(plan, modality, tiny):
+    """The doctor then tells of scans that are not in Hounsfield units, instead of taking them for MR."""
+    assert {source.modality for source in sources_of(tiny(plan=plan))} == {modality}

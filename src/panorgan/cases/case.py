@@ -6,7 +6,7 @@ Integers for labels stop here: everything after this file speaks in names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.cases.formats import files_of
 from panorgan.cases.volume import Volume, grid_distance_mm, read_scan, read_volume, same_grid, turned_like
 from panorgan.errors import DataError
 
 Mask = NDArray[np.bool_]
 
 # How far a label that went through floating point or a scaling factor may lie from its whole number.
-_ROUNDING = 1e-2
+ROUNDING = 1e-2
 
 
 class MaskSource(Protocol):
@@ -37,8 +38,8 @@ class MaskSource(Protocol):
     def recipe(self) -> str:
         """How the files become masks; together with their content this decides the masks."""
 
-    def read(self, image: Volume) -> dict[str, Mask]:
-        """One boolean mask per structure, on the grid of the image."""
+    def read(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every structure, on the grid of the image; one at a time, because masks fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class LabelMap:
         """Ids per structure."""
         return repr(sorted(self.ids.items()))
 
-    def read(self, image: Volume) -> dict[str, Mask]:
-        """One boolean mask per structure, on the grid of the image."""
+    def read(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every structure, on the grid of the image."""
         labels = _read_on_grid(self.path, image)
         whole = self._whole_numbers(labels.voxels)
         stray = sorted(set(np.unique(whole).tolist()) - self.declared - {0})
@@ -77,19 +78,22 @@ class LabelMap:
                 f"A label file holds undeclared label ids: {stray}.",
                 where=str(self.path),
                 fix="Name them under 'labels' in dataset.json, or remove them from the file.",
+                kind="stray-label",
             )
-        return {name: np.isin(whole, ids) for name, ids in self.ids.items()}
+        for name, ids in self.ids.items():
+            yield name, np.isin(whole, ids)
 
     def _whole_numbers(self, voxels: NDArray[Any]) -> NDArray[Any]:
         """Voxels as integers; refuses what is not nearly whole. NaN must not become some integer."""
         if np.issubdtype(voxels.dtype, np.integer):
             return voxels
         finite = bool(np.isfinite(voxels).all())
-        if not finite or np.abs(voxels - np.rint(voxels)).max(initial=0) > _ROUNDING:
+        if not finite or np.abs(voxels - np.rint(voxels)).max(initial=0) > ROUNDING:
             raise DataError(
                 "A label file holds values that are not whole numbers.",
                 where=str(self.path),
                 fix="Export it again as a label map (nearest-neighbour interpolation).",
+                kind="label-not-whole",
             )
         whole: NDArray[np.int32] = np.rint(voxels).astype(np.int32)
         return whole
@@ -115,10 +119,13 @@ class MaskFiles:
         """File names per structure."""
         return repr(sorted((name, [path.name for path in paths]) for name, paths in self.files.items()))
 
-    def read(self, image: Volume) -> dict[str, Mask]:
-        """One boolean mask per structure, on the grid of the image."""
-        masks = {path: _read_on_grid(path, image).voxels > 0.5 for path in self.paths}
-        return {name: np.logical_or.reduce([masks[p] for p in paths]) for name, paths in self.files.items()}
+    def read(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every structure, on the grid of the image."""
+        for name, paths in self.files.items():
+            mask: Mask = np.zeros(image.voxels.shape, dtype=bool)
+            for path in paths:
+                mask |= _read_on_grid(path, image).voxels > 0.5
+            yield name, mask
 
 
 def _read_on_grid(path: Path, image: Volume) -> Volume:
@@ -137,7 +144,9 @@ def another_grid(path: Path, why: str) -> DataError:
         "A label file lies on another grid than its image.",
         where=str(path),
         why=why,
-        fix="Resample the label to the image in your annotation tool, or remove the case.",
+        fix="'panorgan doctor' shows both, and with --fix-headers corrects a header that is off. "
+        "Where the voxels really differ, resample the label to the image in your annotation tool.",
+        kind="grid-mismatch",
     )
 
 
@@ -172,17 +181,19 @@ class Case:
     @property
     def image_files(self) -> tuple[Path, ...]:
         """The files whose content decides the scan."""
-        if self.slices or not self.image.is_dir():
-            return self.slices or (self.image,)
-        return tuple(sorted(path for path in self.image.iterdir() if path.is_file()))
+        return self.slices or files_of(self.image)
 
     def read_image(self) -> Volume:
         """The scan with its own grid, checked to be finite."""
         return read_scan(self.image, self.slices)
 
+    def each_mask(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every annotated structure, on the grid of the image, one at a time."""
+        for name, mask in self.labels.read(image) if self.labels is not None else ():
+            if name in self.annotated:
+                yield name, mask
+
     def read_masks(self, image: Volume) -> dict[str, Mask]:
-        """One mask per annotated structure, on the grid of the image."""
-        if self.labels is None:
-            return {}
-        masks = self.labels.read(image)
-        return {name: masks[name] for name in self.annotated}
+        """All masks at once; see `each_mask` for large cases."""
+        found = dict(self.each_mask(image))
+        return {name: found[name] for name in self.annotated}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -26,13 +28,14 @@ class ContentHashes:
             known = memory.read_bytes()
             if len(known) == hashlib.sha256().digest_size:
                 return known
-        except FileNotFoundError:
+        except OSError:
             pass
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         if time.time() - max(before.st_mtime, before.st_ctime) > _SETTLED_SECONDS:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = memory.with_name(f"{memory.name}.{os.getpid()}-{id(path)}")
-            scratch.write_bytes(digest)
-            os.replace(scratch, memory)
+            with contextlib.suppress(OSError):  # a cache that may only be read is still a cache
+                self.folder.mkdir(parents=True, exist_ok=True)
+                scratch = memory.with_name(f"{memory.name}.{os.getpid()}-{threading.get_ident()}")
+                scratch.write_bytes(digest)
+                os.replace(scratch, memory)
         return digest

@@ -37,13 +37,14 @@ _Listed = tuple[Path, int, int]
 
 @dataclass(frozen=True)
 class Series:
-    """One CT or MR series. `uid` is empty where an anonymiser has removed it."""
+    """One series; `modality` is CT or MR. `uid` is empty where an anonymiser has removed it."""
 
     uid: str
     patient: str
     number: str
     frame_of_reference: str
     files: tuple[Path, ...]
+    modality: str = ""
 
     @property
     def folder(self) -> Path:
@@ -64,7 +65,10 @@ class SegmentationFile:
 
 @dataclass(frozen=True)
 class DicomTree:
-    """What a folder holds. `contours` are RTSTRUCT files; `others` counts what is no case, by reason."""
+    """What a folder holds. `contours` are RTSTRUCT files; `others` counts what is no case, by reason.
+
+    `problems` are files that cannot be understood; the series that they may belong to are `damaged`.
+    """
 
     folder: Path
     series: tuple[Series, ...]
@@ -72,20 +76,14 @@ class DicomTree:
     contours: tuple[Path, ...]
     others: tuple[tuple[str, int], ...]
     other_uids: frozenset[str]
+    problems: tuple[DataError, ...] = ()
+    damaged: frozenset[Series] = frozenset()
 
     def series_of(self, segmentation: SegmentationFile) -> Series | None:
         """The series that a segmentation belongs to; None where that is in the tree, but is no case."""
-        found = [s for s in self.series if s.uid and s.uid in segmentation.refers_to]
+        found = self.candidates(segmentation)
         if not found and self.other_uids & set(segmentation.refers_to):
             return None
-        if not found:
-            found = [
-                series
-                for series in self.series
-                if series.patient == segmentation.patient
-                and series.frame_of_reference
-                and series.frame_of_reference == segmentation.frame_of_reference
-            ]
         if len(found) != 1:
             raise DataError(
                 f"A DICOM segmentation belongs to {'no' if not found else 'more than one'} series of its folder.",
@@ -96,8 +94,22 @@ class DicomTree:
                 fix="Add the series it was drawn on, or move the segmentation out of the folder."
                 if not found
                 else "Keep only the series it was drawn on.",
+                kind="labels-unusable" if found else "orphan-label",
             )
         return found[0]
+
+    def candidates(self, segmentation: SegmentationFile) -> tuple[Series, ...]:
+        """The series that a segmentation names; if it names none that is there, those that lie in the same space."""
+        named = tuple(s for s in self.series if s.uid and s.uid in segmentation.refers_to)
+        if named or self.other_uids & set(segmentation.refers_to):
+            return named
+        return tuple(
+            series
+            for series in self.series
+            if series.patient == segmentation.patient
+            and series.frame_of_reference
+            and series.frame_of_reference == segmentation.frame_of_reference
+        )
 
 
 def is_dicom(path: Path) -> bool:
@@ -161,63 +173,117 @@ class _Slices:
             number=str(self.header.get("SeriesNumber") or ""),
             frame_of_reference=str(self.header.get("FrameOfReferenceUID") or ""),
             files=tuple(sorted(self.files)),
+            modality=str(self.header.get("Modality") or ""),
         )
+
+
+class _Sorter:
+    """Sorts files by their headers while a tree is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.drafts: dict[str, _Slices] = {}
+        self.segmentations: list[SegmentationFile] = []
+        self.contours: list[Path] = []
+        self.others: Counter[str] = Counter()
+        self.other_uids: set[str] = set()
+        self.problems: list[DataError] = []
+        # Files that cannot be understood, with what can be read of the series they belong to.
+        self.unclear: list[tuple[Path, str]] = []
+
+    def add(self, path: Path) -> None:
+        """Put one file where it belongs."""
+        if not is_dicom(path):
+            self.others["files that are not DICOM"] += 1
+            return
+        header = None
+        try:
+            header = _header(path)
+            self._sort(path, header)
+        except Exception as error:  # pydicom raises many kinds, and values are understood when first asked for
+            self.problems.append(_unreadable(path, error))
+            self.unclear.append((path, _uid(header)))
+
+    def _sort(self, path: Path, header: Any) -> None:
+        _refuse_cut(header)
+        reason, uid = _no_slice(header), _uid(header)
+        # Without its UID (some anonymisers remove it), a series is what lies in one folder.
+        key = uid or str(path.parent)
+        if header.get("Modality") == "SEG":
+            self.segmentations.append(_segmentation(path, header, self.folder))
+        elif header.get("Modality") == "RTSTRUCT":
+            self.contours.append(path)
+        elif reason:
+            self.others[reason] += 1
+            self.other_uids.add(uid)
+        elif key in self.drafts:
+            self.drafts[key].add(path, header)
+        else:
+            self.drafts[key] = _Slices(path, header)
+
+    def tree(self) -> DicomTree:
+        """All that was sorted."""
+        for draft in self.drafts.values():
+            if draft.no_series():
+                self.others[draft.no_series()] += 1
+                self.other_uids.add(_uid(draft.header))
+        series = tuple(draft.series(self.folder) for draft in self.drafts.values() if not draft.no_series())
+        return DicomTree(
+            self.folder,
+            series,
+            tuple(self.segmentations),
+            tuple(self.contours),
+            tuple(self.others.items()),
+            frozenset(self.other_uids - {"", *(one.uid for one in series)}),
+            tuple(self.problems),
+            frozenset(one for path, uid in self.unclear for one in _may_hold(path, uid, series)),
+        )
+
+
+def _may_hold(path: Path, uid: str, series: tuple[Series, ...]) -> list[Series]:
+    """The series that lacks an unreadable file. Where several in its folder might, it cannot be told."""
+    named = [one for one in series if uid and one.uid == uid]
+    if named:
+        return named
+    beside = [one for one in series if path.parent in {file.parent for file in one.files}]
+    return beside if len(beside) == 1 else []
 
 
 @lru_cache(maxsize=4)
 def _index(folder: Path, listing: tuple[_Listed, ...]) -> DicomTree:
-    drafts: dict[str, _Slices] = {}
-    segmentations, contours = [], []
-    others: Counter[str] = Counter()
-    other_uids = set()
+    import_pydicom()  # missing, it would be told as a fault of every file
+    sorter = _Sorter(folder)
     for path, _, _ in listing:
-        if not is_dicom(path):
-            others["files that are not DICOM"] += 1
-            continue
-        header = _header(path)
-        reason = _no_slice(header)
-        uid = str(header.get("SeriesInstanceUID") or "")
-        # Without its UID (some anonymisers remove it), a series is what lies in one folder.
-        key = uid or str(path.parent)
-        if header.get("Modality") == "SEG":
-            segmentations.append(_segmentation(path, header, folder))
-        elif header.get("Modality") == "RTSTRUCT":
-            contours.append(path)
-        elif reason:
-            others[reason] += 1
-            other_uids.add(uid)
-        elif key in drafts:
-            drafts[key].add(path, header)
-        else:
-            drafts[key] = _Slices(path, header)
-    for draft in drafts.values():
-        if draft.no_series():
-            others[draft.no_series()] += 1
-            other_uids.add(str(draft.header.get("SeriesInstanceUID") or ""))
-    series = tuple(draft.series(folder) for draft in drafts.values() if not draft.no_series())
-    other_uids -= {"", *(one.uid for one in series)}
-    return DicomTree(
-        folder, series, tuple(segmentations), tuple(contours), tuple(others.items()), frozenset(other_uids)
-    )
+        sorter.add(path)
+    return sorter.tree()
 
 
 def _header(path: Path) -> Any:
-    pydicom = import_pydicom()
-    try:
-        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
-        _ = header.get("SegmentSequence")  # values are understood when first asked for
-        # A cut file must not look like something else that may be left out.
-        needed = "Rows" if _kind(header) in _PICTURES else "Modality"
-        if needed not in header and _kind(header) != _DIRECTORY:
-            raise ValueError(f"its header has no {needed}")
-        return header
-    except Exception as error:  # pydicom raises many kinds
-        raise DataError(
-            "A DICOM file cannot be read.",
-            where=str(path),
-            why=f"{type(error).__name__}: {error}",
-            fix="The file is damaged. Copy it again from its source, or move it out of the folder.",
-        ) from error
+    header = import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+    _ = header.get("SegmentSequence")  # values are understood when first asked for
+    return header
+
+
+def _refuse_cut(header: Any) -> None:
+    """A cut file must not look like something else that may be left out."""
+    needed = "Rows" if _kind(header) in _PICTURES else "Modality"
+    if needed not in header and _kind(header) != _DIRECTORY:
+        raise ValueError(f"its header has no {needed}")
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        "A DICOM file cannot be read.",
+        where=str(path),
+        why=f"{type(error).__name__}: {error}",
+        fix="The file is damaged. Copy it again from its source, or move it out of the folder.",
+        kind="file-unreadable",
+    )
+
+
+def _uid(header: Any) -> str:
+    """SeriesInstanceUID, as far as there is one."""
+    return "" if header is None else str(header.get("SeriesInstanceUID") or "")
 
 
 def _kind(header: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -13,14 +14,64 @@ from numpy.typing import NDArray
 
 from panorgan.errors import DataError
 
-ITK_ENDINGS = (".mha", ".mhd", ".nrrd")
+ITK_ENDINGS = (".mha", ".mhd", ".nrrd", ".nhdr")
 
 # ITK's and DICOM's world runs to the patient's left and back, NIfTI's to the right and front.
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
-# Slice positions are written with few digits; a missing slice is off by a whole spacing.
+# Positions are written with few digits; a missing slice is off by a whole spacing.
 SLICE_TOLERANCE = 0.1
+POSITION_ROUNDING_MM = 0.05
+# Sideways drift per way along the slices that rounded directions may give. A gantry is tilted by half a degree or more.
+_DRIFT = 1e-3
+# In a header that names its data file: MetaImage's key, and NRRD's.
+_DATA_FILE = re.compile(rb"^\s*(?:ElementDataFile\s*=|data ?file:)[ \t]*([^\r\n]*)\r?\n?", re.IGNORECASE | re.MULTILINE)
+# Headers are text and short; in a file with its data inside, the rest need not be read.
+_HEADER_BYTES = 1 << 20
 
 Scan = tuple[NDArray[Any], NDArray[np.float64]]
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """All files whose content decides a scan: the file itself, and those that hold its voxels.
+
+    A MetaImage or NRRD header may name other files, `.hdr` and `.img` belong together, a folder is a DICOM series.
+    Files that are not there are left out, except for `path`.
+    """
+    if path.is_dir():
+        return tuple(sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith(".")))
+    others: list[Path] = []
+    name = path.name.removesuffix(".gz")
+    if name.endswith((".hdr", ".img")):
+        sibling = path.with_name(name[:-4] + (".img" if name.endswith(".hdr") else ".hdr"))
+        others = [sibling, sibling.with_name(sibling.name + ".gz")]
+    elif name.endswith(ITK_ENDINGS):
+        others = [path.parent / one for one in _data_files(path)]
+    return (path, *(one for one in others if one != path and one.is_file()))
+
+
+def _data_files(header: Path) -> Iterator[str]:
+    """The files that a MetaImage or NRRD header names: one, a numbered pattern (`s%03d.raw 1 9 1`), or a list."""
+    try:
+        with header.open("rb") as file:
+            text = file.read(_HEADER_BYTES)
+    except OSError:
+        return
+    if header.suffix in (".nrrd", ".nhdr"):
+        text = re.split(rb"\r?\n\r?\n", text, maxsplit=1)[0]  # what follows an empty line are voxels
+    found = _DATA_FILE.search(text)
+    if found is None:
+        return
+    value = found[1].decode("utf-8", "replace").strip()
+    numbered = re.fullmatch(r"(.*%0?\d*d.*?)\s+(-?\d+)\s+(-?\d+)\s+(-?\d+)(?:\s+\d+)?", value)
+    if value.upper().startswith("LIST"):
+        yield from (
+            line.strip() for line in text[found.end() :].decode("utf-8", "replace").splitlines() if line.strip()
+        )
+    elif numbered:
+        first, last, step = (int(numbered[part]) for part in (2, 3, 4))
+        yield from (numbered[1] % number for number in range(first, last + (1 if step > 0 else -1), step or 1))
+    elif value.upper() != "LOCAL":
+        yield value
 
 
 def read_itk_file(path: Path) -> Scan:
@@ -41,6 +92,7 @@ def read_dicom_series(folder: Path) -> Scan:
             "A folder holds no DICOM series.",
             where=str(folder),
             fix="Point to the folder with the slices of one series.",
+            kind="file-unreadable",
         )
     if len(series) > 1:
         raise DataError(
@@ -48,6 +100,7 @@ def read_dicom_series(folder: Path) -> Scan:
             where=str(folder),
             why="it is not clear which of them the labels belong to",
             fix="Give every series its own folder, or read the whole tree with 'layout: dicom'.",
+            kind="file-unreadable",
         )
     return read_dicom_files([Path(name) for name in reader.GetGDCMSeriesFileNames(str(folder), series[0])], folder)
 
@@ -63,12 +116,19 @@ def read_dicom_files(files: Sequence[Path], where: Path) -> Scan:
     if len(slices) == 1 and slices[0].frames > 1:
         return _read_frames(files[0])
     slices = _stacked(slices, where)
+    line = _straight_line(slices, where)
     reader = sitk.ImageSeriesReader()
     reader.SetFileNames([str(one.path) for one in slices])
+    if hasattr(reader, "SetSpacingWarningRelThreshold"):  # not in older SimpleITK
+        reader.SetSpacingWarningRelThreshold(1.0)  # distances have been judged, and the library never prints
     if len({one.values for one in slices}) > 1:
         # ITK keeps all slices in the first one's kind of number, which may not hold what the others' rescale gives.
         reader.SetOutputPixelType(sitk.sitkFloat32)
-    return _from_itk(reader.Execute())
+    voxels, affine = _from_itk(reader.Execute())
+    if line is not None and voxels.ndim == 3:
+        # ITK draws its line through the first and the last slice; ours is the one that all slices were judged by.
+        affine[:3, 2:] = LPS_TO_RAS[:3, :3] @ line
+    return voxels, affine
 
 
 @dataclass(frozen=True)
@@ -79,7 +139,8 @@ class _Slice:
     frames: int
     position: tuple[float, ...]
     orientation: tuple[float, ...]
-    pixels: tuple[float, ...]
+    size: tuple[int, ...]
+    pixels_mm: tuple[float, ...]
     values: tuple[str, ...]
 
 
@@ -105,62 +166,100 @@ def _read_header(path: Path) -> _Slice:
             where=str(path),
             why="it has no ImagePositionPatient or ImageOrientationPatient",
             fix="Export the series again from its source, or move a file that is no slice out of the folder.",
+            kind="file-unreadable",
         )
     # Slope, intercept, stored bits and sign.
     values = tuple(text(tag) for tag in ("0028|1053", "0028|1052", "0028|0101", "0028|0103"))
-    return _Slice(path, frames, position, orientation, (*size[:2], *numbers("0028|0030")), values)
+    return _Slice(path, frames, position, orientation, tuple(size[:2]), numbers("0028|0030"), values)
 
 
 def _stacked(slices: Sequence[_Slice], where: Path) -> list[_Slice]:
-    """Slices sorted along their common normal; they must be stacked straight, at equal distances."""
+    """Slices sorted along their common normal; they must be parallel and have the same pixels."""
     first = slices[0]
     if any(one.frames > 1 for one in slices):
         raise DataError(
             "A DICOM series consists of several multi-frame files.",
             where=str(where),
             fix="Convert it to NIfTI (for example with dcm2niix), one file per case.",
+            kind="file-unreadable",
         )
     if len(slices) < 2:
         return list(slices)
     alike = all(np.allclose(one.orientation, first.orientation, atol=1e-3) for one in slices)
-    if not alike or len({one.pixels for one in slices}) > 1:
+    fitting = all(one.size == first.size and _same_pixels(one, first) for one in slices)
+    if not alike or not fitting:
         raise DataError(
             "The slices of a DICOM series do not lie parallel."
             if not alike
             else "The slices of a DICOM series differ.",
             where=str(where),
-            why="" if alike else "their rows and columns run in different directions",
+            why="their pixels have different sizes or numbers"
+            if alike
+            else "their rows and columns run in different directions",
             fix="Export the series again, without localisers or other views in it.",
+            kind="file-unreadable",
         )
     normal = np.cross(first.orientation[:3], first.orientation[3:])
-    slices = sorted(slices, key=lambda one: float(np.dot(one.position, normal)))
-    steps = np.diff(np.array([one.position for one in slices]), axis=0)
-    heights = steps @ normal
-    _check_steps(heights, float(np.abs(steps - heights[:, None] * normal).max()), where)
-    return slices
+    return sorted(slices, key=lambda one: float(np.dot(one.position, normal)))
 
 
-def _check_steps(heights: NDArray[np.float64], sideways: float, where: Path) -> None:
-    """Distances from slice to slice along the normal, and the largest one across it."""
-    spacing = float(np.median(heights))
-    if sideways > max(0.01, 1e-3 * spacing):
+def _same_pixels(one: _Slice, other: _Slice) -> bool:
+    """Whether two slices have pixels of one size, but for its last digits."""
+    return len(one.pixels_mm) == len(other.pixels_mm) and np.allclose(one.pixels_mm, other.pixels_mm, rtol=1e-4, atol=0)
+
+
+def _straight_line(slices: Sequence[_Slice], where: Path) -> NDArray[np.float64] | None:
+    """Step and start [3, 2] in LPS of the line through all positions; None for a single slice.
+
+    A tilt and a missing slice move all that follow, rounded positions do not: so every position is judged by the line.
+    """
+    if len(slices) < 2:
+        return None
+    normal = np.cross(slices[0].orientation[:3], slices[0].orientation[3:])
+    positions = np.array([one.position for one in slices])
+    steps = np.arange(len(slices), dtype=float)
+    # Least squares per coordinate: position ≈ step · k + start.
+    step, start = np.linalg.lstsq(np.stack([steps, np.ones_like(steps)], axis=1), positions, rcond=None)[0]
+    spacing = float(step @ normal)
+    apart = positions - (steps[:, None] * step + start)
+    _check_distances(positions @ normal, apart @ normal, spacing, where)
+    drift = float(np.linalg.norm(step - spacing * normal))
+    if drift * steps[-1] > max(2 * POSITION_ROUNDING_MM, _DRIFT * spacing * steps[-1]):
         raise DataError(
             "A DICOM series was taken with a tilted gantry.",
             where=str(where),
-            why=f"neighbouring slices are shifted sideways by {sideways:.2f} mm",
+            why=f"neighbouring slices are shifted sideways by {drift:.2f} mm",
             fix="Correct the tilt when exporting (most viewers offer it), then use the corrected series.",
+            kind="file-unreadable",
         )
-    uneven = np.flatnonzero(np.abs(heights - spacing) > SLICE_TOLERANCE * max(spacing, 1e-6))
-    if spacing < 1e-6 or len(uneven):
-        place = int(uneven[0]) if len(uneven) else 0
-        doubled = int((heights < 1e-3).sum())
-        why = f"slices lie {spacing:.2f} mm apart, but {float(heights[place]):.2f} mm after slice {place + 1}"
+    aside = float(np.linalg.norm(apart - np.outer(apart @ normal, normal), axis=1).max())
+    if aside > max(POSITION_ROUNDING_MM, SLICE_TOLERANCE * min(slices[0].pixels_mm, default=1.0)):
+        raise DataError(
+            "The slices of a DICOM series are shifted against each other.",
+            where=str(where),
+            why=f"one of them lies {aside:.2f} mm beside the line through all of them",
+            fix="Export the series again; if it was put together from several scans, export each as its own series.",
+            kind="file-unreadable",
+        )
+    # Across the slices the grid stays straight; the drift that remains is rounding.
+    return np.stack([spacing * normal, start + 0.5 * steps[-1] * (step - spacing * normal)], axis=1)
+
+
+def _check_distances(heights: NDArray[np.float64], apart: NDArray[np.float64], spacing: float, where: Path) -> None:
+    """Slices must lie at equal distances: `heights` along the normal, `apart` how far each is from its even place."""
+    gaps = np.diff(heights)
+    usual = float(np.median(gaps))
+    doubled = int((gaps < max(1e-3, 0.01 * usual)).sum())
+    if spacing < 1e-6 or doubled or float(np.abs(apart).max()) > SLICE_TOLERANCE * spacing:
+        place = int(np.abs(gaps - usual).argmax())
+        why = f"slices lie {usual:.2f} mm apart, but {float(gaps[place]):.2f} mm after slice {place + 1}"
         again = f"{doubled} slices lie where another one does: copies, or several times, phases or echoes in one series"
         raise DataError(
             "A DICOM series has missing or doubled slices.",
             where=str(where),
             why=again if doubled else why,
             fix="Copy the whole series again from its source, each slice once; export one series per time or echo.",
+            kind="file-unreadable",
         )
 
 
@@ -194,6 +293,7 @@ def _unsure_frames(path: Path, why: str) -> DataError:
         where=str(path),
         why=why,
         fix="Export the series with one file per slice, or convert it to NIfTI (for example with dcm2niix).",
+        kind="file-unreadable",
     )
 
 

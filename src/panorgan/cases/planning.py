@@ -1,8 +1,9 @@
 """A plan for everybody, from numbers that each site measures on its own training cases.
 
-A site counts and measures: how many cases, how many of them CT, the middle voxel size and extent, and a histogram of
-the Hounsfield units inside its annotated structures. No image and no case leaves; the numbers are pooled, and the plan
-follows from them: the middle voxel size of all cases, and a window that holds nearly all of the annotated tissue.
+A site tells how many cases it has, how many of them are CT, their middle voxel size and extent, and per structure the
+range of Hounsfield units inside it. No image leaves; the numbers are pooled, and the plan follows from them: a middle
+voxel size, and a window in which every annotated structure can be seen. Numbers are coarse, but a site with a single
+training case tells about that patient: the docs say so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ POOLED: Literal["pooled"] = "pooled"
 
 # Hounsfield units in bins of 16, from air to dense bone; what lies beyond counts in the outer bins.
 _FIRST_HU, _BIN_HU, _BINS = -1024.0, 16.0, 256
-# Share of annotated tissue that the window leaves out at either end, as nnU-Net clips it.
+_LOW = "plan/hu_low/"
+# Share of a structure's voxels that the window may leave out at either end, as nnU-Net clips them.
 _LEFT_OUT = 0.005
 # Fat is near -100 HU and in every CT; MR has next to nothing below zero.
 _CT_BELOW_HU, _CT_SHARE = -50.0, 0.01
@@ -36,13 +38,14 @@ class PlanSettings(PlanChoices):
     """The experiment's `plan`: what is said holds for every site, what is `pooled` is measured at the sites."""
 
     spacing_mm: tuple[float, float, float] | Literal["pooled"] = Field(
-        POOLED, description="voxel size after resampling (R, A, S); pooled: the middle one of all training cases"
+        POOLED, description="voxel size after resampling (R, A, S); pooled: the middle of the sites' middles"
     )
     intensity: Literal["window", "zscore", "pooled"] = Field(
         POOLED, description="window: clip HU, for CT; zscore: by each scan's own mean and spread, for MR"
     )
     window_hu: tuple[float, float] | Literal["pooled"] = Field(
-        POOLED, description="for 'window': clipped here, then mapped to [-1, 1]; pooled: 99 % of the annotated tissue"
+        POOLED,
+        description="for 'window': clipped here, then mapped to [-1, 1]; pooled: 99 % of every annotated structure",
     )
 
     @field_validator("spacing_mm")
@@ -74,12 +77,12 @@ class PlanSettings(PlanChoices):
 
 @dataclass(frozen=True)
 class CaseMeasurements:
-    """What is measured on one case; stays at its site."""
+    """What is measured on one case; stays at its site. `hu_counts`: per structure, voxels per bin of HU."""
 
     spacing_mm: tuple[float, float, float]
     extent_mm: tuple[float, float, float]
     is_ct: bool
-    hu_counts: NDArray[np.int64]
+    hu_counts: Mapping[str, NDArray[np.int64]]
 
     def as_json(self) -> dict[str, Any]:
         """For the site's own cache."""
@@ -87,84 +90,96 @@ class CaseMeasurements:
             "spacing_mm": self.spacing_mm,
             "extent_mm": self.extent_mm,
             "is_ct": self.is_ct,
-            "hu_counts": self.hu_counts.tolist(),
+            "hu_counts": {name: counts.tolist() for name, counts in self.hu_counts.items()},
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> CaseMeasurements:
         """The inverse of `as_json`."""
-        counts = np.array(content["hu_counts"], dtype=np.int64)
+        counts = {name: np.array(own, dtype=np.int64) for name, own in content["hu_counts"].items()}
         return cls(tuple(content["spacing_mm"]), tuple(content["extent_mm"]), bool(content["is_ct"]), counts)
 
 
 @dataclass(frozen=True)
 class SiteStatistics:
-    """What a site tells about its training cases: numbers only."""
+    """What a site tells about its training cases: numbers only. `hu_ranges`: low and high per structure, CT only."""
 
     cases: int
     ct_cases: int
     spacing_mm: tuple[float, float, float]
     extent_mm: tuple[float, float, float]
-    hu_counts: NDArray[np.int64]
+    hu_ranges: Mapping[str, tuple[float, float]]
 
     @classmethod
     def of(cls, measured: Sequence[CaseMeasurements]) -> SiteStatistics:
-        """Middle values and sums over a site's cases."""
+        """Middle values over a site's cases, rounded to what a plan needs."""
+        counts: dict[str, NDArray[np.int64]] = {}
+        for case in measured:
+            for name, own in case.hu_counts.items():
+                counts[name] = counts.get(name, np.zeros(_BINS, dtype=np.int64)) + own
+        sx, sy, sz = _middle([case.spacing_mm for case in measured], [1.0] * len(measured))
+        ex, ey, ez = _middle([case.extent_mm for case in measured], [1.0] * len(measured))
         return cls(
             cases=len(measured),
             ct_cases=sum(case.is_ct for case in measured),
-            spacing_mm=_middle([case.spacing_mm for case in measured], [1.0] * len(measured)),
-            extent_mm=_middle([case.extent_mm for case in measured], [1.0] * len(measured)),
-            hu_counts=np.sum([case.hu_counts for case in measured], axis=0, dtype=np.int64),
+            spacing_mm=(round(sx, 2), round(sy, 2), round(sz, 2)),
+            extent_mm=(_coarse(ex), _coarse(ey), _coarse(ez)),
+            hu_ranges={name: _range(own) for name, own in sorted(counts.items()) if own.any()},
         )
 
-    def window(self) -> tuple[float, float] | None:
-        """Where nearly all of the site's annotated CT voxels lie; None where it has none."""
-        return _window(self.hu_counts) if self.hu_counts.any() else None
-
     def as_numbers(self) -> dict[str, float]:
-        """What leaves the site: a flat list of named numbers, as messages carry them. Empty bins are left out."""
+        """What leaves the site: a flat list of named numbers, as messages carry them."""
         numbers = {"plan/cases": float(self.cases), "plan/ct_cases": float(self.ct_cases)}
         for axis, name in enumerate("RAS"):
             numbers[f"plan/spacing_mm/{name}"] = self.spacing_mm[axis]
             numbers[f"plan/extent_mm/{name}"] = self.extent_mm[axis]
-        for place in np.flatnonzero(self.hu_counts):
-            numbers[f"plan/hu/{place:03d}"] = float(self.hu_counts[place])
+        for structure, (low, high) in self.hu_ranges.items():
+            numbers[f"plan/hu_low/{structure}"], numbers[f"plan/hu_high/{structure}"] = low, high
         return numbers
 
     @classmethod
-    def from_numbers(cls, numbers: Mapping[str, float]) -> SiteStatistics:
-        """The inverse of `as_numbers`."""
-        counts = np.zeros(_BINS, dtype=np.int64)
-        for name, count in numbers.items():
-            if name.startswith("plan/hu/"):
-                counts[int(name.rpartition("/")[2])] = int(count)
-        sx, sy, sz = (numbers[f"plan/spacing_mm/{axis}"] for axis in "RAS")
-        ex, ey, ez = (numbers[f"plan/extent_mm/{axis}"] for axis in "RAS")
-        return cls(int(numbers["plan/cases"]), int(numbers["plan/ct_cases"]), (sx, sy, sz), (ex, ey, ez), counts)
+    def from_numbers(cls, numbers: Mapping[str, float], site: str = "") -> SiteStatistics:
+        """The inverse of `as_numbers`; refuses what no site can have measured."""
+        try:
+            sx, sy, sz = (numbers[f"plan/spacing_mm/{axis}"] for axis in "RAS")
+            ex, ey, ez = (numbers[f"plan/extent_mm/{axis}"] for axis in "RAS")
+            cases, ct_cases = int(numbers["plan/cases"]), int(numbers["plan/ct_cases"])
+            lows = {name.removeprefix(_LOW): value for name, value in numbers.items() if name.startswith(_LOW)}
+            ranges = {name: (low, numbers[f"plan/hu_high/{name}"]) for name, low in lows.items()}
+        except (KeyError, ValueError, OverflowError) as error:
+            raise _nonsense(site, f"{type(error).__name__}: {error}") from error
+        sound = all(math.isfinite(number) for number in numbers.values()) and min(sx, sy, sz, ex, ey, ez) > 0
+        if not sound or not 0 <= ct_cases <= cases or cases < 1 or any(low >= high for low, high in ranges.values()):
+            raise _nonsense(site, "counts, sizes or ranges that cannot be")
+        return cls(cases, ct_cases, (sx, sy, sz), (ex, ey, ez), ranges)
 
 
-def measure_case(case: Case, plan_choices: PlanChoices) -> CaseMeasurements:
+def _nonsense(site: str, why: str) -> DataError:
+    return DataError(
+        "A site told numbers for the plan that make no sense.",
+        where=site,
+        why=why,
+        fix="Let the site run the same panorgan version, and 'panorgan plan' on its own data.",
+    )
+
+
+def measure_case(case: Case, choices: PlanChoices) -> CaseMeasurements:
     """Read a case and measure it."""
     volume = case.read_image()
-    masks = case.read_masks(volume)
     is_ct = float((volume.voxels < _CT_BELOW_HU).mean()) > _CT_SHARE
-    # The body is found by its density, so cropping makes sense to measure for CT alone.
-    crop = plan_choices.crop if is_ct else "none"
-    grid = Grid.of(volume, Plan(crop=crop))
+    grid = Grid.of(volume, Plan(crop=choices.crop, intensity="window" if is_ct else "zscore"))
     x, y, z = (n * mm for n, mm in zip(grid.ras_shape, grid.ras_spacing, strict=True))
-    counts = np.zeros(_BINS, dtype=np.int64)
-    if is_ct and masks:
-        inside = volume.voxels[np.logical_or.reduce(list(masks.values()))]
-        places = np.clip((inside - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
-        counts = np.bincount(places, minlength=_BINS)
+    counts = {}
+    for name, mask in case.each_mask(volume):  # read in any case: what is wrong with a label shows here
+        if is_ct:
+            places = np.clip((volume.voxels[mask] - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
+            counts[name] = np.bincount(places, minlength=_BINS)
     return CaseMeasurements(grid.ras_spacing, (x, y, z), is_ct, counts)
 
 
 def pooled_spacing(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
-    """The middle of the sites' middle voxel sizes, each site counting by its cases; rounded to a hundredth of a mm."""
-    x, y, z = _middle([s.spacing_mm for s in sites.values()], [float(s.cases) for s in sites.values()])
-    return round(x, 2), round(y, 2), round(z, 2)
+    """The middle of the sites' middle voxel sizes, each site counting by its cases."""
+    return _middle([s.spacing_mm for s in sites.values()], [float(s.cases) for s in sites.values()])
 
 
 def pooled_intensity(sites: Mapping[str, SiteStatistics]) -> Literal["window", "zscore"]:
@@ -183,22 +198,32 @@ def pooled_intensity(sites: Mapping[str, SiteStatistics]) -> Literal["window", "
 
 
 def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
-    """Where all but half a percent of the annotated voxels lie at either end; bins of 16 HU."""
-    counts = np.sum([site.hu_counts for site in sites.values()], axis=0)
-    if not counts.any():
+    """From the lowest to the highest range of any structure at any site.
+
+    Structures do not compete by volume: a liver has a thousand times the voxels of a small vessel, and a window for the
+    bulk of the tissue would show the vessel as a flat patch.
+    """
+    ranges = [own for site in sites.values() for own in site.hu_ranges.values()]
+    if not ranges:
         raise DataError(
             "No window can be pooled: the sites have no annotated CT voxel.",
             where="plan.window_hu",
             fix="Set 'plan: {window_hu: [-500, 500]}', or 'intensity: zscore' where the scans are not CT.",
         )
-    return _window(counts)
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _window(counts: NDArray[np.int64]) -> tuple[float, float]:
+def _range(counts: NDArray[np.int64]) -> tuple[float, float]:
+    """Where all but half a percent of the voxels lie at either end; whole bins."""
     below, total = np.cumsum(counts), int(counts.sum())
     low = int(np.searchsorted(below, _LEFT_OUT * total, side="right"))
     high = int(np.searchsorted(below, (1 - _LEFT_OUT) * total, side="left"))
     return _FIRST_HU + low * _BIN_HU, _FIRST_HU + (high + 1) * _BIN_HU
+
+
+def _coarse(extent_mm: float) -> float:
+    """To whole centimetres, at least one: enough for a patch, too little to know a patient by."""
+    return max(10.0, round(extent_mm / 10) * 10.0)
 
 
 def proposed_patch(

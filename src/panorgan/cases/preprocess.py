@@ -28,6 +28,8 @@ from panorgan.settings import Settings
 _BODY_HU = -400.0
 _BODY_GRID_MM = 4.0
 _BODY_MARGIN_MM = 8.0
+# Pieces of at least this share of the largest belong to the body, too.
+_BODY_SHARE = 0.1
 
 Number = TypeVar("Number", int, float)
 
@@ -171,16 +173,20 @@ def _turned(per_axis: Sequence[Number], to_ras: NDArray[Any]) -> list[Number]:
 def _body_box(ras: NDArray[Any], plan: Plan, spacing: tuple[float, float, float]) -> tuple[tuple[int, int], ...]:
     """(start, stop) per axis around the patient and a margin; the whole scan where nothing stands out.
 
-    CT: the largest piece that is denser than air on a coarse copy, so that the table and tubes fall away. Otherwise
-    everything that is not the background's exact value, which is zero in MR that was masked or padded.
+    CT: what is denser than air on a coarse copy, in pieces not much smaller than the largest (two legs, an arm), so
+    that the table and tubes fall away. Otherwise everything that is not zero: MR is zero where it was masked or padded.
     """
     steps = [max(1, round(_BODY_GRID_MM / mm)) for mm in spacing]
     if plan.intensity == "window":
         coarse = ras[tuple(slice(None, None, step) for step in steps)] > _BODY_HU
-        pieces, count = ndimage.label(ndimage.binary_opening(coarse))
+        # Opened, so that a thin table falls away; beyond the border the body goes on.
+        opened = ndimage.binary_dilation(ndimage.binary_erosion(coarse, border_value=1)) & coarse
+        pieces, count = ndimage.label(opened)
         if count == 0:
             return tuple((0, n) for n in ras.shape)
-        body = pieces == np.bincount(pieces.ravel())[1:].argmax() + 1
+        sizes = np.bincount(pieces.ravel())
+        sizes[0] = 0
+        body = np.isin(pieces, np.flatnonzero(sizes >= _BODY_SHARE * sizes.max()))
     else:
         steps, body = [1, 1, 1], ras != 0
         if not body.any():

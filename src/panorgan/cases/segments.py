@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from panorgan.anatomy import Organ, ancestors, catalogue, find_organ
 from panorgan.cases.case import Mask, another_grid
-from panorgan.cases.formats import LPS_TO_RAS, SLICE_TOLERANCE, functional_group, import_pydicom
+from panorgan.cases.formats import LPS_TO_RAS, POSITION_ROUNDING_MM, SLICE_TOLERANCE, functional_group, import_pydicom
 from panorgan.cases.volume import Volume
 from panorgan.errors import AnatomyError, DataError
 
-# How far a pixel of a segment may lie from its voxel, across the slice; the same as for label files.
+# How much larger or smaller a frame may be than the image's slice; the same as for label files.
 _TOLERANCE_MM = 1e-2
 # SNOMED CT is written in several schemes; pydicom knows the old codes as SRT.
 _OLD_SNOMED = ("SNM3", "99SDM")
@@ -55,8 +55,8 @@ class SegmentMasks:
         """File names and segment numbers per structure."""
         return repr(sorted((name, [(s.path.name, s.number) for s in found]) for name, found in self.segments.items()))
 
-    def read(self, image: Volume) -> dict[str, Mask]:
-        """One boolean mask per structure, on the grid of the image."""
+    def read(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+        """Name and mask of every structure, on the grid of the image."""
         masks = {name: np.zeros(image.voxels.shape, dtype=bool) for name in self.segments}
         to_voxels = np.linalg.inv(image.affine)
         for path in self.paths:
@@ -66,7 +66,7 @@ class SegmentMasks:
                 for name, segments in self.segments.items():
                     if Segment(path, number) in segments:
                         masks[name][window] |= inside
-        return masks
+        yield from masks.items()
 
 
 def _on_grid(place: NDArray[np.float64], pixels: Mask, image: Volume, path: Path) -> tuple[tuple[Any, ...], Mask]:
@@ -79,12 +79,12 @@ def _on_grid(place: NDArray[np.float64], pixels: Mask, image: Volume, path: Path
     corners = np.array([[x, y, 0, 1] for x in (0, columns - 1) for y in (0, rows - 1)]) @ place.T[:, :3]
     voxels = np.rint(corners).astype(int)
     first, last = voxels[0], voxels[-1]
-    # Slice positions are less exact than what lies within a slice, because no stack is perfectly even.
-    allowed = np.full(3, _TOLERANCE_MM)
-    allowed[across] = max(_TOLERANCE_MM, SLICE_TOLERANCE * image.spacing[across])
-    apart = np.abs(corners - voxels) * image.spacing
+    # Positions are less exact than sizes and directions, because no stack is perfectly even.
+    allowed = np.maximum(POSITION_ROUNDING_MM, SLICE_TOLERANCE * np.array(image.spacing))
+    apart = (corners - voxels) * image.spacing
+    moved = (np.abs(apart) > allowed).any() or (np.ptp(apart, axis=0) > _TOLERANCE_MM).any()
     steps = np.abs(last - first)
-    if (apart > allowed).any() or (steps[along_row], steps[along_column], steps[across]) != (columns - 1, rows - 1, 0):
+    if moved or (steps[along_row], steps[along_column], steps[across]) != (columns - 1, rows - 1, 0):
         raise another_grid(path, "its pixels have another size, direction or place than the image's voxels")
     if voxels.min() < 0 or (voxels.max(axis=0) >= image.voxels.shape).any():
         raise another_grid(path, "it reaches beyond the image")
@@ -116,6 +116,7 @@ def _frames(path: Path, numbers: set[int]) -> Iterator[tuple[int, NDArray[np.flo
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix="Copy or export it again; its frames need positions in the patient. Or save it as NIfTI.",
+            kind="file-unreadable",
         ) from error
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from panorgan.cases.case import Case, Mask
 from panorgan.cases.content import ContentHashes
+from panorgan.cases.formats import files_of
 from panorgan.cases.planning import CaseMeasurements, measure_case
 from panorgan.cases.preprocess import Grid, Plan, PlanChoices, prepare_image, prepare_mask
 from panorgan.errors import DataError
@@ -33,10 +35,14 @@ _FORMAT = 3
 # Half-written entries begin so; a day later nobody is writing them any more.
 _INCOMPLETE = ".incomplete-"
 _ABANDONED_SECONDS = 24 * 3600
+_FOLDER, _FILE = 0o777, 0o666
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
 MOST_STRUCTURES = 63
+
+
+_UMASK_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,14 @@ class Store:
 
     def add(self, case: Case, plan: Plan) -> StoredCase:
         """Preprocess a case unless the store already has it."""
-        key = self._key(case, plan.model_dump_json())
+        key = self._key(case, f"format {_FORMAT} {plan.model_dump_json()}")
         target = self.folder / key
         if not (target / "case.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix=_INCOMPLETE, dir=self.folder))
             try:
                 _write(case, plan, scratch)
+                scratch.chmod(_FOLDER & ~_umask())  # a cache may be shared; temporary folders are for one's own eyes
                 if target.exists() and not (target / "case.json").is_file():
                     shutil.rmtree(target)  # an entry that somebody has damaged
                 os.replace(scratch, target)
@@ -106,31 +113,32 @@ class Store:
                 shutil.rmtree(scratch, ignore_errors=True)
         return StoredCase(case.id, case.patient, case.site, case.annotated, target)
 
-    def check(self, case: Case, plan: Plan) -> str:
-        """Read a case that is only scored, once, so that what is wrong with it shows before training.
-
-        Returns the key of its content.
-        """
-        key = self._key(case, plan.model_dump_json())
-        marker = self.folder / f"{key}.checked"
+    def check(self, case: Case) -> None:
+        """Read a case that is only scored, once, so that what is wrong with it shows before training."""
+        marker = self.folder / f"{self.content_of(case)}.checked"
         if not marker.is_file():
-            case.read_masks(case.read_image())
+            for _ in case.each_mask(case.read_image()):
+                pass  # reading is the check
             self.folder.mkdir(parents=True, exist_ok=True)
             marker.touch()
-        return key
 
     def measure(self, case: Case, choices: PlanChoices) -> CaseMeasurements:
         """What a plan needs to know of a case; measured once."""
-        memory = self.folder / f"{self._key(case, f'measure {choices.crop}')}.measured"
+        memory = self.folder / f"{self._key(case, f'format {_FORMAT} measure {choices.crop}')}.measured"
         try:
             return CaseMeasurements.from_json(json.loads(memory.read_text()))
-        except (FileNotFoundError, ValueError, KeyError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged
             measured = measure_case(case, choices)
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", prefix=_INCOMPLETE, dir=self.folder, delete=False) as file:
             json.dump(measured.as_json(), file)
+        Path(file.name).chmod(_FILE & ~_umask())
         os.replace(file.name, memory)
         return measured
+
+    def content_of(self, case: Case) -> str:
+        """A key of what a case holds and how it is read, whatever is made of it by whichever version."""
+        return self._key(case, "content")
 
     def sweep(self) -> None:
         """Remove what killed processes have left; what is young may still be in use."""
@@ -141,15 +149,23 @@ class Store:
 
     def _key(self, case: Case, recipe: str) -> str:
         """Hash of everything an entry depends on: the files' content, how they are read, what is made of them."""
-        digest = hashlib.sha256(f"format {_FORMAT}\n{recipe}\n".encode())
-        digest.update(repr(case.annotated).encode())
-        for path in (*case.image_files, *(case.labels.paths if case.labels else ())):
+        digest = hashlib.sha256(f"{recipe}\n{case.annotated!r}".encode())
+        labels = [file for path in (case.labels.paths if case.labels else ()) for file in files_of(path)]
+        for path in (*case.image_files, *labels):
             if not path.exists():
                 raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
             digest.update(self._hashes.of(path))
         if case.labels:
             digest.update(case.labels.recipe().encode())
         return digest.hexdigest()[:32]
+
+
+def _umask() -> int:
+    """What the user takes away from new files. It can only be read by setting it."""
+    with _UMASK_LOCK:
+        mask = os.umask(0o077)
+        os.umask(mask)
+    return mask
 
 
 def _write(case: Case, plan: Plan, folder: Path) -> None:
@@ -162,11 +178,11 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
     volume = case.read_image()
     grid = Grid.of(volume, plan)
     image = prepare_image(volume, plan, grid)
-    masks = case.read_masks(volume)
     bits = np.zeros(image.shape, dtype=bits_type(len(case.annotated)))
     foreground = {}
-    for bit, name in enumerate(case.annotated):
-        mask = prepare_mask(masks[name], grid, plan)
+    for name, whole in case.each_mask(volume):
+        _refuse_cut(name, whole, grid, case)
+        bit, mask = case.annotated.index(name), prepare_mask(whole, grid, plan)
         bits |= mask.astype(bits.dtype) << bit
         positions = np.argwhere(mask).astype(np.int32)
         if len(positions):
@@ -184,6 +200,18 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
         "plan": plan.as_json(),
     }
     (folder / "case.json").write_text(json.dumps(description, indent=1))
+
+
+def _refuse_cut(name: str, mask: Mask, grid: Grid, case: Case) -> None:
+    """What was annotated must not be lost with the air around the body."""
+    cut = int(np.count_nonzero(mask)) - int(np.count_nonzero(grid.turn_to_ras(mask)))
+    if cut:
+        raise DataError(
+            f"Cropping to the body cuts off a part of {name}.",
+            where=str(case.image),
+            why=f"{cut} of its voxels lie outside of what was taken for the body",
+            fix="Set 'plan: {crop: none}', or check that label and scan belong together with 'panorgan doctor'.",
+        )
 
 
 def bits_type(structures: int) -> type[np.uint8] | type[np.int32] | type[np.int64]:

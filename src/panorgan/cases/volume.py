@@ -10,14 +10,17 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+from nibabel.arrayproxy import ArrayProxy
 from numpy.typing import NDArray
 
 from panorgan.cases.formats import ITK_ENDINGS, one_slice, read_dicom_files, read_dicom_series, read_itk_file
 from panorgan.errors import DataError
 
 # Nobody is scanned with finer voxels or over a longer way: such a header is in other units than millimetres.
-_FINEST_MM = 0.01
-_LONGEST_MM = 5000.0
+FINEST_MM = 0.01
+LONGEST_MM = 5000.0
+# How far axes may be from right angles. Resampling takes them for right ones.
+_SHEAR_DEGREES = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def read_scan(path: Path, slices: Sequence[Path] = ()) -> Volume:
             "A scan holds values that are not finite numbers.",
             where=str(path),
             fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
+            kind="not-finite",
         )
     return volume
 
@@ -57,6 +61,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             "A scan file is missing.",
             where=str(path),
             fix="Check the path, or remove the case from its folder.",
+            kind="image-missing",
         )
     try:
         voxels, affine = read_dicom_files(slices, path) if slices else _read_any(path)
@@ -68,12 +73,14 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix="The file is damaged or of a kind that is not read. Copy it again from its source, or remove the case.",
+            kind="file-unreadable",
         ) from error
     if not (np.issubdtype(voxels.dtype, np.integer) or np.issubdtype(voxels.dtype, np.floating)):
         raise DataError(
             f"A scan must hold one real number per voxel, this one holds {voxels.dtype}.",
             where=str(path),
             fix="Export it again as a greyscale volume, not as colours or complex numbers.",
+            kind="not-greyscale",
         )
     while voxels.ndim > 3 and voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
@@ -86,6 +93,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             fix="Split a time series or a multi-channel file into one 3D file per case."
             if voxels.ndim > 3
             else "Export it again as a volume, or as one flat slice.",
+            kind="not-3d",
         )
     volume = Volume(voxels, affine)
     _check_geometry(volume, path)
@@ -96,7 +104,9 @@ def _check_geometry(volume: Volume, path: Path) -> None:
     """Refuse what would fail, or fill the memory, much later."""
     shape, affine = volume.voxels.shape, volume.affine
     if 0 in shape:
-        raise DataError(f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.")
+        raise DataError(
+            f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.", kind="file-unreadable"
+        )
     # Relative to the voxel's size, so that tiny voxels are not mistaken for flat ones.
     flat = np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) <= 1e-6 * np.prod(volume.spacing)
     if flat or not np.isfinite(affine).all():
@@ -105,16 +115,34 @@ def _check_geometry(volume: Volume, path: Path) -> None:
             where=str(path),
             why="its affine is singular or not finite",
             fix="Export the scan again with its spacing and orientation.",
+            kind="bad-affine",
+        )
+    off = _off_right_angles(affine)
+    if off > _SHEAR_DEGREES:
+        raise DataError(
+            f"The axes of a scan are sheared: they are {off:.2g}° off right angles.",
+            where=str(path),
+            why="its affine is no straight grid, as after a tilted gantry or a registration that was saved as a header",
+            fix="Resample it to a straight grid (3D Slicer: 'Resample Scalar/Vector/DWI Volume'), its label likewise.",
+            kind="sheared",
         )
     extent = [n * mm for n, mm in zip(shape, volume.spacing, strict=True)]
-    if min(volume.spacing) < _FINEST_MM or max(extent) > _LONGEST_MM:
+    if min(volume.spacing) < FINEST_MM or max(extent) > LONGEST_MM:
         voxel, whole = (" × ".join(f"{mm:.4g}" for mm in sizes) for sizes in (volume.spacing, extent))
         raise DataError(
             f"The voxel size of a scan cannot be right: {voxel} mm.",
             where=str(path),
             why=f"the scan would measure {whole} mm",
             fix="Correct the spacing in its header: it must be in millimetres.",
+            kind="implausible-spacing",
         )
+
+
+def _off_right_angles(affine: NDArray[np.float64]) -> float:
+    """How many degrees the worst pair of axes is off 90°."""
+    axes = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    cosines = np.abs(axes.T @ axes)[np.triu_indices(3, 1)]
+    return float(np.degrees(np.arcsin(min(1.0, cosines.max()))))
 
 
 def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -123,8 +151,23 @@ def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
         return read_dicom_series(path)
     if path.name.endswith(ITK_ENDINGS):
         return read_itk_file(path)
-    image = nib.load(path)
-    return np.asanyarray(image.dataobj), np.asarray(image.affine, dtype=np.float64)  # type: ignore[attr-defined]
+    image: Any = nib.load(path)
+    return _scaled(image.dataobj), np.asarray(image.affine, dtype=np.float64)
+
+
+def _scaled(stored: Any) -> NDArray[Any]:
+    """Voxels with the header's scaling, as float32: nibabel would make them float64, twice what a scan needs."""
+    if not isinstance(stored, ArrayProxy) or (stored.slope, stored.inter) == (1, 0):
+        voxels: NDArray[Any] = np.asanyarray(stored)
+        return voxels
+    unscaled: NDArray[Any] = stored.get_unscaled()
+    if unscaled.dtype.kind not in "iuf":
+        return unscaled
+    with np.errstate(over="ignore"):  # infinity is told of where it matters
+        voxels = unscaled.astype(np.float32)
+        voxels *= np.float32(stored.slope)
+        voxels += np.float32(stored.inter)
+    return voxels
 
 
 def turned_like(volume: Volume, other: Volume) -> Volume:

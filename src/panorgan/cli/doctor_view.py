@@ -194,10 +194,12 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
 
 
 def _show_fixed(console: Console, fixed: Sequence[FixedFile], request: DoctorRequest) -> None:
-    """What was corrected; the copy is complete either way."""
+    """What was corrected; without anything to correct there is no copy."""
+    if not fixed:
+        _line(console, "Nothing was found that a copy could correct without guessing, so none was written.")
+        return
     reasons = Counter(file.reason for file in fixed)
-    corrected = f"{_count(len(fixed), 'file')} corrected" if fixed else "in which nothing had to be corrected"
-    _line(console, f"A copy of the data, {corrected}: {request.fix_headers}")
+    _line(console, f"A copy of the data, {_count(len(fixed), 'file')} corrected: {request.fix_headers}")
     for reason, count in reasons.items():
         console.print(Text(f"  {_count(count, 'file')}: {reason}"), width=min(console.width, _TEXT_WIDTH))
 

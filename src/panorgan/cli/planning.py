@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from panorgan.cases.planning import SiteStatistics, proposed_patch
-from panorgan.cases.preprocess import Plan
+from panorgan.cases.preprocess import Plan, PlanChoices
 from panorgan.cases.sampling import sliced_axis
 from panorgan.cli.view import watch
-from panorgan.config import Experiment, load_experiment
+from panorgan.config import load_experiment
 from panorgan.federation.events import EventLog
 from panorgan.runs.prepare import make_plan
 
@@ -36,8 +36,10 @@ def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(_table(sites))
-    console.print("[bold]The plan for every site[/] (put these lines into the experiment file to fix them)")
-    console.print(_yaml(plan, experiment, patch), markup=False, soft_wrap=True)
+    console.print("[bold]The plan for every site.[/] In the experiment file, in place of its 'plan':")
+    console.print(_yaml(plan), markup=False, soft_wrap=True)
+    now = list(experiment.training.sampling.patch_size)
+    console.print(f"[bold]A patch that suits it:[/] {list(patch)} (training.sampling.patch_size, now {now}).")
 
 
 def _table(sites: Mapping[str, SiteStatistics]) -> Table:
@@ -46,27 +48,17 @@ def _table(sites: Mapping[str, SiteStatistics]) -> Table:
         table.add_column(name, justify="left" if name == "site" else "right")
     for name, site in sites.items():
         voxel, extent = (" × ".join(f"{mm:.3g}" for mm in sizes) for sizes in (site.spacing_mm, site.extent_mm))
-        window = site.window()
-        tissue = f"{window[0]:.0f} to {window[1]:.0f}" if window else "–"
+        ranges = site.hu_ranges.values()
+        tissue = f"{min(r[0] for r in ranges):.0f} to {max(r[1] for r in ranges):.0f}" if ranges else "–"
         table.add_row(name, str(site.cases), str(site.ct_cases), voxel, extent, tissue)
     return table
 
 
-def _yaml(plan: Plan, experiment: Experiment, patch: tuple[int, int, int]) -> str:
+def _yaml(plan: Plan) -> str:
     """Ready to paste."""
-    lines = [
-        "plan:",
-        f"  spacing_mm: [{', '.join(f'{mm:g}' for mm in plan.spacing_mm)}]",
-        f"  intensity: {plan.intensity}",
-    ]
+    spacing = ", ".join(f"{mm:g}" for mm in plan.spacing_mm)
+    lines = ["plan:", f"  spacing_mm: [{spacing}]", f"  intensity: {plan.intensity}"]
     if plan.intensity == "window":
         lines.append(f"  window_hu: [{plan.window_hu[0]:g}, {plan.window_hu[1]:g}]")
-    if plan.crop != "none":
-        lines.append(f"  crop: {plan.crop}")
-    chosen = experiment.training.sampling.patch_size
-    lines += [
-        "training:",
-        "  sampling:",
-        f"    patch_size: [{', '.join(map(str, patch))}]   # proposed; now {list(chosen)}",
-    ]
-    return "\n".join(lines)
+    chosen = plan.model_dump(include=set(PlanChoices.model_fields), exclude_defaults=True)
+    return "\n".join([*lines, *(f"  {name}: {value}" for name, value in chosen.items())])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.formats import ITK_ENDINGS
+from panorgan.cases.dicom import case_names, read_tree
+from panorgan.cases.formats import ITK_ENDINGS, import_pydicom
 from panorgan.cases.volume import read_scan, write_labels
-from panorgan.errors import DataError
+from panorgan.errors import DataError, PanorganError
 from panorgan.evaluation.inference import label_ids
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel, load_model
@@ -19,25 +21,39 @@ from panorgan.runs.device import choose_device
 from panorgan.runs.scoring import predict_labels
 
 _ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
+# SNOMED CT codes of the sides, as DICOM-SEG carries them.
+_LATERALITY = {
+    "left": {"value": "7771000", "meaning": "Left"},
+    "right": {"value": "24028007", "meaning": "Right"},
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan to segment: a file, or the slices of a DICOM series. The label map is named after it."""
+
+    path: Path
+    name: str
+    slices: tuple[Path, ...] = ()
 
 
 def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as_json: bool) -> None:
     """Predict every scan that can be read, then fail for those that cannot; nothing is written for them."""
-    files = _files(scans)
+    files = _found(scans)
     _refuse_overwriting(files, out)
     delivered = load_model(model, choose_device(device, "--device"))
     out.mkdir(parents=True, exist_ok=True)
     failures: list[DataError] = []
-    for path in files:
+    for scan in files:
         try:
-            shown = _predict_one(delivered, path, out)
+            shown = _predict_one(delivered, scan, out)
         except DataError as error:
             failures.append(error)
             continue
         if as_json:
             print(json.dumps(shown), flush=True)
         else:
-            line = f"{path.name} → {shown['labels']}"
+            line = f"{scan.name} → {shown['labels']}"
             Console(soft_wrap=True).print(line, markup=False, highlight=False)
     if len(failures) == 1:
         raise failures[0]
@@ -50,10 +66,10 @@ def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as
         )
 
 
-def _predict_one(delivered: DeliveredModel, path: Path, out: Path) -> dict[str, str]:
+def _predict_one(delivered: DeliveredModel, scan: Scan, out: Path) -> dict[str, str]:
     """Write the label map and its names; the map appears only once it is complete."""
-    target, side = _target(path, out), out / f"{_stem(path)}.json"
-    volume = read_scan(path)
+    target, side = _target(scan, out), out / f"{scan.name}.json"
+    volume = read_scan(scan.path, scan.slices)
     labels = predict_labels(delivered, volume)
     scratch = target.with_name(f".incomplete-{target.name}")
     try:
@@ -61,25 +77,25 @@ def _predict_one(delivered: DeliveredModel, path: Path, out: Path) -> dict[str, 
         scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
-    write_atomically(side, json.dumps(describe(delivered, path), indent=1))
-    return {"scan": str(path), "labels": str(target), "names": str(side)}
+    write_atomically(side, json.dumps(describe(delivered, scan.path), indent=1))
+    return {"scan": str(scan.path), "labels": str(target), "names": str(side)}
 
 
-def _refuse_overwriting(files: Sequence[Path], out: Path) -> None:
+def _refuse_overwriting(files: Sequence[Scan], out: Path) -> None:
     """A label map is named like its scan: in the same folder it would take the scan's place."""
-    scans = {path.resolve() for path in files}
-    for path in files:
-        if _target(path, out).resolve() in scans:
+    scans = {scan.path.resolve() for scan in files}
+    for scan in files:
+        if _target(scan, out).resolve() in scans:
             raise DataError(
                 "A label map would overwrite a scan.",
-                where=str(_target(path, out)),
+                where=str(_target(scan, out)),
                 why="--out is the folder of the scans",
                 fix="Choose another folder with --out.",
             )
 
 
-def _target(path: Path, out: Path) -> Path:
-    return out / f"{_stem(path)}.nii.gz"
+def _target(scan: Scan, out: Path) -> Path:
+    return out / f"{scan.name}.nii.gz"
 
 
 def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
@@ -94,35 +110,54 @@ def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
             organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
             for organ in model.network.vocabulary
         },
+        # The code of a kidney is the same on both sides; DICOM tells them apart by a modifier.
+        "laterality": {
+            organ: _LATERALITY[side]
+            for organ in model.network.vocabulary
+            if (side := organs[organ].side) in _LATERALITY
+        },
     }
 
 
-def _files(scans: Sequence[Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in scans:
-        if path.is_dir() and not _holds_slices(path):
-            files += sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS))
-        else:
-            files.append(path)
-    if not files:
+def _found(scans: Sequence[Path]) -> list[Scan]:
+    """All scans that are meant, each with a name of its own."""
+    found = [scan for path in scans for scan in _scans_at(path)]
+    if not found:
         raise DataError(
             "There is no scan to segment.",
             where=", ".join(map(str, scans)),
             why=f"no file ends in {', '.join(_ENDINGS)} and none is DICOM",
             fix="Name scans, or a folder that holds some (of an nnU-Net folder: imagesTs or imagesTr).",
         )
-    missing = [path for path in files if not path.exists()]
-    if missing:
-        raise DataError("A scan file is missing.", where=str(missing[0]), fix="Check the path.")
-    stems = [_stem(path) for path in files]
-    twice = {stem for stem in stems if stems.count(stem) > 1}
+    names = [scan.name for scan in found]
+    twice = {name for name in names if names.count(name) > 1}
+    # Series are often called CT, one per patient: the folder above tells them apart.
+    found = [replace(s, name=f"{s.path.resolve().parent.name}_{s.name}") if s.name in twice else s for s in found]
+    names = [scan.name for scan in found]
+    twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DataError(
             f"Two scans have the same name: {sorted(twice)[0]}.",
             why="their label maps would overwrite each other",
             fix="Predict them into different folders.",
         )
-    return files
+    return found
+
+
+def _scans_at(path: Path) -> list[Scan]:
+    """A file, a folder with one DICOM series, a folder of files, or a DICOM tree."""
+    if not path.exists():
+        raise DataError("A scan file is missing.", where=str(path), fix="Check the path.")
+    if not path.is_dir() or _holds_slices(path):
+        return [Scan(path, _stem(path))]
+    files = sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS) and not p.name.startswith("."))
+    if files:
+        return [Scan(file, _stem(file)) for file in files]
+    try:
+        import_pydicom()
+    except PanorganError:
+        return []
+    return [Scan(series.folder, name, series.files) for name, series in case_names(read_tree(path)).items()]
 
 
 def _holds_slices(folder: Path) -> bool:

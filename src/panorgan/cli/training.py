@@ -17,7 +17,7 @@ from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report import write_report
 from panorgan.report.beside import BesideModel, beside_models
 from panorgan.report.record import read_record
-from panorgan.runs.execute import RunResult, evaluate, train
+from panorgan.runs.execute import RunResult, check_run, evaluate, train
 from panorgan.runs.folder import RunFolder
 
 
@@ -26,7 +26,7 @@ def train_and_report(
 ) -> None:
     """Train an experiment (and the same with other methods beside it), show the scores, write the report."""
     experiment = load_experiment(path, overrides)
-    others = [experiment.with_method(method) for method in beside]  # a wrong name shows before hours of training
+    others = [experiment.with_method(method) for method in dict.fromkeys(beside)]
     if any(other.method["name"] == experiment.method["name"] for other in others):
         raise ConfigError(
             f"The method {experiment.method['name']!r} cannot stand beside itself.",
@@ -34,17 +34,22 @@ def train_and_report(
             fix="Name other methods only; 'panorgan methods' lists them.",
         )
     folder = RunFolder(run or Path("runs") / experiment.name)
+    for other in others:  # what is wrong with them should not show after hours of training
+        check_run(other, folder.beside_method(other.method["name"]).path, resume)
     result = _train_one(experiment, folder, resume, as_json)
-    for other in others:
-        method = other.method["name"]
-        _train_one(other, folder.beside_method(method), resume, as_json)
     report = write_report(folder.path)
+    for other in others:
+        _train_one(other, folder.beside_method(other.method["name"]), resume, as_json, beside=folder)
+    if others:
+        write_report(folder.path)
     _show(result, report, as_json)
 
 
-def _train_one(experiment: Experiment, folder: RunFolder, resume: bool, as_json: bool) -> RunResult:
+def _train_one(
+    experiment: Experiment, folder: RunFolder, resume: bool, as_json: bool, beside: RunFolder | None = None
+) -> RunResult:
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, folder.path, resume, (listener,))
+        return train(experiment, folder.path, resume, (listener,), beside=beside)
 
 
 def evaluate_run(run: Path, as_json: bool) -> None:

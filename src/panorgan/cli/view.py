@@ -82,8 +82,8 @@ class PlainView:
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
             self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
-        elif event.kind == "resumed":
-            self._line("resuming")
+        elif event.kind in ("resumed", "started"):
+            self._line("resuming" if event.kind == "resumed" else "a new run")
         elif event.kind == "joined":
             self._line(f"training on {joined_in_words(facts)}")
         elif event.kind == "round_started":

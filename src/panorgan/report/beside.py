@@ -35,7 +35,10 @@ class BesideCell:
 
 def beside_models(record: RunRecord) -> tuple[BesideModel, ...]:
     """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
-    others = record.folder.beside()
+    # A comparison on other cases would be none.
+    tested = record.manifest.get("test_fingerprint")
+    found = record.folder.beside().items()
+    others = {method: run for method, run in found if run.read_manifest().get("test_fingerprint") == tested}
     if not others:
         return ()
     models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, is_this_run=True)]

@@ -17,7 +17,7 @@ import panorgan
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
 from panorgan.errors import RunError
-from panorgan.evaluation.inference import InferenceSettings
+from panorgan.evaluation.inference import InferenceSettings, knows
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
@@ -35,11 +35,21 @@ class DeliveredModel:
     inference: InferenceSettings
     postprocess: str
     card: dict[str, Any]
+    taught: frozenset[str] | None = None
+    """Structures that the model was taught; None means all that its channels can show."""
+
+    def can_show(self, structure: str) -> bool:
+        """Whether the model can be asked for a structure: it was taught it, or all of its parts."""
+        if not knows(self.network.vocabulary, structure):
+            return False
+        members = self.network.vocabulary.members(structure)
+        return self.taught is None or structure in self.taught or self.taught.issuperset(members)
 
     def own_models(self) -> dict[str, DeliveredModel]:
         """Models of single sites inside this one, by site, where its method keeps them apart."""
         networks = _method(self.card).own_models(self.network)
-        return {site: replace(self, network=network) for site, network in networks.items()}
+        taught = {site: frozenset(self.card["sites"][site]["annotated"]) for site in networks}
+        return {site: replace(self, network=network, taught=taught[site]) for site, network in networks.items()}
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import RunError
-from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, check_coverage
+from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
@@ -24,9 +24,10 @@ from panorgan.runs.delivered import DeliveredModel, load_model, save_model
 from panorgan.runs.device import choose_device
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
-from panorgan.runs.manifest import data_fingerprint, make_manifest
+from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.runs.prepare import PreparedFederation, prepare
 from panorgan.runs.scoring import OWN_MODEL_COLUMNS, Row, read_metrics, score_federation, write_metrics
+from panorgan.runs.site_cases import cache_folder, read_sites
 from panorgan.runs.tensorboard import tensorboard_listener
 
 POOLED = "pooled"
@@ -47,14 +48,17 @@ def train(
     resume: bool = False,
     listeners: tuple[Listener, ...] = (),
     cache: Path | None = None,
+    beside: RunFolder | None = None,
 ) -> RunResult:
     """Train and score an experiment in a run folder; with `resume`, go on where a killed run stopped.
 
-    Nothing is written into the folder before the experiment and its data have been checked.
+    Nothing is written into the folder before the experiment and its data have been checked. `beside` is a run that this
+    one will be compared with: it must have been scored on the same cases.
     """
     run = RunFolder(folder)
     _check_folder(run, experiment, resume)
     if resume and run.complete:
+        _check_comparable(beside, run.read_manifest().get("test_fingerprint"))
         return RunResult(run, read_metrics(run.metrics))
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
@@ -63,11 +67,12 @@ def train(
         cache,
         lambda what, done, total: silent.transient("prepare", what=what, done=done, total=total),
     )
+    _check_comparable(beside, scored_fingerprint(prepared))
     workers = build_workers(experiment, prepared, run, device, silent)
-    check_coverage(Vocabulary(experiment.vocabulary), {name: worker.facts() for name, worker in workers.items()})
+    resumed = run.started  # --resume may also begin a run: one that was killed while its cases were prepared
     manifest = _start_or_check(run, experiment, prepared, device)
     with only_one_process(run.path):
-        return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resume)
+        return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resumed)
 
 
 def _train_and_score(
@@ -78,12 +83,12 @@ def _train_and_score(
     manifest: dict[str, Any],
     device: torch.device,
     listeners: tuple[Listener, ...],
-    resume: bool,
+    resumed: bool,
 ) -> RunResult:
     """The rounds that are left, the model, the scores."""
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
-    events.record("resumed" if resume else "started", run=manifest["run"], method=experiment.method["name"])
+    events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
     setup = _coordinator_setup(experiment, manifest["run"])
     coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
     coordinator.run()
@@ -185,14 +190,34 @@ def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
             where=str(run.path),
             fix="Continue it with --resume, or choose another folder with --run.",
         )
-    known = run.read_manifest()["fingerprint"]
-    if known != experiment.fingerprint():
+    known = _known_experiment(run)
+    if known.fingerprint() != experiment.fingerprint():
         raise RunError(
             "The run in this folder is another experiment.",
             where=str(run.path),
-            why="these settings differ: "
-            + ", ".join(_differences(run.read_manifest()["experiment"], experiment.as_json())),
+            why="these settings differ: " + ", ".join(_differences(known.as_json(), experiment.as_json())),
             fix="Resume with the same file and the same --set options, or choose another folder.",
+        )
+
+
+def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None) -> None:
+    """What can be known to be wrong before hours of training: the folder, the experiment, the lists of cases."""
+    _check_folder(RunFolder(folder), experiment, resume)
+    read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
+
+
+def _known_experiment(run: RunFolder) -> Experiment:
+    """The experiment of a run, read anew: settings that came later have their defaults."""
+    return parse_experiment(run.read_manifest()["experiment"], str(run.manifest))
+
+
+def _check_comparable(beside: RunFolder | None, tested: str | None) -> None:
+    if beside is not None and tested != beside.read_manifest().get("test_fingerprint"):
+        raise RunError(
+            "Two runs side by side must be scored on the same cases.",
+            where=str(beside.path),
+            why="the data has changed since that run, or it is of an older panorgan version",
+            fix="Train both again in a new folder.",
         )
 
 
@@ -224,6 +249,15 @@ def _start_or_check(
 
 def _check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
     """Other data would be split in another way, and training cases would be scored as test cases."""
+    # A manifest without a plan is of an older version, whose fingerprint was made in another way.
+    if "plan" in manifest and manifest["plan"] != prepared.plan.as_json():
+        raise RunError(
+            "The plan of this run can no longer be made.",
+            where=str(run.path),
+            why="the data has changed, or panorgan measures it in another way: "
+            + ", ".join(_differences(manifest["plan"], prepared.plan.as_json())),
+            fix="Put the data and the panorgan version back as they were, or start a new run.",
+        )
     if manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "The data has changed since this run began.",

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import time
 import uuid
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
         "statistics": {name: statistics.as_numbers() for name, statistics in prepared.statistics.items()},
         "sites": {site.name: site.describe() for site in prepared.sites},
         "data_fingerprint": data_fingerprint(prepared),
+        "test_fingerprint": scored_fingerprint(prepared),
         "versions": {"panorgan": panorgan.__version__, "python": platform.python_version(), **_versions()},
         "git": _git_hash(),
         "hardware": {
@@ -45,16 +47,19 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
     }
 
 
-def data_fingerprint(prepared: PreparedFederation) -> str:
+def data_fingerprint(prepared: PreparedFederation, splits: Sequence[str] = ("train", "validation", "test")) -> str:
     """Changes when the content of any case changes, or any split."""
     digest = hashlib.sha256()
     for site in prepared.sites:
-        for split, cases in (("train", site.train), ("validation", site.validation)):
-            for case in cases:
-                digest.update(f"{site.name}/{split}/{case.id}/{case.folder.name}\n".encode())
-        for scored, key in zip(site.test, site.test_keys, strict=True):
-            digest.update(f"{site.name}/test/{scored.id}/{key}\n".encode())
+        for split in splits:
+            for case, key in sorted(site.content[split].items()):
+                digest.update(f"{site.name}/{split}/{case}/{key}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def scored_fingerprint(prepared: PreparedFederation) -> str:
+    """Equal for runs that are scored on the same cases, whatever they were trained on."""
+    return data_fingerprint(prepared, ("test",))
 
 
 def _versions() -> dict[str, str]:

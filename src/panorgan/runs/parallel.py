@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
+
+import torch
 
 from panorgan.errors import DataError
 
@@ -25,28 +27,37 @@ class InParallel:
     """
 
     def __init__(self, workers: int | None, progress: OnProgress) -> None:
-        self.workers = workers or min(os.cpu_count() or 1, _MOST_WORKERS)
+        self.workers = workers or min(usable_cores(), _MOST_WORKERS)
         self.progress = progress
 
     def __call__(self, what: str, todo: Sequence[Callable[[], Any]]) -> list[Any]:
         """Results in the order of `todo`. All is tried, so that one message names every bad case."""
-        failures: list[DataError] = []
-        results: list[Any] = []
-        with ThreadPoolExecutor(self.workers) as pool:
-            futures = [pool.submit(action) for action in todo]
+        failures: dict[int, DataError] = {}
+        results: list[Any] = [None] * len(todo)
+        threads = torch.get_num_threads()
+        # Each worker computes with one thread: they share the cores already.
+        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            places = {pool.submit(action): place for place, action in enumerate(todo)}
             try:
-                for done, future in enumerate(futures, start=1):
+                for done, future in enumerate(as_completed(places), start=1):
                     try:
-                        results.append(future.result())
+                        results[places[future]] = future.result()
                     except DataError as error:
-                        failures.append(error)
+                        failures[places[future]] = error
                     self.progress(what, done, len(todo))
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+            finally:
+                torch.set_num_threads(threads)  # new threads of this process take the last number that was said
         if failures:
-            raise gathered(failures, len(todo))
+            raise gathered([failures[place] for place in sorted(failures)], len(todo))
         return results
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which containers and schedulers limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gathered(failures: Sequence[DataError], total: int) -> DataError:

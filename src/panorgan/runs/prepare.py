@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,15 @@ from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
 
 @dataclass(frozen=True)
 class PreparedSite:
-    """A site's cases by split. `test` cases carry the labels they are scored with; `test_keys` name their content."""
+    """A site's cases by split. `test` cases carry the labels they are scored with; `content` has a key per case."""
 
     name: str
     external: bool
     train: Sequence[StoredCase]
     validation: Sequence[StoredCase]
     test: Sequence[Case]
-    test_keys: Sequence[str]
     annotated: tuple[str, ...]
+    content: Mapping[str, Mapping[str, str]]
 
     def describe(self) -> dict[str, Any]:
         """Counts and annotated structures, for the manifest."""
@@ -64,18 +64,21 @@ def prepare(
     statistics = measure_sites(experiment, sites, store, work) if experiment.plan.measures else {}
     plan = experiment.plan.resolve(statistics)
     todo: list[Callable[[], Any]] = []
-    todo += [partial(store.add, case, plan) for site in sites for case in (*site.train, *site.validation)]
-    todo += [partial(store.check, case, plan) for site in sites for case in site.test]
-    done = iter(work("preparing cases", todo))
-    stored = {site.name: [[next(done) for _ in cases] for cases in (site.train, site.validation)] for site in sites}
-    keys = {site.name: [next(done) for _ in site.test] for site in sites}
-    prepared = []
     for site in sites:
-        train, validation = stored[site.name]
-        prepared.append(
-            PreparedSite(site.name, site.external, train, validation, site.test, keys[site.name], site.annotated)
-        )
-    return PreparedFederation(tuple(prepared), plan, statistics)
+        todo += [partial(store.add, case, plan) for case in (*site.train, *site.validation)]
+        todo += [partial(store.check, case) for case in site.test]
+    done = iter(work("preparing cases", todo))
+    return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics)
+
+
+def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSite:
+    """Takes as many results as the site has cases, in the order in which the work was given."""
+    train, validation = ([next(done) for _ in cases] for cases in (site.train, site.validation))
+    for _ in site.test:
+        next(done)
+    splits = {"train": site.train, "validation": site.validation, "test": site.test}
+    content = {split: {case.id: store.content_of(case) for case in cases} for split, cases in splits.items()}
+    return PreparedSite(site.name, site.external, train, validation, site.test, site.annotated, content)
 
 
 def make_plan(
@@ -98,13 +101,13 @@ def measure_sites(
     It goes through the numbers that would cross the network, so that a plan can rest on nothing else.
     """
     training = [site for site in sites if not site.external]
-    todo = [partial(store.measure, case, experiment.plan) for site in training for case in site.train]
+    todo = [partial(store.measure, case, experiment.plan) for site in training for case in site.measured]
     try:
         measured = iter(work("measuring cases", todo))
     except DataError:
         # Only training cases are measured, but one message should name every bad case.
         everything = [case for site in sites for case in (*site.train, *site.validation, *site.test)]
-        work("checking cases", [partial(store.check, case, Plan()) for case in everything])
+        work("checking cases", [partial(store.check, case) for case in everything])
         raise
-    told = {site.name: SiteStatistics.of([next(measured) for _ in site.train]).as_numbers() for site in training}
-    return {name: SiteStatistics.from_numbers(numbers) for name, numbers in told.items()}
+    told = {site.name: SiteStatistics.of([next(measured) for _ in site.measured]).as_numbers() for site in training}
+    return {name: SiteStatistics.from_numbers(numbers, name) for name, numbers in told.items()}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from panorgan.cases.case import Case
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.errors import RunError
-from panorgan.evaluation.inference import cleaned, knows, predict_volume, structure_mask
+from panorgan.evaluation.inference import cleaned, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
 from panorgan.federation.files import write_atomically
 from panorgan.runs.delivered import DeliveredModel
@@ -67,15 +67,14 @@ def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_labels(path, labels, volume.affine)
     rows = []
-    known = [structure for structure in sorted(case.annotated) if knows(model.network.vocabulary, structure)]
-    masks = case.read_masks(volume)
-    for structure in known:
-        truth = masks[structure]
+    for structure, truth in case.each_mask(volume):
+        if not model.can_show(structure):
+            continue
         predicted = structure_mask(labels, structure, model.network.vocabulary)
         values = score(predicted, truth, volume.spacing)
         row: Row = {"split": split, "site": case.site, "case": case.id, "organ": structure}
         rows.append(row | {metric: getattr(values, metric) for metric in METRICS})
-    return rows
+    return sorted(rows, key=lambda row: str(row["organ"]))
 
 
 def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,22 @@ from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
 from panorgan.config import Experiment, SiteSettings
 from panorgan.errors import ConfigError, DataError, did_you_mean
+from panorgan.federation.coordinator import check_coverage
+from panorgan.methods.exchange import SiteFacts
 from panorgan.runs.parallel import OnProgress
 
 
 @dataclass(frozen=True)
 class SiteCases:
-    """A site's cases by split, as they are read. `test` cases carry the labels they are scored with."""
+    """A site's cases by split, as they are read.
+
+    `measured` are the training cases with the site's own labels, `train` the same with the labels that the method
+    trains on (the full ones for `central_full`). `test` cases carry the labels they are scored with.
+    """
 
     name: str
     external: bool
+    measured: tuple[Case, ...]
     train: tuple[Case, ...]
     validation: tuple[Case, ...]
     test: tuple[Case, ...]
@@ -46,17 +54,31 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
     read = {name: read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
     if all(site.external for site in settings.values()):
         raise ConfigError("No site trains.", where="sites", why="all of them are external", fix="Add a training site.")
-    sites = []
-    for name, (cases, scored) in read.items():
-        if settings[name].external:
-            sites.append(SiteCases(name, True, (), (), tuple(scored.values()), ()))
-            continue
-        splits = split_cases(cases, experiment.splits, experiment.seed)
-        test = tuple(scored[case.id] for case in splits["test"])
-        annotated = tuple(sorted({structure for case in cases for structure in case.annotated}))
-        train, validation = tuple(splits["train"]), tuple(splits["validation"])
-        sites.append(SiteCases(name, False, train, validation, test, annotated))
-    return tuple(sites)
+    sites = tuple(_by_split(name, settings[name].external, own, experiment) for name, own in read.items())
+    check_coverage(vocabulary, {site.name: _facts(site) for site in sites if not site.external})
+    return sites
+
+
+def _facts(site: SiteCases) -> SiteFacts:
+    annotated = Counter(structure for case in site.train for structure in case.annotated)
+    return SiteFacts(site.name, len(site.train), annotated)
+
+
+def _by_split(name: str, external: bool, read: ReadSite, experiment: Experiment) -> SiteCases:
+    if external:
+        return SiteCases(name, True, (), (), (), tuple(read.scored.values()), ())
+    # Split as the site's own cases are, whatever labels a method trains on: all methods test on the same cases.
+    splits = split_cases(read.own, experiment.splits, experiment.seed)
+    trained = {case.id: case for case in read.trained}
+    return SiteCases(
+        name,
+        False,
+        measured=tuple(splits["train"]),
+        train=tuple(trained[case.id] for case in splits["train"]),
+        validation=tuple(trained[case.id] for case in splits["validation"]),
+        test=tuple(read.scored[case.id] for case in splits["test"]),
+        annotated=tuple(sorted({structure for case in read.trained for structure in case.annotated})),
+    )
 
 
 def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> dict[str, SiteSettings]:
@@ -78,61 +100,69 @@ def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> 
     }
 
 
-def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str) -> tuple[list[Case], dict[str, Case]]:
-    """The cases to train with, and by id the cases as they are scored (withheld labels where there are any)."""
+@dataclass(frozen=True)
+class ReadSite:
+    """A site's cases with its `own` labels, with those that are `trained` on, and by id with those that score them."""
+
+    own: list[Case]
+    trained: list[Case]
+    scored: dict[str, Case]
+
+
+def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str) -> ReadSite:
+    """Read a site's folder. `labels`: `annotated` or `withheld`, what a method trains on."""
 
     def read(withheld: Path | None = None, restrict: tuple[str, ...] | None = None) -> list[Case]:
         cases = read_cases(
             site.folder, name, vocabulary, withheld, restrict, site.layout, rename=site.labels, ignore=site.ignore
         )
         # Parts first: leaving a patient out must not move the others to another site.
-        return _without(_part_of(cases, site.part), site.leave_out, _names(cases), f"sites.{name}.leave_out")
+        return _without(_part_of(cases, site.part), site, _names(cases), f"sites.{name}.leave_out")
 
-    scored = read(site.withheld) if site.withheld else None
+    scored = {case.id: case for case in read(site.withheld)} if site.withheld else None
     if site.external:
-        cases = scored if scored is not None else read()
-        return cases, {case.id: case for case in cases}
-    if labels == "withheld":
-        if scored is None:
-            raise ConfigError(
-                "This method needs full labels, and the site has none.",
-                where=f"sites.{name}.withheld",
-                fix="Give a folder with full labels, or choose another method.",
-            )
-        cases = scored
-    else:
-        cases = [case for case in read(restrict=site.annotated) if case.annotated]
-        if not cases:
-            raise ConfigError(
-                f"Site {name} annotates nothing of the vocabulary.",
-                where=f"sites.{name}",
-                why=f"the vocabulary is {', '.join(vocabulary)}",
-                fix="Correct 'vocabulary', or mark the site 'external: true'.",
-            )
-    if len({case.patient for case in cases}) < 2:
+        return ReadSite([], [], scored if scored is not None else {case.id: case for case in read()})
+    if labels == "withheld" and scored is None:
+        raise ConfigError(
+            "This method needs full labels, and the site has none.",
+            where=f"sites.{name}.withheld",
+            fix="Give a folder with full labels, or choose another method.",
+        )
+    own = [case for case in read(restrict=site.annotated) if case.annotated]
+    if not own:
+        raise ConfigError(
+            f"Site {name} annotates nothing of the vocabulary.",
+            where=f"sites.{name}",
+            why=f"the vocabulary is {', '.join(vocabulary)}",
+            fix="Correct 'vocabulary', or mark the site 'external: true'.",
+        )
+    if len({case.patient for case in own}) < 2:
         raise DataError(
             f"Site {name} has too few patients to train and test on.",
             where=str(site.folder),
             fix="Give it at least two, or mark it 'external: true'.",
         )
-    return cases, {case.id: case for case in scored or cases}
+    scored = scored or {case.id: case for case in own}
+    return ReadSite(own, [scored[case.id] for case in own] if labels == "withheld" else own, scored)
 
 
 def _names(cases: Sequence[Case]) -> set[str]:
     return {case.id for case in cases} | {case.patient for case in cases}
 
 
-def _without(cases: list[Case], left_out: tuple[str, ...], names: set[str], where: str) -> list[Case]:
-    """The cases that stay; a name that nothing in the folder bears is a slip of the pen."""
-    for name in left_out:
-        if name not in names:
-            raise ConfigError(
-                f"There is no case or patient {name!r} to leave out.",
-                where=where,
-                why=did_you_mean(name, names),
-                fix="Correct the name, or remove it from the list.",
-            )
-    return [case for case in cases if case.id not in left_out and case.patient not in left_out]
+def _without(cases: list[Case], site: SiteSettings, names: set[str], where: str) -> list[Case]:
+    """The cases that stay. A name that nothing at the site bears is a slip of the pen, or belongs to another part."""
+    for name in site.leave_out:
+        if name in _names(cases):
+            continue
+        elsewhere = f"it is in the folder, but not in part {list(site.part or ())} that this site uses"
+        raise ConfigError(
+            f"There is no case or patient {name!r} to leave out.",
+            where=where,
+            why=elsewhere if name in names else did_you_mean(name, names),
+            fix="Name it under the site that uses it." if name in names else "Correct the name, or remove it.",
+        )
+    return [case for case in cases if case.id not in site.leave_out and case.patient not in site.leave_out]
 
 
 def _part_of(cases: list[Case], part: tuple[int, int] | None) -> list[Case]:

@@ -42,7 +42,15 @@ def _source(name: str, site: SiteSettings, experiment: Experiment) -> Source:
         patients=_patients(site),
         external=site.external,
         leave_out=site.leave_out,
+        modality=_modality(experiment),
     )
+
+
+def _modality(experiment: Experiment) -> str:
+    """A window of Hounsfield units makes sense for CT alone; what is pooled follows from the scans."""
+    plan = experiment.plan
+    windowed = plan.intensity == "window" or (plan.intensity != "zscore" and plan.window_hu != "pooled")
+    return "CT" if windowed else ""
 
 
 def _patients(site: SiteSettings) -> frozenset[str] | None:
@@ -58,15 +66,14 @@ def _patients(site: SiteSettings) -> frozenset[str] | None:
 
 def _splits(name: str, site: SiteSettings, experiment: Experiment) -> dict[str, str]:
     """Split by case id, drawn as for training; empty where training could not begin either."""
-    labels = experiment.build_method().labels
-    if labels != "withheld" and not site.external:
+    if not site.external:
         # Withheld labels score the test cases; they decide nothing here, and may be unreadable without harm.
         site = site.model_copy(update={"withheld": None})
     try:
-        cases, _ = read_site(name, site, Vocabulary(experiment.vocabulary), labels)
+        read = read_site(name, site, Vocabulary(experiment.vocabulary), "annotated")
     except _UNREADABLE:
         return {}
     if site.external:
-        return {case.id: "test" for case in cases}
-    shared = split_cases(cases, experiment.splits, experiment.seed)
+        return dict.fromkeys(read.scored, "test")
+    shared = split_cases(read.own, experiment.splits, experiment.seed)
     return {case.id: split for split, own in shared.items() for case in own}

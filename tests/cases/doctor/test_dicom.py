@@ -71,7 +71,8 @@ def test_two_segmentations_of_one_organ(phantom, tmp_path):
 def test_a_segmentation_on_another_grid(phantom, tmp_path):
     """It refers to the series, but its frames lie a third of a voxel away."""
     hu, liver, _ = phantom
-    shared = {"SeriesInstanceUID": generate_uid(), "StudyInstanceUID": generate_uid()}
+    names = ("SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
+    shared = {name: generate_uid() for name in names}
     write(tmp_path / "tree" / "ct", hu, **shared)
     shifted = write(tmp_path / "elsewhere", hu, **shared, origin=(ORIGIN[0] + 2.7, *ORIGIN[1:]))
     write_segmentation(tmp_path / "tree" / "seg.dcm", shifted, [liver], [describe(1, "Liver", LIVER)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults import FAULTS, SITE, Fault
+from faults import FAULTS, SITE, Fault, write_clean_folder
 
 from panorgan.cases.doctor import CODES, Checkup, Severity, Source, examine
 from panorgan.cases.phantom import DEFAULT_SITES, PhantomConfig, write_federation
@@ -50,6 +50,28 @@ def test_the_clean_folder_is_silent(clean_folder):
     assert checkup.worst is None
     assert len(checkup.cases) == 9
     assert checkup.layouts == {SITE: "nnunet"}
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_other_phantoms_are_silent(seed, tmp_path):
+    checkup = examine([Source(SITE, write_clean_folder(tmp_path / "phantoms", cases=4, seed=seed))], workers=1)
+    assert tell(checkup) == ""
+
+
+def test_what_systems_leave_in_folders_is_no_case(make_bench):
+    """A Mac, a Windows machine, a note, an editor that writes a byte order mark, and scans on another disk."""
+    bench = make_bench()
+    (bench.folder / "imagesTs").mkdir()
+    for place in ("imagesTr", "labelsTr", "imagesTs"):
+        for name in (f"._{bench.case}_0000.nii.gz", f"._{bench.case}.nii.gz", ".DS_Store", "Thumbs.db", "notes.txt"):
+            (bench.folder / place / name).write_bytes(b"\0\5\26\7")
+    description = bench.folder / "dataset.json"
+    description.write_text(description.read_text(), encoding="utf-8-sig")
+    (bench.folder / "imagesTr").rename(bench.folder.parent / "elsewhere")
+    (bench.folder / "imagesTr").symlink_to(bench.folder.parent / "elsewhere")
+    checkup = examine([bench.source], workers=1)
+    assert tell(checkup) == ""
+    assert [facts.case for facts in checkup.cases] == bench.cases
 
 
 @pytest.mark.parametrize("layout", ["csv", "totalsegmentator"])

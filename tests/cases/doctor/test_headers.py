@@ -9,7 +9,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from faults import FAULTS, Bench, load, save
+from faults import FAULTS, SITE, Bench, load, save
 
 from panorgan.cases.doctor import examine, fix_headers
 from panorgan.errors import DataError
@@ -23,6 +23,7 @@ CORRECTED = (
     "spacing_in_metres",
     "spacing_in_micrometres",
     "qform_and_sform_disagree",
+    "qform_that_is_no_rotation",
     "labels_of_0_999",
     "needless_axis",
     "nan_in_image",
@@ -120,6 +121,7 @@ def test_places_that_are_refused(place, make_bench, tmp_path):
 
 def test_a_table_of_files_elsewhere_is_refused(make_bench, tmp_path):
     bench: Bench = make_bench()
+    FAULTS["shifted_origin"].damage(bench)
     bench.as_table()
     with pytest.raises(DataError, match="outside of its folder"):
         fix_headers(examine([bench.source], workers=1), tmp_path / "out")
@@ -139,3 +141,63 @@ def test_a_table_beside_its_files(make_bench, tmp_path):
     assert fixed.copy == tmp_path / "out" / "labelsTr" / f"{bench.case}.nii.gz"
     assert examine([replace(source, folder=tmp_path / "out" / "mine.csv")], workers=1).findings == ()
     assert not (tmp_path / "out" / "dataset.json").exists(), "only what the table names"
+
+
+@pytest.mark.parametrize("linked", ["imagesTr", "labelsTr"])
+def test_linked_folders_are_copied(linked, make_bench, tmp_path):
+    """The scans lie on another disk. A link back to the folder itself must not be followed for ever."""
+    bench: Bench = make_bench()
+    FAULTS["shifted_origin"].damage(bench)
+    before = content(bench.folder)
+    (bench.folder / linked).rename(tmp_path / "elsewhere")
+    (bench.folder / linked).symlink_to(tmp_path / "elsewhere")
+    (bench.folder / "again").symlink_to(bench.folder)
+    (bench.folder / ".hidden").write_text("kept")
+    assert len(fix_headers(examine([bench.source], workers=1), tmp_path / "out")) == 1
+    after = content(tmp_path / "out")
+    assert after.keys() == {*before, ".hidden"}
+    assert {place for place in before if after[place] != before[place]} == {f"labelsTr/{bench.case}.nii.gz"}
+    assert examine([replace(bench.source, folder=tmp_path / "out")], workers=1).findings == ()
+
+
+def test_a_file_outside_of_the_folder_is_not_forgotten(make_bench, tmp_path):
+    """The decathlon's list may point anywhere."""
+    bench: Bench = make_bench()
+    FAULTS["shifted_origin"].damage(bench)
+    pairs = [{"image": f"./imagesTr/{case}_0000.nii.gz", "label": f"./labelsTr/{case}.nii.gz"} for case in bench.cases]
+    bench.image_of(bench.other).rename(tmp_path / f"{bench.other}_0000.nii.gz")
+    pairs[bench.cases.index(bench.other)]["image"] = f"../{bench.other}_0000.nii.gz"
+    labels = {str(number): name for name, number in bench.ids.items()}
+    bench.describe(labels=labels, training=pairs, modality={"0": "CT"})
+    checkup = examine([bench.source], workers=1)
+    assert checkup.layouts == {SITE: "msd"}
+    with pytest.raises(DataError, match="would be missing"):
+        fix_headers(checkup, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_correct_writes_nothing(make_bench, tmp_path):
+    bench: Bench = make_bench()
+    assert fix_headers(examine([bench.source], workers=1), tmp_path / "out") == []
+    FAULTS["stray_id"].damage(bench)
+    assert fix_headers(examine([bench.source], workers=1), tmp_path / "out") == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_that_cannot_be_opened_is_refused(make_bench, tmp_path):
+    good, bad = make_bench(name="good"), make_bench(name="bad")
+    FAULTS["shifted_origin"].damage(good)
+    (bad.folder / "dataset.json").write_text("{")
+    checkup = examine([good.source, replace(bad.source, site="bad")], workers=1)
+    with pytest.raises(DataError, match="cannot be opened"):
+        fix_headers(checkup, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_names_the_layout_that_was_chosen(make_bench):
+    bench: Bench = make_bench()
+    FAULTS["shifted_origin"].damage(bench)
+    (bench.folder / "cases.csv").write_text("case,image,label,annotated\n")
+    checkup = examine([replace(bench.source, layout="nnunet")], workers=1)
+    (found,) = checkup.findings
+    assert found.fix.endswith(f"panorgan doctor {bench.folder} --layout nnunet --fix-headers OUT")

@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.doctor import intensity, plausible, thumbnail
+from panorgan.cases.doctor import intensity, placement, plausible, thumbnail
 from panorgan.cases.doctor.findings import StructureFacts
 from panorgan.cases.doctor.labels import content_hash, whole_numbers
 from panorgan.cases.doctor.masks import Mask, check_one, check_overlaps, describe
-from panorgan.cases.doctor.places import Body, check_sides
+from panorgan.cases.doctor.placement import check_placement
+from panorgan.cases.doctor.places import Body, check_order, check_sides
+from panorgan.cases.doctor.slices import check_slices
 from panorgan.cases.volume import Volume
 
 
 def test_the_tables_speak_of_organs_of_the_catalogue():
     named = {*plausible._HU, *plausible._VOLUME_ML, *plausible.ONE_PIECE, *plausible.AIRY, *plausible.STEADY}
-    named |= {*plausible.TYPICAL_SIDE, *(n for pair in (*plausible.ABOVE, *plausible.IN_FRONT) for n in pair)}
+    named |= {
+        *plausible.TYPICAL_SIDE,
+        *(n for pair in (*plausible.ABOVE, *plausible.IN_FRONT, *plausible.LEFT_OF) for n in pair),
+    }
     assert named <= set(catalogue())
     assert all(low < high for (low, high), _ in plausible._HU.values())
     assert all(low < high for low, high in plausible._VOLUME_ML.values())
@@ -217,3 +222,87 @@ def test_who_is_to_blame_for_a_wrong_side(organs, first, why):
 
 def test_a_crop_says_nothing_about_sides():
     assert check_sides(at(liver=-60, spleen=90), None, {}) is None
+
+
+def test_one_odd_vena_cava_is_a_variant_and_alone_it_is_a_mirror():
+    vessels = at(aorta=20, inferior_vena_cava=-20)
+    assert check_sides(vessels, None, {})[0] == "aorta"
+    assert check_sides(at(aorta=-20, inferior_vena_cava=20), None, {}) is None
+    kidneys = at(kidney_left=-60, kidney_right=60)
+    assert check_sides(vessels | kidneys, None, {}) is None
+
+
+def lying(**places: float) -> dict[str, StructureFacts]:
+    """Organs at these millimetres to the front."""
+    return {name: StructureFacts(name, 9, 9.0, (0.0, y, 0.0), 1, 1.0, 50.0) for name, y in places.items()}
+
+
+@pytest.mark.parametrize(
+    ("organs", "code", "structure"),
+    [
+        (lying(liver=20, stomach=30, kidney_left=-40, kidney_right=-40), None, ""),
+        (lying(liver=20, stomach=30, kidney_right=80), "odd-place", "kidney"),  # a transplant in the pelvis
+        (lying(liver=20, stomach=30, kidney_left=-40, kidney_right=80), None, ""),
+        (lying(liver=-20, kidney_left=40, kidney_right=40), "wrong-order", "liver"),  # both native kidneys
+    ],
+)
+def test_one_organ_out_of_place_turns_no_body(organs, code, structure):
+    found = list(check_order(organs))
+    assert [(problem.code, name) for name, problem in found] == ([(code, structure)] if code else [])
+
+
+def test_two_pieces_of_a_kidney_mask_are_the_native_pair():
+    pair = StructureFacts("kidney", 9, 9.0, (0.0, 40.0, 0.0), 2, 0.5, 50.0)
+    ((_, problem),) = check_order(lying(liver=-20) | {"kidney": pair})
+    assert problem.code == "wrong-order"
+
+
+@pytest.mark.parametrize(("every", "value", "code"), [(100, 40000, None), (30, 40000, "hu-overflow"), (30, 3071, None)])
+def test_a_little_metal_is_no_overflow(every, value, code):
+    """A hip of metal in one voxel of a hundred, which some scanners store without an end."""
+    voxels = scan(-1000)
+    voxels.flat[::every] = value
+    found = intensity.check_ct(intensity.measure(voxels))
+    assert (found.code if found else None) == code
+
+
+def test_a_label_beside_its_organ_is_told_where_it_belongs():
+    """A bright cube in darkness, its label four voxels too far to the right; without noise the fit there is perfect."""
+    image = np.zeros((30, 30, 30))
+    image[10:18, 10:18, 10:18] = 100
+    labels = np.zeros(image.shape, np.uint8)
+    labels[14:22, 10:18, 10:18] = 1
+    found = check_placement(image, labels, ct=False)
+    assert found.code == "label-misplaced"
+    assert "4 voxels farther towards the left" in found.what
+    assert check_placement(image, (image > 0).astype(np.uint8), ct=False) is None
+    labels[:] = 0
+    labels[14:16, 14:16, 14:16] = 1
+    assert check_placement(image, labels, ct=False) is None, "too few voxels to judge by"
+
+
+def test_spread_by_hand():
+    """Classes (0, 0, 10) and (5, 9, 9): 10 and 4 from their medians 0 and 9; from the median 9 of all: 9+9+1+4 = 23."""
+    values, classes = np.array([0.0, 0.0, 10.0, 5.0, 9.0, 9.0]), np.array([0, 0, 0, 1, 1, 1], np.uint8)
+    assert placement._spread(values, classes) == pytest.approx(14 / 23)
+
+
+def test_slices_in_a_row():
+    voxels = np.random.default_rng(0).normal(size=(6, 7, 8))
+    assert check_slices(voxels, None, axis=1) is None
+    voxels[:, 3] = voxels[:, 2]
+    assert check_slices(voxels, None, axis=1) is None, "two may be chance"
+    voxels[:, 4] = voxels[:, 2]
+    assert "3 slices" in check_slices(voxels, None, axis=1).what
+    assert "from slice 3 of 7" in check_slices(voxels, None, axis=1).why
+    assert check_slices(voxels, None, axis=0) is None
+
+
+def test_blank_slices_matter_where_something_is_labelled():
+    voxels = np.random.default_rng(0).normal(size=(6, 6, 8))
+    voxels[:, :, 5:] = -1024  # padding at the end, as many scans have
+    labels = np.zeros(voxels.shape, np.uint8)
+    labels[2:4, 2:4, 1:5] = 1
+    assert check_slices(voxels, labels, axis=2) is None
+    labels[2, 2, 5] = 1
+    assert check_slices(voxels, labels, axis=2).what.startswith("1 slices show nothing")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.anatomy import catalogue
 from panorgan.cases.doctor.codes import finding
+from panorgan.cases.doctor.empty import Tasks, find_empty
 from panorgan.cases.doctor.findings import CaseFacts, Finding, Source
 from panorgan.cases.doctor.plausible import STEADY
 
@@ -24,7 +23,9 @@ _ORGAN_HU = 120.0
 _TO_SIGMA = 1.4826
 
 
-def compare_cases(cases: Sequence[CaseFacts], extra: Sequence[CaseFacts], sources: Sequence[Source]) -> list[Finding]:
+def compare_cases(
+    cases: Sequence[CaseFacts], extra: Sequence[CaseFacts], sources: Sequence[Source], tasks: Tasks
+) -> list[Finding]:
     """All findings over several cases. `extra` are test images that are only compared."""
     found = [
         *_duplicate_scans([*cases, *extra]),
@@ -37,7 +38,7 @@ def compare_cases(cases: Sequence[CaseFacts], extra: Sequence[CaseFacts], source
     for source in sources:
         own = [facts for facts in cases if facts.site == source.site]
         found += [
-            *_empty_masks(source, own),
+            *find_empty(source, own, tasks),
             *_few_patients(source, own),
             *_intensity_outliers(source, own),
             *_mixed_modality(source, own),
@@ -97,54 +98,6 @@ def _patients_across_splits(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
                 "Give all scans of a patient the same patient name, and let the sites' parts share none.",
                 first.image,
             )
-
-
-def _empty_masks(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Finding]:
-    """Annotated but empty. One line per case while they are few, else one per structure."""
-    empty: dict[str, list[CaseFacts]] = defaultdict(list)
-    drawn: set[str] = set()
-    for facts in cases:
-        for structure in facts.structures:
-            if structure.voxels:
-                drawn.add(structure.name)
-            else:
-                empty[structure.name].append(facts)
-    for name, without in sorted(empty.items()):
-        if name not in drawn:
-            yield _never(source, name, len(without))
-        elif len(without) <= _NAME_EACH and catalogue()[name].kind not in ("tumour", "cyst"):
-            for facts in without:
-                yield _empty(source, name, facts.case, facts.label_files)
-        else:
-            listed = ", ".join(facts.case for facts in without[:5]) + (" …" if len(without) > 5 else "")
-            yield _empty(source, name, "", (), f"in {len(without)} of {len(cases)} cases: {listed}")
-
-
-def _never(source: Source, name: str, count: int) -> Finding:
-    return finding(
-        "never-annotated",
-        source.site,
-        "",
-        f"{name} is declared, but drawn in none of {count} cases.",
-        "training would learn that it is absent everywhere",
-        f"If it was not annotated here, leave it out under the site: 'ignore: [{name}]'.",
-        source.folder,
-        name,
-    )
-
-
-def _empty(source: Source, name: str, case: str, files: tuple[Path, ...], where: str = "") -> Finding:
-    return finding(
-        "empty-mask",
-        source.site,
-        case,
-        f"The {name} mask is empty{' ' + where if where else ''}.",
-        "annotated but empty: is it absent, or was it not annotated? It is taken as absent",
-        "If absent, leave it. If not annotated: remove its mask file, or list the case in a cases.csv without it: "
-        f"'{case or '<case>'},<image>,<label>,<the other organs>'.",
-        files[0] if len(files) == 1 else "",
-        name,
-    )
 
 
 def _few_patients(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Finding]:

@@ -12,9 +12,8 @@ from panorgan.cases.doctor.across import compare_cases
 from panorgan.cases.doctor.facts import CaseTask, read_case
 from panorgan.cases.doctor.findings import CaseFacts, Checkup, Finding, Source
 from panorgan.cases.doctor.folders import open_source
+from panorgan.cases.doctor.memory import fitting_workers
 from panorgan.errors import DataError
-
-_MOST_WORKERS = 8
 
 
 def examine(
@@ -26,7 +25,8 @@ def examine(
 
     Parameters
     ----------
-    workers : processes, each with one case in memory; 1 reads in this process, None takes the cores up to eight.
+    workers : processes, each with one case in memory; 1 reads in this process, None takes the cores up to eight, and
+        no more than the free memory has room for.
     on_progress : hears (cases read, cases in all).
     """
     opened = [open_source(source) for source in sources]
@@ -39,7 +39,7 @@ def examine(
         findings += found
         if on_progress is not None:
             on_progress(done, len(tasks))
-    findings += compare_cases(shown, extra, sources)
+    findings += compare_cases(shown, extra, sources, {(task.site, task.case): task for task in tasks})
     layouts = {one.source.site: one.layout for one in opened if one.layout}
     return Checkup(tuple(sources), layouts, tuple(shown), tuple(sorted(findings, key=_worst_first)))
 
@@ -50,7 +50,7 @@ def _worst_first(found: Finding) -> tuple[int, str, str, str, str, str]:
 
 def _read_all(tasks: Sequence[CaseTask], workers: int | None) -> Iterator[tuple[CaseFacts, list[Finding]]]:
     """Results in the order of the tasks, whoever is ready first."""
-    wanted = min(workers or min(os.cpu_count() or 1, _MOST_WORKERS), max(len(tasks), 1))
+    wanted = min(workers or fitting_workers(tasks, os.cpu_count() or 1), max(len(tasks), 1))
     if wanted <= 1:
         yield from map(read_case, tasks)
         return

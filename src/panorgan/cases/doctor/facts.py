@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+from numpy.typing import NDArray
 
-from panorgan.cases.doctor import intensity, masks, places, thumbnail
-from panorgan.cases.doctor.codes import finding
+from panorgan.cases.doctor import intensity, masks, places, plausible, thumbnail
+from panorgan.cases.doctor.codes import CODES, finding
 from panorgan.cases.doctor.files import Problem, look
-from panorgan.cases.doctor.findings import CaseFacts, Finding, StructureFacts, Thumbnail
+from panorgan.cases.doctor.findings import CaseFacts, Finding, StructureFacts
 from panorgan.cases.doctor.geometry import to_ras
 from panorgan.cases.doctor.labels import content_hash, label_paths, read_labels
 from panorgan.cases.doctor.masks import Mask
+from panorgan.cases.doctor.placement import check_placement
+from panorgan.cases.doctor.slices import check_slices
 from panorgan.cases.layouts.base import FoundLabels
 from panorgan.cases.volume import Volume
 
-_AIR_HU = -500.0
+# So many structures with the same trouble, and so large a share of all, are one trouble of the whole label.
+_SEVERAL, _MOST = 3, 0.5
 # In MR, air is as dark as noise: a small share of the bright tissue.
 _MR_AIR = 0.1
+_DAMAGED = "Open its files in a viewer; copy them again from their source, or remove the case."
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class CaseTask:
     """What a worker needs to know about a case.
 
     `organs` gives the organ for every one of the folder's label names that is used; `modality` is what the folder
-    says (CT, MR or nothing). `image_only` cases are compared with the others and not shown.
+    says (CT, MR or nothing) and `declared_in` where. `layout` is the layout's name where the user had to choose it.
+    `image_only` cases are compared with the others and not shown.
     """
 
     site: str
@@ -44,11 +51,14 @@ class CaseTask:
     split: str = ""
     slices: tuple[Path, ...] = ()
     image_only: bool = False
+    declared_in: str = ""
+    layout: str = ""
 
     @property
     def repair(self) -> str:
         """The command that writes corrected copies."""
-        return f"panorgan doctor {shlex.quote(str(self.folder))} --fix-headers OUT"
+        layout = f" --layout {self.layout}" if self.layout else ""
+        return f"panorgan doctor {shlex.quote(str(self.folder))}{layout} --fix-headers OUT"
 
 
 class _Report:
@@ -75,7 +85,7 @@ class _Report:
 class _Image:
     """The scan as stored and in RAS order; `ct` says that its values are trusted to be HU.
 
-    Values below `air_below` are air; NaN where that cannot be told.
+    Values below `air_below` are air; NaN where that cannot be told. `stack` is the RAS axis along which slices lie.
     """
 
     stored: Volume
@@ -83,30 +93,57 @@ class _Image:
     ct: bool
     usable: bool
     air_below: float = float("nan")
+    stack: int = 2
 
 
 def read_case(task: CaseTask) -> tuple[CaseFacts, list[Finding]]:
     """Facts and findings of one case; never stops at a bad file."""
     report = _Report(task)
     facts = CaseFacts(task.site, task.case, task.patient, task.image, split=task.split, folder=task.folder)
+    try:
+        return _read(task, facts, report), report.findings
+    except Exception as error:  # one file that nobody thought of must not end the check-up of a thousand
+        why = f"{type(error).__name__}: {error}"[:300]
+        report.add(Problem("file-unreadable", "A case cannot be checked.", why, _DAMAGED), task.image)
+        return facts, report.findings
+
+
+def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
     image, facts = _read_image(task, facts, report)
     if task.labels is None or task.image_only:
         if image is not None and image.usable and not task.image_only:
-            facts = replace(facts, thumbnail=_draw(image, {}))
-        return facts, report.findings
+            picture = np.zeros(image.ras.voxels.shape, dtype=np.uint8)
+            facts = replace(facts, thumbnail=thumbnail.draw(image.ras, picture, (), image.ct))
+            _check_stack(image, None, report)
+        return facts
     stored = image.stored if image is not None else None
     read = read_labels(task.labels, task.organs, stored, task.repair, report.add)
     facts = replace(facts, label_content=read.content, label_files=_files(task.labels, task.organs))
     if image is not None and image.usable:
         found = masks.inclusive(read.masks, task.organs)
-        facts = replace(facts, structures=_check_masks(task, image, found, report), thumbnail=_draw(image, found))
+        picture, names = masks.painted(found, image.ras.voxels.shape)
+        shown = thumbnail.draw(image.ras, picture, names, image.ct)
+        facts = replace(facts, structures=_check_masks(task, image, found, report), thumbnail=shown)
         for structure, problem in masks.check_overlaps(found):
             report.add(problem, structure=structure)
-    return facts, report.findings
+        _check_stack(image, picture, report)
+        solid = {organ: mask for organ, mask in found.items() if not plausible.is_hollow(organ)}
+        if len(solid) < len(found):
+            picture, _ = masks.painted(solid, image.ras.voxels.shape)
+        misplaced = check_placement(image.ras.voxels, picture, image.ct)
+        if misplaced:
+            report.add(misplaced, label_paths(task.labels, task.organs)[0])
+    return facts
+
+
+def _check_stack(image: _Image, labels: NDArray[np.uint8] | None, report: _Report) -> None:
+    repeated = check_slices(image.ras.voxels, labels, image.stack)
+    if repeated:
+        report.add(repeated, report.task.image)
 
 
 def _files(labels: FoundLabels, organs: Mapping[str, str]) -> tuple[Path, ...]:
-    return tuple(path for path in label_paths(labels, organs) if path.is_file())
+    return tuple(path for path in label_paths(labels, organs) if os.path.isfile(path))
 
 
 def _read_image(task: CaseTask, facts: CaseFacts, report: _Report) -> tuple[_Image | None, CaseFacts]:
@@ -135,12 +172,13 @@ def _read_image(task: CaseTask, facts: CaseFacts, report: _Report) -> tuple[_Ima
         report.add(_constant(values.low), task.image)
         return _Image(stored, ras, ct=False, usable=False), facts
     check = {"CT": intensity.check_ct, "MR": intensity.check_mr}.get(facts.modality)
-    problem_found = check(values) if check else None
+    problem_found = check(values, task.declared_in) if check else None
+    stack = int(nib.orientations.io_orientation(stored.affine)[2, 0])
     if problem_found:
         report.add(problem_found, task.image)
-        return _Image(stored, ras, ct=False, usable=True), facts
-    air_below = {"CT": _AIR_HU, "MR": _MR_AIR * values.percentiles["p99"]}.get(facts.modality, float("nan"))
-    return _Image(stored, ras, facts.modality == "CT", usable=True, air_below=air_below), facts
+        return _Image(stored, ras, ct=False, usable=True, stack=stack), facts
+    air_below = {"CT": plausible.AIR_HU, "MR": _MR_AIR * values.percentiles["p99"]}.get(facts.modality, float("nan"))
+    return _Image(stored, ras, facts.modality == "CT", usable=True, air_below=air_below, stack=stack), facts
 
 
 def _not_finite(count: int, some_left: bool, repair: str) -> Problem:
@@ -162,14 +200,15 @@ def _check_masks(
 ) -> tuple[StructureFacts, ...]:
     """Every mask by itself, then where they lie in the body."""
     facts: dict[str, StructureFacts] = {}
+    odd: list[tuple[str, Problem]] = []
     for organ, mask in found.items():
         facts[organ], numbers, sizes = masks.describe(organ, mask, image.ras)
         if not facts[organ].voxels:
             continue
-        for problem in masks.check_one(organ, mask, image.ras, facts[organ], image.ct):
-            report.add(problem, structure=organ)
-        for problem in masks.check_pieces(organ, mask, numbers, sizes, image.ras):
-            report.add(problem, structure=organ)
+        odd += [(organ, problem) for problem in masks.check_one(organ, mask, image.ras, facts[organ], image.ct)]
+        odd += [(organ, problem) for problem in masks.check_pieces(organ, mask, numbers, sizes, image.ras)]
+    for structure, problem in _told_once(odd, sum(bool(f.voxels) for f in facts.values())):
+        report.add(problem, structure=structure)
     body = None if np.isnan(image.air_below) else places.find_body(image.ras, image.air_below)
     names = {organ: name for name, organ in task.organs.items()}
     wrong = places.check_sides(facts, body, names)
@@ -180,6 +219,18 @@ def _check_masks(
     return tuple(facts.values())
 
 
-def _draw(image: _Image, found: Mapping[str, Mask]) -> Thumbnail:
-    picture, names = masks.painted(found, image.ras.voxels.shape)
-    return thumbnail.draw(image.ras, picture, names, image.ct)
+def _told_once(odd: Sequence[tuple[str, Problem]], drawn: int) -> Iterator[tuple[str, Problem]]:
+    """Problems by structure; where most structures share one, it is told of the whole label."""
+    organs: dict[str, set[str]] = {}
+    for organ, problem in odd:
+        organs.setdefault(problem.code, set()).add(organ)
+    shared = {code for code, own in organs.items() if len(own) >= max(_SEVERAL, _MOST * drawn)}
+    for organ, problem in odd:
+        if problem.code not in shared:
+            yield organ, problem
+    for code in sorted(shared):
+        first, problem = next((organ, problem) for organ, problem in odd if problem.code == code)
+        why = f"{', '.join(sorted(organs[code]))}; for example {first}: {problem.why}"
+        fix = "Check the spacing of the scan, its values, and that the label was drawn on this scan."
+        what = f"{len(organs[code])} of {drawn} masks: {CODES[code].title}."
+        yield "", replace(problem, what=what, why=why, fix=fix)

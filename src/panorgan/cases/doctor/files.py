@@ -9,15 +9,14 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
-from panorgan.cases.volume import Volume, grid_distance_mm, read_volume
+from panorgan.cases.doctor.codes import CODES
+from panorgan.cases.volume import FINEST_MM, LONGEST_MM, Volume, grid_distance_mm, read_volume
 from panorgan.errors import DataError
 
 NIFTI_ENDINGS = (".nii", ".nii.gz")
-# As the reader of scans refuses.
-_FINEST_MM = 0.01
-_LONGEST_MM = 5000.0
 # No scan of a person is smaller as a whole; voxels of 12 mm written in metres would pass every other test.
 _SMALLEST_EXTENT_MM = 10.0
 # Body parts and voxels of everyday scans, to tell a header in other units from one that is broken.
@@ -44,6 +43,9 @@ def look(path: Path, repair: str, slices: Sequence[Path] = ()) -> tuple[Volume |
         volume = read_volume(path, slices)
     except DataError as error:
         return None, [_refused(path, error, repair)]
+    except OSError as error:  # a path that no system can have, such as one of 5000 letters
+        fix = "Check the path, or remove the case."
+        return None, [Problem("image-missing", "A scan file is missing.", f"{type(error).__name__}: {error}", fix)]
     if max(extent_mm(volume)) < _SMALLEST_EXTENT_MM:
         return None, [_too_small(volume, repair)]
     return volume, _oddities(path, volume, repair) if is_nifti(path) else []
@@ -63,7 +65,7 @@ def unit_factor(affine: NDArray[np.float64], shape: tuple[int, ...]) -> float | 
     """What brings a header in metres or micrometres to millimetres; None when that is not the obvious mistake."""
     spacing = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
     whole = (spacing * np.array(shape[:3])).max()
-    if spacing.min() >= _FINEST_MM and _SMALLEST_EXTENT_MM <= whole <= _LONGEST_MM:
+    if spacing.min() >= FINEST_MM and _SMALLEST_EXTENT_MM <= whole <= LONGEST_MM:
         return None
     fitting = []
     for factor in (1000.0, 0.001):
@@ -76,41 +78,31 @@ def unit_factor(affine: NDArray[np.float64], shape: tuple[int, ...]) -> float | 
 
 
 def forms_apart_mm(image: Any) -> float:
-    """How far qform and sform place the same voxel apart; 0 where not both are given."""
-    qform, sform = image.get_qform(coded=True), image.get_sform(coded=True)
-    if not qform[1] or not sform[1]:
+    """How far qform and sform place the same voxel apart; 0 where not both are given, infinite for a broken qform."""
+    if not image.header["qform_code"] or not image.header["sform_code"]:
         return 0.0
+    try:
+        qform, sform = image.get_qform(), image.get_sform()
+    except (ValueError, HeaderDataError):  # nibabel's words for numbers that are no rotation
+        return float("inf")
     voxels = np.empty(image.shape[:3], dtype=np.bool_)
-    return grid_distance_mm(Volume(voxels, qform[0]), Volume(voxels, sform[0]))
+    apart = grid_distance_mm(Volume(voxels, qform), Volume(voxels, sform))
+    return apart if np.isfinite(apart) else float("inf")
+
+
+def code_of(error: DataError, otherwise: str) -> str:
+    """The kind of an error where it is one of the doctor's codes."""
+    return error.kind if error.kind in CODES else otherwise
 
 
 def _refused(path: Path, error: DataError, repair: str) -> Problem:
     """Why `read_volume` refused the file, as a code."""
-    code, fix = _cause(path, error), error.fix
+    code, fix = code_of(error, "file-unreadable"), error.fix
     if code == "implausible-spacing" and is_nifti(path):
         image: Any = nib.load(path)
         if unit_factor(image.affine, image.shape):
             fix = repair
     return Problem(code, error.what, error.why, fix)
-
-
-def _cause(path: Path, error: DataError) -> str:
-    if not path.exists():
-        return "image-missing"
-    # The error has a cause where a library failed to read, and none where we refused what it read.
-    if error.__cause__ is not None or not is_nifti(path):
-        return "file-unreadable"
-    image: Any = nib.load(path)
-    shape = tuple(image.shape)
-    while len(shape) > 3 and shape[-1] == 1:
-        shape = shape[:-1]
-    if image.get_data_dtype().kind not in "iuf":
-        return "not-greyscale"
-    if len(shape) not in (2, 3):  # a flat picture is one slice
-        return "not-3d"
-    if 0 in shape:
-        return "file-unreadable"
-    return "bad-affine" if "affine" in error.why else "implausible-spacing"
 
 
 def _too_small(volume: Volume, repair: str) -> Problem:
@@ -141,7 +133,9 @@ def _oddities(path: Path, volume: Volume, repair: str) -> list[Problem]:
         found.append(
             Problem(
                 "forms-disagree",
-                f"qform and sform place the scan up to {apart:.3g} mm apart.",
+                f"qform and sform place the scan up to {apart:.3g} mm apart."
+                if np.isfinite(apart)
+                else "The header's qform is no rotation.",
                 "panorgan and nibabel use the sform, other programs the qform",
                 f"Check in a viewer that the sform is right, then: {repair}",
             )

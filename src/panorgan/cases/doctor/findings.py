@@ -34,6 +34,7 @@ class Source:
     patients : only these patients belong to the site; None means all.
     leave_out : cases or patients that are not used.
     external : scored, never trained on: need not annotate anything.
+    modality : CT where the experiment's plan is for CT; what the data itself says comes first.
     """
 
     site: str
@@ -47,6 +48,7 @@ class Source:
     patients: frozenset[str] | None = None
     external: bool = False
     leave_out: tuple[str, ...] = ()
+    modality: str = ""
 
     def uses(self, case: str, patient: str) -> bool:
         """Whether a case of the folder belongs to this source."""

@@ -5,38 +5,26 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from panorgan.anatomy import find_organ
-from panorgan.cases.doctor.codes import finding
 from panorgan.cases.doctor.facts import CaseTask
-from panorgan.cases.doctor.findings import Finding, Source
+from panorgan.cases.doctor.files import NIFTI_ENDINGS, code_of
+from panorgan.cases.doctor.findings import Source
 from panorgan.cases.doctor.labels import label_names
-from panorgan.cases.layouts import find_layout
-from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, LabelRules, missing_folder
-from panorgan.errors import AnatomyError, DataError, PanorganError
+from panorgan.cases.doctor.names import name_organs, tell_nothing_annotated
+from panorgan.cases.doctor.opened import Opened
+from panorgan.cases.formats import ITK_ENDINGS
+from panorgan.cases.layouts import AUTO, find_layout, find_problems
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
+from panorgan.errors import DataError, PanorganError
 
 _OF_LAYOUT = {"kits": "CT", "lits": "CT", "acdc": "MR"}
 _NNUNET = ("nnunet", "msd")
 _MR_WORDS = ("mr", "t1", "t2", "flair", "adc", "dwi")
 _TEST = "imagesTs"
+_SCAN_ENDINGS = (*NIFTI_ENDINGS, *ITK_ENDINGS)
 # What damaged tables and descriptions raise before anybody could have checked them.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error)
-
-
-@dataclass
-class Opened:
-    """A source made ready: what to read, and what was found on the way."""
-
-    source: Source
-    layout: str = ""
-    tasks: list[CaseTask] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    def tell(self, code: str, what: str, why: str = "", fix: str = "", file: object = "", case: str = "") -> None:
-        """Add a finding about this source."""
-        self.findings.append(finding(code, self.source.site, case, what, why, fix, file))
 
 
 def open_source(source: Source) -> Opened:
@@ -50,21 +38,25 @@ def open_source(source: Source) -> Opened:
     _tell_orphans(opened, images, labels)
     mine = {case: image for case, image in sorted(images.items()) if source.uses(case, image.patient)}
     if not mine:
-        fix = "Check the names of the scans (nnU-Net: imagesTr/<case>_0000.nii.gz)."
-        opened.tell("no-scans", "A data folder holds no scans.", "no file is named as the layout asks", fix, folder)
+        if images or not opened.findings:  # else it was told what is wrong with them
+            _tell_no_scans(opened, len(images))
         return opened
+    if labels and not any(map(label_names, labels.values())) and source.vocabulary is None and not source.external:
+        tell_nothing_annotated(opened, "label files are there, but no label is declared")
     labels = {case: found for case, found in labels.items() if case in mine and label_names(found)}
     _tell_unlabelled(opened, mine, labels)
-    organs = _name_organs(opened, labels)
-    modality = _declared(folder) if opened.layout in _NNUNET else _OF_LAYOUT.get(opened.layout, "")
+    organs = name_organs(opened, labels)
+    channels = _channels(folder) if opened.layout in _NNUNET else ()
+    _tell_channels(opened, channels)
     for case, image in mine.items():
         found = labels.get(case)
         own = {name: organs[name] for name in label_names(found) if name in organs} if found else {}
-        kind = modality or _by_name(image.path, opened.layout)
+        modality, declared_in = _modality(opened, channels, image)
         split = source.splits.get(case, "")
-        about = (source.site, folder, case, image.patient, image.path, found, own, kind, split)
-        opened.tasks.append(CaseTask(*about, slices=image.slices))
-    opened.tasks += _test_images(opened, modality)
+        about = (source.site, folder, case, image.patient, image.path, found, own, modality, split, image.slices)
+        chosen = source.layout if source.layout != AUTO else ""
+        opened.tasks.append(CaseTask(*about, declared_in=declared_in, layout=chosen))
+    opened.tasks += _test_images(opened, _spoken(channels))
     return opened
 
 
@@ -77,9 +69,15 @@ def _look_into(opened: Opened) -> tuple[dict[str, FoundImage], dict[str, FoundLa
             raise missing_folder(folder)
         layout = find_layout(folder, opened.source.layout)
         opened.layout, code = layout.name, "folder-unreadable"
-        return layout.images(folder), layout.labels(folder)
+        images = layout.images(folder)
+        for problem in find_problems(layout, folder):
+            case = _case_of(problem, images)
+            code = code_of(problem, "folder-unreadable")
+            opened.tell(code, problem.what, problem.why, problem.fix, problem.where or folder, case)
+        code = "folder-unreadable"
+        return images, layout.labels(folder)
     except PanorganError as error:
-        code = "several-layouts" if "several layouts" in error.what else code
+        code = code_of(error, code) if isinstance(error, DataError) else code
         opened.tell(code, error.what, error.why, error.fix, error.where or folder)
     except _UNREADABLE as error:
         what, fix = (
@@ -90,58 +88,24 @@ def _look_into(opened: Opened) -> tuple[dict[str, FoundImage], dict[str, FoundLa
     return None
 
 
-def _name_organs(opened: Opened, labels: Mapping[str, FoundLabels]) -> dict[str, str]:
-    """The organ of every label name that is used; tells of names that nobody knows and of labels that do not fit."""
-    source = opened.source
-    organs: dict[str, str] = {}
-    unknown: dict[str, str] = {}
-    for name in sorted({name for found in labels.values() for name in label_names(found)} - set(source.ignore)):
-        try:
-            organs[name] = find_organ(source.rename.get(name, name)).name
-        except AnatomyError as error:
-            unknown[name] = error.fix
-    if unknown:
-        hints = " ".join(dict.fromkeys(hint for hint in unknown.values() if hint.startswith("Did you mean")))
-        fix = (
-            f"Under the site: 'labels: {{{next(iter(unknown))}: <organ>}}' or 'ignore: [{', '.join(unknown)}]'. {hints}"
-        )
-        what = f"Labels with names that panorgan does not know: {', '.join(unknown)}."
-        opened.tell(
-            "unknown-name", what, "they are neither organs of the catalogue nor aliases", fix.strip(), source.folder
-        )
-    if source.vocabulary is None:
-        return organs
-    return {name: organs[name] for name in _used(opened, labels, tuple(unknown)) if name in organs}
+def _case_of(problem: DataError, images: Mapping[str, FoundImage]) -> str:
+    """The case whose files a problem names; empty where that is none of those that can be read."""
+    where = {Path(line) for line in problem.where.splitlines()}
+    return next((case for case, image in images.items() if where & {image.path, *image.slices}), "")
 
 
-def _used(opened: Opened, labels: Mapping[str, FoundLabels], unknown: tuple[str, ...]) -> set[str]:
-    """The folder's names that make up structures of the vocabulary."""
-    source = opened.source
-    if source.vocabulary is None:
-        return set()
-    rules = LabelRules(source.vocabulary, source.rename, (*source.ignore, *unknown), source.restrict)
-    used: set[str] = set()
-    told: dict[str, tuple[DataError, list[str]]] = {}
-    for case, found in sorted(labels.items()):
-        try:
-            used.update(
-                name for names in rules.structures(label_names(found), str(source.folder)).values() for name in names
-            )
-        except DataError as error:
-            told.setdefault(error.what, (error, []))[1].append(case)
-            used.update(label_names(found))
-    for misfit, cases in told.values():
-        which = "" if len(cases) == len(labels) else f" (cases: {_some(cases)})"
-        opened.tell("labels-unusable", misfit.what, f"{misfit.why}{which}", misfit.fix, source.folder)
-    if not used and not source.external:
-        opened.tell(
-            "nothing-annotated",
-            f"Site {source.site} annotates nothing of the vocabulary.",
-            f"the vocabulary is {', '.join(source.vocabulary)}",
-            "Correct 'vocabulary', name the labels with 'labels: {…}', or mark the site 'external: true'.",
-            source.folder,
-        )
-    return used
+def _tell_no_scans(opened: Opened, there: int) -> None:
+    if there:
+        what, why = f"No scan of the folder belongs to site {opened.source.site}.", f"the folder holds {there} scans"
+        fix = "Check 'part' and 'leave_out' of the site."
+    else:
+        what, why = "A data folder holds no scans.", "no file is named as the layout asks"
+        fix = {
+            "nnunet": "Check the names of the scans: imagesTr/<case>_0000.nii.gz.",
+            "msd": "List the cases under 'training' in dataset.json.",
+            "csv": "Add a row per case to the table: case,image,label,annotated.",
+        }.get(opened.layout, f"Compare the names of the files with the layout {opened.layout!r}.")
+    opened.tell("no-scans", what, why, fix, opened.source.folder)
 
 
 def _tell_orphans(opened: Opened, images: Mapping[str, FoundImage], labels: Mapping[str, FoundLabels]) -> None:
@@ -149,8 +113,8 @@ def _tell_orphans(opened: Opened, images: Mapping[str, FoundImage], labels: Mapp
     orphans = {case: "" for case in labels if case not in images}
     if opened.layout in _NNUNET and images:
         known = {found.path.name for found in labels.values() if isinstance(found, FoundLabelMap)}
-        for path in sorted((opened.source.folder / "labelsTr").glob("*.*")):
-            if path.name not in known and not path.name.startswith("."):
+        for path in _scan_files(opened.source.folder / "labelsTr"):
+            if path.name not in known:
                 orphans[path.name.split(".")[0]] = str(path)
     for case, file in sorted(orphans.items()):
         fix = "Add its scan, or remove the label."
@@ -169,17 +133,47 @@ def _tell_unlabelled(opened: Opened, images: Mapping[str, FoundImage], labels: M
             )
 
 
-def _declared(folder: Path) -> str:
-    """CT or MR from nnU-Net's `channel_names` or the decathlon's `modality`; empty for other words."""
+def _modality(opened: Opened, channels: tuple[str, ...], image: FoundImage) -> tuple[str, str]:
+    """CT or MR, and where that is written; both empty where nothing says it."""
+    source, layout = opened.source, opened.layout
+    of_file = {"csv": "the modality column of the table", "dicom": "Modality in the DICOM headers"}
+    for modality, where in (
+        (image.modality, of_file.get(layout, "the scan's name")),
+        (_spoken(channels), "channel_names in dataset.json" if layout == "nnunet" else "modality in dataset.json"),
+        (_OF_LAYOUT.get(layout, ""), f"layout {layout} is for {_OF_LAYOUT.get(layout, '')}"),
+        (_by_name(image.path, layout), "the scan's name"),
+        (source.modality, "'intensity: window' of the experiment's plan"),
+    ):
+        if modality:
+            return modality, where
+    return "", ""
+
+
+def _channels(folder: Path) -> tuple[str, ...]:
+    """Names from nnU-Net's `channel_names` or the decathlon's `modality`, the first one first."""
     try:
-        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8-sig"))
         channels = content.get("channel_names") or content.get("modality") or {}
-        first = str(channels.get("0", "")).strip().lower()
-    except (OSError, ValueError, AttributeError):
-        return ""
+        return tuple(str(channels[key]).strip() for key in sorted(channels, key=int))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return ()
+
+
+def _spoken(channels: tuple[str, ...]) -> str:
+    """CT or MR from the first channel's name; empty for other words."""
+    first = channels[0].lower() if channels else ""
     if first == "ct":
         return "CT"
     return "MR" if any(word in first for word in _MR_WORDS) else ""
+
+
+def _tell_channels(opened: Opened, channels: tuple[str, ...]) -> None:
+    """The decathlon keeps its channels in one file, which is refused where it is read."""
+    if opened.layout == "nnunet" and len(channels) > 1:
+        what = f"Only the first of {len(channels)} channels is read: {channels[0]}."
+        fix = "Leave it if that one is enough; panorgan trains on one channel."
+        why = f"not used: {', '.join(channels[1:])}"
+        opened.tell("channels-unused", what, why, fix, opened.source.folder / "dataset.json")
 
 
 def _by_name(image: Path, layout: str) -> str:
@@ -198,16 +192,16 @@ def _test_images(opened: Opened, modality: str) -> list[CaseTask]:
     if opened.layout not in _NNUNET:
         return []
     source, tasks = opened.source, []
-    for path in sorted((source.folder / _TEST).glob("*.*")):
+    for path in _scan_files(source.folder / _TEST):
         stem = path.name.split(".")[0]
         other_channel = stem[-5:-4] == "_" and stem[-4:].isdigit() and not stem.endswith("_0000")
-        if path.name.startswith(".") or (opened.layout == "nnunet" and other_channel):
+        if opened.layout == "nnunet" and other_channel:
             continue
         case = stem.removesuffix("_0000")
         tasks.append(CaseTask(source.site, source.folder, case, case, path, None, {}, modality, _TEST, image_only=True))
     return tasks
 
 
-def _some(cases: list[str]) -> str:
-    more = f" and {len(cases) - 5} more" if len(cases) > 5 else ""
-    return ", ".join(cases[:5]) + more
+def _scan_files(folder: Path) -> list[Path]:
+    """Files that may be scans; systems leave other things beside them."""
+    return [path for path in visible(folder, "*.*") if path.name.lower().endswith(_SCAN_ENDINGS)]

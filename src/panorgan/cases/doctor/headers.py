@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from panorgan.cases.doctor.findings import Checkup, Source
 from panorgan.cases.doctor.folders import open_source
 from panorgan.cases.doctor.geometry import lies_on_voxels, on_grid
 from panorgan.cases.doctor.labels import label_paths, whole_numbers
+from panorgan.cases.doctor.opened import Opened
 from panorgan.cases.volume import Volume
 from panorgan.errors import DataError
 
@@ -46,36 +47,71 @@ class FixedFile:
 def fix_headers(checkup: Checkup, out: Path, on_progress: Callable[[int, int], None] | None = None) -> list[FixedFile]:
     """Write corrected copies of every source below `out` (below `out/<site>` where there are several).
 
-    `out` appears only once it is complete. `on_progress` hears (files written, files in all).
+    `out` appears only once it is complete, and not at all where nothing can be corrected or a source cannot be opened.
+    `on_progress` hears (files written, files in all).
     """
-    roots = {source.site: _root(source) for source in checkup.sources}
     check_place(out, checkup.sources)
     broken = {(found.site, found.case) for found in checkup.findings if found.code in FIXABLE}
-    plans = [(source, _files_of(source), _tasks_by_file(source, broken)) for source in checkup.sources]
-    total = sum(len(files) for _, files, _ in plans)
+    if not broken:
+        return []
+    several = len(checkup.sources) > 1
+    copies = [copy for source in checkup.sources for copy in _plan(source, broken, several)]
+    # What may be corrected comes first: where nothing is, the rest need not be copied.
+    copies.sort(key=lambda copy: copy.role is None)
     out.parent.mkdir(parents=True, exist_ok=True)
     building = Path(mkdtemp(prefix=f".{out.name}-", suffix="-building", dir=out.parent))
     fixed: list[FixedFile] = []
-    done = 0
     try:
-        for source, files, tasks in plans:
-            below = Path() if len(plans) == 1 else Path(source.site)
-            for path in files:
-                place = below / path.relative_to(roots[source.site])
-                (building / place).parent.mkdir(parents=True, exist_ok=True)
-                reason = _write_copy(path, building / place, tasks.get(path.resolve()))
-                if reason:
-                    fixed.append(FixedFile(path, out / place, reason))
-                done += 1
-                if on_progress is not None:
-                    on_progress(done, total)
+        for done, copy in enumerate(copies, start=1):
+            if copy.role is None and not fixed:
+                return []
+            (building / copy.place).parent.mkdir(parents=True, exist_ok=True)
+            reason = _write_copy(copy.path, building / copy.place, copy.role)
+            if reason:
+                fixed.append(FixedFile(copy.path, out / copy.place, reason))
+            if on_progress is not None:
+                on_progress(done, len(copies))
+        if not fixed:
+            return []
         building.chmod(0o755)
         if out.exists():
             out.rmdir()  # it is empty
         os.replace(building, out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return fixed
+    return sorted(fixed, key=lambda file: file.copy)
+
+
+@dataclass(frozen=True)
+class _Role:
+    """What a file is in its case: the scan itself, or a label of it."""
+
+    task: CaseTask
+    label: bool
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A file, its place below `out`, and its role where something may be corrected."""
+
+    path: Path
+    place: Path
+    role: _Role | None
+
+
+def _plan(source: Source, broken: set[tuple[str, str]], several: bool) -> list[_Copy]:
+    """What to write for a source."""
+    opened = open_source(source)
+    if not opened.tasks:
+        where = str(source.folder)
+        fix = "Correct first what the doctor says about it, or leave it out of the command."
+        raise DataError("Nothing can be copied from a folder that cannot be opened.", where=where, fix=fix)
+    files = _files_of(opened)
+    _check_complete(opened, files)
+    roles = _roles(opened, broken)
+    below = Path(source.site) if several else Path()
+    root = _root(source)
+    return [_Copy(path, below / path.relative_to(root), roles.get(path.resolve())) for path in files]
 
 
 def _root(source: Source) -> Path:
@@ -102,16 +138,15 @@ def check_place(out: Path, sources: Sequence[Source]) -> None:
         )
 
 
-def _files_of(source: Source) -> list[Path]:
+def _files_of(opened: Opened) -> list[Path]:
     """Every file of the folder; for a table the files that it names, which must lie beside or below it."""
-    root = _root(source)
-    opened = open_source(source)
+    source, root = opened.source, _root(opened.source)
     if opened.layout != "csv":
-        return sorted(path for path in root.rglob("*") if path.is_file())
+        return list(_walk(root, frozenset()))
     named = [source.folder if source.folder.is_file() else root / "cases.csv"]
     for task in opened.tasks:
         found = [task.image, *(label_paths(task.labels) if task.labels is not None else ())]
-        named += [p for path in found for p in (sorted(path.rglob("*")) if path.is_dir() else [path]) if p.is_file()]
+        named += [p for path in found for p in (_walk(path, frozenset()) if path.is_dir() else [path]) if p.is_file()]
     outside = [path for path in named if not _below(path, root)]
     if outside:
         raise DataError(
@@ -123,23 +158,42 @@ def _files_of(source: Source) -> list[Path]:
     return list(dict.fromkeys(named))
 
 
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """Every file below a folder, hidden ones too. Links are followed, but not back to a folder that is being read."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from _walk(path, above | {real})
+        elif path.is_file():
+            yield path
+
+
+def _check_complete(opened: Opened, files: Sequence[Path]) -> None:
+    """Nothing that a case needs may be left behind."""
+    copied = set(files)
+    for task in opened.tasks:
+        labels = label_paths(task.labels) if task.labels is not None else ()
+        for path in (*(task.slices or (task.image,)), *labels):
+            if path.is_file() and path not in copied:
+                raise DataError(
+                    "A file of a case would be missing in the copy.",
+                    where=str(path),
+                    why=f"case {task.case} needs it, but it does not lie below {_root(opened.source)}",
+                    fix="Put all files of the data set below one folder, by links if need be.",
+                )
+
+
 def _below(path: Path, root: Path) -> bool:
     """Whether the path as the table writes it stays inside the folder."""
     return path.is_relative_to(root) and ".." not in path.relative_to(root).parts
 
 
-@dataclass(frozen=True)
-class _Role:
-    """What a file is in its case: the scan itself, or a label of it."""
-
-    task: CaseTask
-    label: bool
-
-
-def _tasks_by_file(source: Source, broken: set[tuple[str, str]]) -> dict[Path, _Role]:
+def _roles(opened: Opened, broken: set[tuple[str, str]]) -> dict[Path, _Role]:
     """The files of cases in which something was found that can be corrected."""
     roles: dict[Path, _Role] = {}
-    for task in open_source(source).tasks:
+    for task in opened.tasks:
         if (task.site, task.case) not in broken:
             continue
         roles[task.image.resolve()] = _Role(task, label=False)
@@ -186,7 +240,8 @@ class _Mended:
         """Both forms as the sform says."""
         apart = forms_apart_mm(self.image)
         if apart > max(0.1, 0.5 * min(self.volume.spacing)):
-            self.reasons.append(f"qform set to the sform ({apart:.3g} mm apart)")
+            words = f"{apart:.3g} mm apart" if np.isfinite(apart) else "it was no rotation"
+            self.reasons.append(f"qform set to the sform ({words})")
 
     def to_millimetres(self) -> None:
         """Metres or micrometres."""
@@ -209,7 +264,7 @@ class _Mended:
         whole, problem = whole_numbers(self.volume.voxels, "")
         if problem is None or whole is None:
             return
-        kind = np.uint8 if whole.min() >= 0 and whole.max() < 256 else np.int32
+        kind = np.uint8 if whole.min() >= 0 and whole.max() < 256 else whole.dtype
         self.stored, self.slope, self.intercept = whole.astype(kind), 1.0, 0.0
         self.reasons.append("label values rounded to whole numbers")
 
@@ -227,6 +282,8 @@ class _Mended:
         code = max(int(header["sform_code"]), int(header["qform_code"]), 1)
         written.set_sform(self.affine, code=code)
         written.set_qform(self.affine, code=code)
+        if not np.allclose(written.get_qform(), self.affine, atol=1e-2):
+            written.header["qform_code"] = 0  # a qform cannot be sheared, and two places are worse than one
         written.header.set_xyzt_units("mm")
         if (self.slope, self.intercept) != (1.0, 0.0):
             written.header.set_slope_inter(self.slope, self.intercept)

@@ -14,7 +14,9 @@ from panorgan.cases.doctor.files import Problem
 # Percentiles of this many voxels are as good as those of all.
 _ENOUGH = 2_000_000
 _AIR = -1000.0
-_INT16 = (-32768, 32767)
+# Dense bone ends near 2000 HU. Metal lies above, and some scanners write it without an end, but it is small.
+_METAL_HU, _MOST_METAL = 2000.0, 0.05
+_INT16, _MOST_BEYOND = 32768.0, 0.02
 _AGAIN = "Convert the scan again from DICOM with its rescale slope and intercept (dcm2niix does), once."
 
 
@@ -23,7 +25,8 @@ class Values:
     """The scan's values in numbers; shares are of all voxels.
 
     `at_min`, `at_max` hold exactly the least or largest value. `soft` lies within ±200, where fat, water and soft
-    tissue of a CT are, `shifted` the same around +1024. `air` is the most frequent level below −300, NaN without one.
+    tissue of a CT are, `shifted` the same around +1024; `metal` lies above bone, `beyond` outside of 16 bits. `air` is
+    the most frequent level below −300, NaN without one.
     """
 
     low: float
@@ -34,6 +37,8 @@ class Values:
     soft: float
     shifted: float
     dark: float
+    metal: float
+    beyond: float
     air: float
 
     def plain(self) -> dict[str, float]:
@@ -57,6 +62,8 @@ def measure(voxels: NDArray[Any]) -> Values:
         float((np.abs(some) <= 200).mean()),
         float((np.abs(some - 1024) <= 200).mean()),
         len(dark) / len(some),
+        float((some > _METAL_HU).mean()),
+        float((np.abs(some) > _INT16).mean()),
         _level(dark, low, at_min),
     )
 
@@ -79,11 +86,20 @@ def guess_modality(values: Values) -> str:
     return "MR" if values.percentiles["p1"] > -25 and values.low > -200 else ""
 
 
-def check_ct(values: Values) -> Problem | None:
-    """What keeps a scan declared or recognised as CT from being in Hounsfield units; the most telling reason only."""
+def check_ct(values: Values, declared_in: str = "") -> Problem | None:
+    """What keeps a scan declared or recognised as CT from being in Hounsfield units; the most telling reason only.
+
+    `declared_in` says where the modality is written, for the fix.
+    """
     span = f"its values run from {values.low:.5g} to {values.high:.5g}"
-    if values.low < _INT16[0] or values.high > _INT16[1]:
-        return Problem("hu-overflow", "A CT holds values beyond 16 bits.", span, _AGAIN)
+    if values.beyond > _MOST_BEYOND:
+        why = f"{span}; {values.beyond:.0%} of the voxels lie outside of 16 bits"
+        return Problem("hu-overflow", "A CT holds values beyond 16 bits.", why, _AGAIN)
+    if values.low < -50 and values.metal > _MOST_METAL:
+        why = (
+            f"{span}; {values.metal:.0%} of the voxels are above {_METAL_HU:.0f} HU, denser than bone: air was wrapped"
+        )
+        return Problem("hu-overflow", "A CT holds values that no body has.", why, _AGAIN)
     if (values.low >= -1 and values.high <= 256) or values.high - values.low <= 50:
         return Problem(
             "hu-lost", "A CT is not in Hounsfield units.", f"{span}: 8-bit or normalised grey values", _AGAIN
@@ -100,7 +116,7 @@ def check_ct(values: Values) -> Problem | None:
             "modality-mismatch",
             "A scan declared as CT does not look like CT.",
             f"{span}: no air, no fat; it looks like MR",
-            "Correct the modality (channel_names in dataset.json), or remove the case.",
+            _wrong_kind(declared_in),
         )
     if values.low > -600 and values.high < 1000 and values.at_min > 0.01 and values.at_max > 0.0002:
         why = f"{span}, with {values.at_min:.0%} and {values.at_max:.1%} of the voxels exactly at the ends"
@@ -108,7 +124,11 @@ def check_ct(values: Values) -> Problem | None:
     return _check_scale(values, span)
 
 
-def check_mr(values: Values) -> Problem | None:
+def _wrong_kind(declared_in: str) -> str:
+    return f"Correct the modality ({declared_in}), or remove the case." if declared_in else "Remove the case."
+
+
+def check_mr(values: Values, declared_in: str = "") -> Problem | None:
     """A scan declared as MR must not hold air of −1000 HU."""
     if values.percentiles["p1"] > -500 or np.isnan(values.air) or abs(values.air - _AIR) > 150:
         return None
@@ -116,7 +136,7 @@ def check_mr(values: Values) -> Problem | None:
         "modality-mismatch",
         "A scan declared as MR looks like CT.",
         f"its air is at {values.air:.0f}; values run from {values.low:.5g} to {values.high:.5g}",
-        "Correct the modality (channel_names in dataset.json), or remove the case.",
+        _wrong_kind(declared_in),
     )
 
 

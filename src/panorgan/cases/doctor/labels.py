@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from panorgan.cases.doctor.files import Problem, look
+from panorgan.cases.case import ROUNDING
+from panorgan.cases.doctor.files import Problem, code_of, look
 from panorgan.cases.doctor.geometry import compare, on_grid, to_ras
 from panorgan.cases.doctor.masks import Mask
 from panorgan.cases.layouts.base import FoundLabelMap, FoundLabels, FoundSegments
@@ -20,8 +21,13 @@ from panorgan.cases.segments import SegmentMasks
 from panorgan.cases.volume import Volume
 from panorgan.errors import DataError
 
-# As the reader of cases: farther from a whole number than this is refused.
-_ROUNDING = 1e-2
+# As the reader of cases: in a mask file, more than half is drawn.
+_DRAWN = 0.5
+# Ids above this are searched one by one, because a table of their boxes would fill the memory.
+_LARGEST_ID = 65535
+_NAMED_IDS = 8
+_NO_LABEL = 100
+_INT32, _INT64 = 2.0**31 - 1, 2.0**62
 
 Tell = Callable[[Problem, object], None]
 """Hears a problem and the file it was found in."""
@@ -77,12 +83,13 @@ def _read_segments(found: FoundSegments, organs: Mapping[str, str], image: Volum
         return ReadLabels()
     try:
         named = {name: found.segments[name] for name in organs if name in found.segments}
-        masks = SegmentMasks(named).read(image)
+        masks = {
+            name: Mask.cut(to_ras(Volume(mask, image.affine)).voxels) for name, mask in SegmentMasks(named).read(image)
+        }
     except DataError as error:
-        code = "grid-mismatch" if "grid" in error.what else "file-unreadable"
-        tell(Problem(code, error.what, error.why, error.fix), error.where)
+        tell(Problem(code_of(error, "file-unreadable"), error.what, error.why, error.fix), error.where)
         return ReadLabels()
-    return _together({name: Mask.cut(to_ras(Volume(mask, image.affine)).voxels) for name, mask in masks.items()})
+    return _together(masks)
 
 
 def _together(masks: dict[str, Mask]) -> ReadLabels:
@@ -107,13 +114,20 @@ def _read_map(found: FoundLabelMap, names: Iterable[str], image: Volume | None, 
     if whole is None:
         return ReadLabels()
     present = _present(whole)
-    for wrong in _undeclared(present, {i for ids in found.ids.values() for i in ids}):
+    declared = {i for ids in found.ids.values() for i in ids}
+    for wrong in _undeclared(present, declared):
         tell(wrong, found.path)
-    if image is None:
+    # An image saved as a label: what its few declared ids look like is of no interest.
+    if image is None or len(present) - len(declared) > _NO_LABEL:
         return ReadLabels()
     ras = to_ras(Volume(whole, image.affine)).voxels
-    boxes = ndimage.find_objects(ras, max(i for ids in found.ids.values() for i in ids))
-    masks = {name: Mask.of_ids(ras, found.ids[name], boxes) for name in names if name in found.ids}
+    drawn = declared & set(present.tolist())
+    wanted = {name: found.ids[name] for name in names if name in found.ids}
+    if max(drawn, default=0) > _LARGEST_ID:
+        masks = {name: Mask.cut(np.isin(ras, sorted(drawn & set(ids)))) for name, ids in wanted.items()}
+    else:
+        boxes = ndimage.find_objects(ras, max(drawn)) if drawn else []
+        masks = {name: Mask.of_ids(ras, ids, boxes) for name, ids in wanted.items()}
     return ReadLabels(masks, content_hash(ras) if present.any() else "")
 
 
@@ -133,7 +147,7 @@ def _undeclared(present: NDArray[Any], declared: set[int]) -> list[Problem]:
     negative = [int(i) for i in present if i < 0]
     found = []
     if stray:
-        ids = ", ".join(map(str, stray))
+        ids = _first(stray)
         found.append(
             Problem(
                 "stray-label",
@@ -148,12 +162,18 @@ def _undeclared(present: NDArray[Any], declared: set[int]) -> list[Problem]:
         found.append(
             Problem(
                 "negative-label",
-                f"A label file holds ids below zero: {', '.join(map(str, negative))}.",
+                f"A label file holds ids below zero: {_first(negative)}.",
                 why,
                 "Export the label again as an unsigned integer label map.",
             )
         )
     return found
+
+
+def _first(ids: list[int]) -> str:
+    """The first few, and how many more: an image saved as a label holds thousands."""
+    more = f" and {len(ids) - _NAMED_IDS} more" if len(ids) > _NAMED_IDS else ""
+    return ", ".join(map(str, ids[:_NAMED_IDS])) + more
 
 
 def _read_files(files: Mapping[str, Path], image: Volume | None, repair: str, tell: Tell) -> ReadLabels:
@@ -168,27 +188,43 @@ def _read_files(files: Mapping[str, Path], image: Volume | None, repair: str, te
         volume = _usable(path, image, repair, collect)
         if volume is None:
             continue
-        values, problem = whole_numbers(volume.voxels, repair)
+        problem = _binary(volume.voxels, repair)
         if problem:
             collect(problem, path)
-        if values is None or image is None:
-            continue
-        masks[name] = Mask.cut(to_ras(Volume(values > 0, image.affine)).voxels)
+        if image is not None:
+            masks[name] = Mask.cut(to_ras(Volume(volume.voxels > _DRAWN, image.affine)).voxels)
     for problem, paths in told.values():
         others = f" (and {len(paths) - 1} more files of this case)" if len(paths) > 1 else ""
         tell(Problem(problem.code, problem.what, problem.why + others, problem.fix), paths[0])
     return _together(masks)
 
 
+def _binary(voxels: NDArray[Any], repair: str) -> Problem | None:
+    """A mask file says yes or no: zero, and one other value. What is more than half is read as yes."""
+    whole, problem = whole_numbers(voxels, repair)
+    again = "Export one file per structure, with 0 outside and 1 inside."
+    if whole is None:
+        finite = np.isfinite(voxels).all()
+        if not finite or problem is None:
+            return problem
+        why = f"{problem.why}; what is above {_DRAWN} is taken as drawn"
+        return Problem("mask-not-binary", "A mask file holds values between no and yes.", why, again)
+    values = [int(i) for i in _present(whole) if i != 0]
+    if len(values) > 1 or (values and values[0] < 0):
+        why = "what is above zero is taken as drawn; a label map of several structures?"
+        return Problem("mask-not-binary", f"A mask file holds several values: {_first(values)}.", why, again)
+    return problem
+
+
 def _usable(path: Path, image: Volume | None, repair: str, tell: Tell) -> Volume | None:
     """A label file with its voxels in the order of the image's."""
     label, problems = look(path, repair)
     for problem in problems:
-        missing = problem.code == "image-missing"
-        tell(
-            Problem("label-missing", "A case has no label file.", problem.why, problem.fix) if missing else problem,
-            path,
-        )
+        if problem.code == "image-missing":
+            problem = Problem("label-missing", "A case has no label file.", problem.why, problem.fix)
+        elif problem.code == "no-orientation":
+            problem = replace(problem, fix="Save the label again with its image loaded, so that it gets its geometry.")
+        tell(problem, path)
     if label is None or image is None:
         return label
     mismatch = compare(label, image, repair)
@@ -203,19 +239,26 @@ def whole_numbers(voxels: NDArray[Any], repair: str) -> tuple[NDArray[Any] | Non
     if np.issubdtype(voxels.dtype, np.integer):
         return voxels, None
     again = "Export it again as a label map (nearest-neighbour interpolation)."
-    if not np.isfinite(voxels).all():
-        count = int((~np.isfinite(voxels)).sum())
-        return None, Problem("label-not-whole", "A label file holds NaN or infinity.", f"{count} voxels", again)
-    whole = np.rint(voxels)
-    away = np.abs(voxels - whole)
-    farthest = float(away.max(initial=0))
-    if farthest == 0:
-        return whole.astype(np.int32), None
-    example = voxels.flat[int(away.argmax())]
-    why = f"{np.count_nonzero(away)} voxels are up to {farthest:.2g} away from a whole number, such as {example:.6g}"
-    if farthest > _ROUNDING:
+    infinite = sum(int(np.count_nonzero(~np.isfinite(plane))) for plane in _planes(voxels))
+    if infinite:
+        return None, Problem("label-not-whole", "A label file holds NaN or infinity.", f"{infinite} voxels", again)
+    kind = np.int32 if np.abs((voxels.min(initial=0), voxels.max(initial=0))).max() <= _INT32 else np.int64
+    whole: NDArray[Any] = np.empty_like(voxels, dtype=kind)
+    uneven, farthest, example = 0, 0.0, 0.0
+    # Plane by plane: several copies of a large scan in double precision do not fit everywhere.
+    for plane, target in zip(_planes(voxels), _planes(whole), strict=True):
+        rounded = np.rint(plane)
+        away = np.abs(plane - rounded)
+        uneven += int(np.count_nonzero(away))
+        if away.max(initial=0) > farthest:
+            farthest, example = float(away.max()), float(plane.flat[int(away.argmax())])
+        target[...] = np.clip(rounded, -_INT64, _INT64)
+    if not uneven:
+        return whole, None
+    why = f"{uneven} voxels are up to {farthest:.2g} away from a whole number, such as {example:.6g}"
+    if farthest > ROUNDING:
         return None, Problem("label-not-whole", "Label values are not whole numbers.", why, again)
-    return whole.astype(np.int32), Problem("label-nearly-whole", "Label values are not quite whole.", why, repair)
+    return whole, Problem("label-nearly-whole", "Label values are not quite whole.", why, repair)
 
 
 def _planes(voxels: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -21,7 +21,6 @@ from panorgan.cases.volume import Volume
 Integers = NDArray[np.signedinteger[Any]]
 
 _NEIGHBOURS = np.ones((3, 3, 3), dtype=np.bool_)
-_AIR_HU = -500.0
 _FEW_VOXELS = 3
 _SPECK_ML = 0.1
 _MANY_PIECES = 30
@@ -47,14 +46,15 @@ class Mask:
 
     @classmethod
     def of_ids(cls, labels: NDArray[Any], ids: Iterable[int], boxes: list[Any]) -> Mask:
-        """The voxels with one of these ids; `boxes[i - 1]` holds those with id i, or is None."""
-        found = [boxes[i - 1] for i in ids if boxes[i - 1] is not None]
+        """The voxels with one of these ids; `boxes[i - 1]` holds those with id i, is None or beyond the end."""
+        drawn = [i for i in ids if 0 < i <= len(boxes) and boxes[i - 1] is not None]
+        found = [boxes[i - 1] for i in drawn]
         if not found:
             return cls((0, 0, 0), np.zeros((0, 0, 0), dtype=np.bool_), labels.shape)
         around = tuple(
             slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*found, strict=True)
         )
-        return cls(tuple(s.start for s in around), np.isin(labels[around], tuple(ids)), labels.shape)
+        return cls(tuple(s.start for s in around), np.isin(labels[around], drawn), labels.shape)
 
     @property
     def box(self) -> tuple[slice, ...]:
@@ -116,7 +116,7 @@ def check_one(organ: str, mask: Mask, image: Volume, facts: StructureFacts, ct: 
     if not ct or plausible.may_hold_air(organ):
         in_air = 0.0
     else:
-        in_air = float((image.voxels[mask.box][mask.inside] < _AIR_HU).mean())
+        in_air = float((image.voxels[mask.box][mask.inside] < plausible.AIR_HU).mean())
     if in_air > 0.25:
         yield Problem("mask-in-air", f"{in_air:.0%} of the {organ} mask lies in air.", "it is a solid organ", _LOOK)
     known = plausible.hu_range(organ) if ct and in_air <= 0.25 and facts.voxels > _FEW_VOXELS else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from panorgan.anatomy import ancestors
+from panorgan.anatomy import ancestors, catalogue
 from panorgan.cases.doctor import plausible
 from panorgan.cases.doctor.files import Problem
 from panorgan.cases.doctor.findings import StructureFacts
@@ -52,6 +52,10 @@ def check_sides(
     swapped = [pair for pair in plausible.pairs() if _swapped(facts, pair)]
     right_pairs = [pair for pair in plausible.pairs() if _centres(facts, pair) and not _swapped(facts, pair)]
     wrong, right = _single(facts, body)
+    crossed, straight = _vessels(facts)
+    if crossed and not (right or right_pairs):
+        wrong += crossed  # alone among organs on their sides, it is a vena cava on the left, which some people have
+    right += straight
     if not swapped and not wrong:
         return None
     if not swapped and right_pairs:
@@ -79,10 +83,38 @@ def check_order(facts: Mapping[str, StructureFacts]) -> Iterator[tuple[str, Prob
     tables = ((2, plausible.ABOVE, "above", "head to foot"), (1, plausible.IN_FRONT, "in front of", "front to back"))
     for axis, table, relation, direction in tables:
         wrong = [pair for pair in table if _reversed(facts, pair, axis)]
-        if wrong:
-            why = ", ".join(f"{first} should lie {relation} {second}" for first, second in wrong)
+        if not wrong:
+            continue
+        why = ", ".join(f"{first} should lie {relation} {second}" for first, second in wrong)
+        alone = _one_to_blame(facts, wrong)
+        if alone:
+            what = f"The {alone} lies the wrong way round, {direction}, and nothing else does."
+            why += "; an ectopic or transplanted organ, a label of something else, or a header that turns the body"
+            yield (
+                alone,
+                Problem("odd-place", what, why, "Look at the case in a viewer; leave it if the organ is there."),
+            )
+        else:
             fix = "Convert the scan again from DICOM; its header turns the body round."
             yield wrong[0][0], Problem("wrong-order", f"The organs lie the wrong way round, {direction}.", why, fix)
+
+
+def _one_to_blame(facts: Mapping[str, StructureFacts], wrong: Sequence[tuple[str, str]]) -> str:
+    """The one organ whose odd place explains everything; empty where two organs disagree, or both of a pair do."""
+    if any(_both_sides(facts, name) for pair in wrong for name in pair):
+        return ""
+    shared = set(wrong[0]).intersection(*wrong)
+    # The second ones of the tables (bladder, kidney) are the ones that surgeons move.
+    return next((name for name in wrong[0][::-1] if name in shared), "")
+
+
+def _both_sides(facts: Mapping[str, StructureFacts], name: str) -> bool:
+    """Whether both organs of a pair are drawn, apart or as two pieces of one mask."""
+    if f"{name}_left" not in catalogue():
+        return False
+    both = all(side in facts and facts[side].voxels for side in (f"{name}_left", f"{name}_right"))
+    whole = facts.get(name)
+    return both or (whole is not None and whole.pieces > 1 and whole.largest_piece < 0.8)
 
 
 def _centres(facts: Mapping[str, StructureFacts], pair: tuple[str, str]) -> bool:
@@ -113,6 +145,18 @@ def _single(facts: Mapping[str, StructureFacts], body: Body | None) -> tuple[lis
             wrong.append(name)
         elif away > share * body.width_mm:
             right.append(name)
+    return wrong, right
+
+
+def _vessels(facts: Mapping[str, StructureFacts]) -> tuple[list[str], list[str]]:
+    """Organs that lie beside each other near the middle, clearly the wrong and the right way round."""
+    wrong: list[str] = []
+    right: list[str] = []
+    for left, right_one in plausible.LEFT_OF:
+        if _centres(facts, (left, right_one)):
+            away = facts[left].centre_mm[0] - facts[right_one].centre_mm[0]
+            if abs(away) > _CLEAR_MM:
+                (wrong if away > 0 else right).append(left)
     return wrong, right
 
 

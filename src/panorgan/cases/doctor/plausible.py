@@ -12,6 +12,9 @@ from panorgan.anatomy import ancestors, catalogue
 
 Range = tuple[float, float]
 
+AIR_HU = -500.0
+"""What is below is air; so is the lung, which only masks of the lung may hold."""
+
 # Median HU of the whole organ. Only organs of known content: the gut may hold air, water or contrast medium.
 _HU: Mapping[str, tuple[Range, str]] = {
     "liver": ((-40, 250), "severe fatty change is about −20 HU; the portal phase stays below 200"),
@@ -68,6 +71,9 @@ ONE_PIECE = frozenset(
 # May hold air, so that a mask full of it is no surprise.
 AIRY = frozenset({"lung", "oesophagus", "stomach", "duodenum", "small_bowel", "colon"})
 
+# May hold anything, so that its brightness says nothing about where it lies.
+_HOLLOW = frozenset(AIRY - {"lung"})
+
 # Side of unpaired organs, and how far from the middle they must lie on the other side to be wrong (share of the
 # body's width). The stomach and a low gallbladder come near the midline.
 TYPICAL_SIDE: Mapping[str, tuple[str, float]] = {
@@ -84,6 +90,9 @@ ABOVE = (
 )
 # Centres, first in front of second: the kidneys lie behind the peritoneum, against the muscles of the back.
 IN_FRONT = tuple((front, "kidney") for front in ("stomach", "pancreas", "gallbladder", "liver"))
+
+# Centres, first left of second, in the same slices of everybody but one in three hundred.
+LEFT_OF = (("aorta", "inferior_vena_cava"),)
 
 # Far steadier than vessels and kidneys, whose brightness follows the contrast medium.
 STEADY = frozenset({"liver", "spleen", "pancreas", "gallbladder"})
@@ -106,6 +115,11 @@ def volume_range_ml(organ: str) -> Range | None:
 def may_hold_air(organ: str) -> bool:
     """Whether a mask of it may contain air; so may what lies inside a lung or the gut."""
     return not AIRY.isdisjoint((organ, *ancestors(organ)))
+
+
+def is_hollow(organ: str) -> bool:
+    """Whether an organ, or what it is a part of, holds whatever was eaten."""
+    return not _HOLLOW.isdisjoint((organ, *ancestors(organ)))
 
 
 def pairs() -> tuple[tuple[str, str], ...]:

@@ -52,7 +52,8 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
         raise DataError(
             f"A data folder fits several layouts: {', '.join(layout.name for layout in fitting)}.",
             where=str(folder),
-            fix="Say which with 'layout: <name>' under the site.",
+            fix="Say which, with 'layout: <name>' under the site or with '--layout <name>' on the command line.",
+            kind="several-layouts",
         )
     known = "; ".join(f"{layout.name} ({layout.title})" for layout in layouts().values())
     raise DataError(
@@ -60,6 +61,7 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
         where=str(folder),
         why=f"known are: {known}",
         fix="Point to the folder that holds the case folders or dataset.json, or list the cases in a cases.csv.",
+        kind="no-layout",
     )
 
 
@@ -81,15 +83,22 @@ def read_cases(
     restrict : keep only these structures of what the folder annotates.
     rename, ignore : see `LabelRules`.
     """
-    images = find_layout(folder, layout).images(folder)
+    own_layout = find_layout(folder, layout)
     label_folder = labels_from or folder
-    labels = find_layout(label_folder, AUTO if labels_from else layout).labels(label_folder)
+    label_layout = find_layout(label_folder) if labels_from else own_layout
+    _refuse_problems(own_layout, folder)
+    if labels_from:
+        _refuse_problems(label_layout, label_folder)
+    images, labels = own_layout.images(folder), label_layout.labels(label_folder)
     if not images:
         raise DataError(
             "A data folder holds no scans.",
             where=str(folder),
-            why="the layout fits, but no file is named as it asks",
-            fix="Check the names of the scans (nnU-Net: imagesTr/<case>_0000.nii.gz).",
+            why=f"it is laid out as {own_layout.title}, but no scan is named as that asks",
+            fix="Check the names of the scans (nnU-Net: imagesTr/<case>_0000.nii.gz)."
+            if own_layout.name == "nnunet"
+            else "Check the names of the scans, or list them in a cases.csv.",
+            kind="no-scans",
         )
     rules = LabelRules(vocabulary, rename or {}, ignore, restrict)
     cases = []
@@ -100,11 +109,36 @@ def read_cases(
                 where=str(label_folder),
                 why=f"nothing there belongs to case {name}",
                 fix="Add its label, or move its scan out of the folder.",
+                kind="label-missing",
             )
         source = _mask_source(labels[name], rules, label_folder) if name in labels else None
         annotated = tuple(sorted(source.structures)) if source else ()
         cases.append(Case(name, image.patient, site, image.path, annotated, source, image.slices))
     return cases
+
+
+def find_problems(layout: Layout, folder: Path) -> tuple[DataError, ...]:
+    """What is wrong with single cases; `layout.images` and `layout.labels` leave those cases out."""
+    return layout.problems(folder) if layout.problems else ()
+
+
+def _refuse_problems(layout: Layout, folder: Path) -> None:
+    """Raise all problems at once, so that they can be mended in one go."""
+    problems = find_problems(layout, folder)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        first = problems[0]
+        others = len(problems) - 1
+        raise DataError(
+            f"{first.what} And {others} more problem{'s' if others > 1 else ''} of single cases in this folder.",
+            where="\n".join(
+                dict.fromkeys(p.where if p.what == first.what else f"{p.where}: {p.what}" for p in problems)
+            ),
+            why=first.why,
+            fix=f"{first.fix} `panorgan doctor` tells what to do about each.",
+            kind=first.kind,
+        )
 
 
 def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSource | None:
@@ -116,13 +150,15 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
                 "A case has no label file.",
                 where=str(found.path),
                 fix="Add the file, or move its scan out of the folder.",
+                kind="label-missing",
             )
         declared = frozenset(i for ids in found.ids.values() for i in ids)
         ids = {s: tuple(sorted({i for n in names for i in found.ids[n]})) for s, names in structures.items()}
         return LabelMap(found.path, ids, declared) if ids else None
     if isinstance(found, FoundSegments):
         return _segment_masks(found, rules, folder)
-    structures = rules.structures(tuple(found.files), str(folder))
+    # A file for every organ that a program knows: those that we do not know concern nobody here.
+    structures = rules.structures(tuple(name for name in found.files if rules.knows(name)), str(folder))
     files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
     return MaskFiles(files) if files else None
 
@@ -140,9 +176,10 @@ def _segment_masks(found: FoundSegments, rules: LabelRules, folder: Path) -> Seg
                 where="\n".join(str(path) for path in sorted(paths)),
                 why="they may be two readers' or two versions; nothing says which is right",
                 fix="Keep the right one and move the others out of the folder.",
+                kind="labels-unusable",
             )
     segments = {s: tuple(x for n in names for x in found.segments[n]) for s, names in structures.items()}
     return SegmentMasks(segments) if segments else None
 
 
-__all__ = ["AUTO", "find_layout", "layouts", "read_cases"]
+__all__ = ["AUTO", "find_layout", "find_problems", "layouts", "read_cases"]

@@ -7,9 +7,11 @@ inheritance, as `…dseg.tsv` in one of the folders above it. The nearest one co
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
-from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.cases.dicom import walk_files
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, named_once, visible
 from panorgan.errors import DataError
 
 _SCAN_ENDING = ".nii.gz"
@@ -20,28 +22,43 @@ _OF_DERIVATIVES = ("desc-", "space-", "res-", "den-", "label-", "atlas-", "seg-"
 
 def fits(folder: Path) -> bool:
     """A BIDS data set with at least one discrete segmentation among its derivatives."""
-    return (folder / "dataset_description.json").is_file() and bool(_segmentations(folder))
+    return (folder / "dataset_description.json").is_file() and any(_segmentations(folder))
 
 
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every scan of a subject that has a segmentation; the segmentation names it."""
-    found = {}
-    for name, segmentation in _segmentations(folder).items():
-        found[name] = FoundImage(_scan_of(segmentation, folder), name.split("_")[0])
-    return found
+    return {name: image for name, (image, _) in _cases(folder)[0].items()}
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """Every segmentation with the names of its table."""
-    return {name: FoundLabelMap(path, _ids(path, folder)) for name, path in _segmentations(folder).items()}
+    return {name: segmentation for name, (_, segmentation) in _cases(folder)[0].items()}
 
 
-def _segmentations(folder: Path) -> dict[str, Path]:
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Segmentations without a scan or a table, and scans with several segmentations."""
+    return _cases(folder)[1]
+
+
+def _cases(folder: Path) -> tuple[dict[str, tuple[FoundImage, FoundLabelMap]], tuple[DataError, ...]]:
     """By the entities that name the scan: `sub-01_ses-2`."""
+    once, twice = named_once(_segmentations(folder), lambda path: "_".join(_entities(path)))
     found = {}
-    for path in sorted(folder.glob("derivatives/*/sub-*/**/*_dseg.nii.gz")):
-        found["_".join(_entities(path))] = path
-    return found
+    problems = {(error.what, error.where): error for error in twice.values()}
+    for name, path in once.items():
+        try:
+            found[name] = (
+                FoundImage(_scan_of(path, folder), name.split("_")[0]),
+                FoundLabelMap(path, _ids(path, folder)),
+            )
+        except DataError as error:
+            problems.setdefault((error.what, error.where), error)  # a bad table is told once
+    return found, tuple(problems.values())
+
+
+def _segmentations(folder: Path) -> Iterator[Path]:
+    for subject in visible(folder, "derivatives/*/sub-*"):
+        yield from (path for path in walk_files(subject) if path.name.endswith("_dseg.nii.gz"))
 
 
 def _entities(path: Path) -> list[str]:
@@ -55,8 +72,10 @@ def _scan_of(segmentation: Path, folder: Path) -> Path:
     wanted = _entities(segmentation)
     scans = [
         path
-        for path in sorted((folder / wanted[0]).rglob(f"*{_SCAN_ENDING}"))
-        if _entities(path) == wanted and not path.name.removesuffix(_SCAN_ENDING).endswith(_NOT_SCANS)
+        for path in walk_files(folder / wanted[0])
+        if path.name.endswith(_SCAN_ENDING)
+        and _entities(path) == wanted
+        and not path.name.removesuffix(_SCAN_ENDING).endswith(_NOT_SCANS)
     ]
     if len(scans) != 1:
         raise DataError(
@@ -64,6 +83,7 @@ def _scan_of(segmentation: Path, folder: Path) -> Path:
             where=str(segmentation),
             why=", ".join(path.name for path in scans) or f"nothing in {wanted[0]} has the entities {'_'.join(wanted)}",
             fix="Name scan and segmentation with the same entities, such as sub-01_ses-2_…, or use a cases.csv.",
+            kind="folder-unreadable",
         )
     return scans[0]
 
@@ -77,12 +97,13 @@ def _ids(segmentation: Path, folder: Path) -> dict[str, tuple[int, ...]]:
             for row in csv.DictReader(file, delimiter="\t"):
                 if int(row["index"]) != 0:
                     ids[row["name"]] = (*ids.get(row["name"], ()), int(row["index"]))
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise DataError(
             "A segmentation's table cannot be understood.",
             where=str(table),
             why=f"{type(error).__name__}: {error}",
             fix="It must be tab-separated with the columns 'index' (a whole number) and 'name'.",
+            kind="folder-unreadable",
         ) from error
     return ids
 
@@ -92,7 +113,7 @@ def _table_of(segmentation: Path, folder: Path) -> Path:
     if own.is_file():
         return own
     for place in segmentation.parents:
-        tables = [path for path in sorted(place.glob("*dseg.tsv")) if not path.name.startswith("sub-")]
+        tables = [path for path in visible(place, "*dseg.tsv") if not path.name.startswith("sub-")]
         if tables:
             return tables[0]
         if place == folder:
@@ -101,7 +122,8 @@ def _table_of(segmentation: Path, folder: Path) -> Path:
         "A segmentation has no table that names its integers.",
         where=str(segmentation),
         fix="Put a dseg.tsv with the columns 'index' and 'name' beside it, or into the derivative's folder.",
+        kind="folder-unreadable",
     )
 
 
-LAYOUT = Layout("bids", "BIDS with segmentations among its derivatives", fits, images, labels)
+LAYOUT = Layout("bids", "BIDS with segmentations among its derivatives", fits, images, labels, problems)

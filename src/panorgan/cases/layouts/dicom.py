@@ -12,11 +12,13 @@ only the series they were drawn on are cases. Label maps are found in three plac
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from panorgan.cases.dicom import DicomTree, Series, case_names, is_dicom, read_tree, walk_files
+from panorgan.cases.dicom import DicomTree, SegmentationFile, Series, case_names, is_dicom, read_tree, walk_files
 from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundSegments, Layout
 from panorgan.cases.segments import Segment
 from panorgan.errors import DataError
@@ -40,55 +42,107 @@ def fits(folder: Path) -> bool:
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every series, but of a patient with labels only those series that have some."""
     tree = read_tree(folder)
-    if not tree.series:
+    if not tree.series and not tree.problems:
         raise DataError(
             "A DICOM folder holds no CT or MR series.",
             where=str(folder),
             why="there are only: " + (", ".join(f"{n} {reason}" for reason, n in tree.others) or "no files"),
             fix="Point to the folder that holds the series, each with all of its slices.",
+            kind="no-scans",
         )
     cases = case_names(tree)
-    labelled = _labels(tree, cases)
-    patients = {cases[name].patient for name in labelled}
+    found = _look_up(tree, cases)
+    patients = {cases[name].patient for name in found.labelled}
     return {
-        name: FoundImage(series.folder, series.patient, series.files)
+        name: FoundImage(series.folder, series.patient, series.files, series.modality)
         for name, series in cases.items()
-        if name in labelled or series.patient not in patients
+        if name not in found.left_out and (name in found.labels or series.patient not in patients)
     }
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """Segmentations of every series that has some."""
     tree = read_tree(folder)
-    found = _labels(tree, case_names(tree))
-    if not found and tree.contours:
+    found = _look_up(tree, case_names(tree))
+    if not found.labels and not found.problems and tree.contours:
         raise DataError(
             "The labels of a DICOM folder are contours (RTSTRUCT), which panorgan does not read.",
             where=str(tree.contours[0]),
             fix="Convert them to DICOM-SEG or NIfTI, for example in 3D Slicer or with 'plastimatch convert'.",
+            kind="folder-unreadable",
         )
-    return found
+    return found.labels
 
 
-def _labels(tree: DicomTree, cases: dict[str, Series]) -> dict[str, FoundLabels]:
-    found: dict[str, FoundLabels] = {}
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Files that cannot be read, and labels of which it is not certain to which series they belong."""
+    tree = read_tree(folder)
+    return tuple(_look_up(tree, case_names(tree)).problems)
+
+
+@dataclass
+class _LookedUp:
+    """Labels by case; what is wrong with single cases, and the names of those.
+
+    `labelled` are cases with any label, even if they are left out.
+    """
+
+    labels: dict[str, FoundLabels] = field(default_factory=dict)
+    problems: list[DataError] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
+    labelled: set[str] = field(default_factory=set)
+
+    def refuse(self, error: DataError, cases: Iterable[str]) -> None:
+        """Leave cases out, because something is wrong with a label of theirs."""
+        self.problems.append(error)
+        self.left_out.update(cases)
+        self.labelled.update(cases)
+
+
+def _look_up(tree: DicomTree, cases: dict[str, Series]) -> _LookedUp:
     names = {series: name for name, series in cases.items()}
+    found = _LookedUp(problems=list(tree.problems), left_out={names[series] for series in tree.damaged})
     segments: dict[str, dict[str, tuple[Segment, ...]]] = {}
     for file in tree.segmentations:
-        series = tree.series_of(file)
-        if series is not None:
+        try:
+            series = tree.series_of(file)
+            if series is None:
+                continue
             own = segments.setdefault(names[series], {})
             for number, name in file.names:
                 own[name] = (*own.get(name, ()), Segment(file.path, number))
+            _refuse_other_space(file, series)
+        except DataError as error:
+            found.refuse(error, [names[series] for series in tree.candidates(file)])
     for name, series in cases.items():
-        label_map = _label_map(tree, name, series)
-        if label_map and name in segments:
-            raise _two_labels(series, [label_map, next(iter(segments[name].values()))[0].path])
-        if label_map:
-            found[name] = FoundLabelMap(label_map, _ids(tree.folder, label_map))
-        elif name in segments:
-            found[name] = FoundSegments(segments[name])
+        try:
+            label_map = _label_map(tree, name, series)
+            if label_map and name in segments:
+                raise _two_labels(series, [label_map, next(iter(segments[name].values()))[0].path])
+        except DataError as error:
+            found.refuse(error, [name])
+            continue
+        if label_map or name in segments:
+            found.labelled.add(name)
+        if label_map and name not in found.left_out:
+            found.labels[name] = FoundLabelMap(label_map, _ids(tree.folder, label_map))
+        elif name in segments and name not in found.left_out:
+            found.labels[name] = FoundSegments(segments[name])
     return found
+
+
+def _refuse_other_space(file: SegmentationFile, series: Series) -> None:
+    """Positions mean something only within one frame of reference; in another, the organ is elsewhere."""
+    ours, theirs = series.frame_of_reference, file.frame_of_reference
+    if ours and theirs and ours != theirs:
+        raise DataError(
+            "A DICOM segmentation lies in another frame of reference than its series.",
+            where=str(file.path),
+            why=f"the segmentation's is {theirs}, that of {series.folder} is {ours}: positions cannot be compared",
+            fix="Export both again from the program in which it was drawn. If an anonymiser has given them different "
+            "UIDs, let it change both alike.",
+            kind="frame-of-reference",
+        )
 
 
 def _label_map(tree: DicomTree, name: str, series: Series) -> Path | None:
@@ -110,6 +164,7 @@ def _two_labels(series: Series, files: list[Path]) -> DataError:
         where=str(series.folder),
         why=", ".join(str(path) for path in files),
         fix="Keep the right one and move the others out of the folder.",
+        kind="labels-unusable",
     )
 
 
@@ -117,7 +172,7 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
     """Ids by name, from `labels.json`."""
     path = folder / "labels.json"
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
         ids = {n: tuple(i if isinstance(i, list) else [i]) for n, i in content["labels"].items() if n != "background"}
         if not all(type(i) is int and i > 0 for values in ids.values() for i in values):
             raise ValueError("ids must be whole numbers from 1 on")
@@ -128,7 +183,8 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
             where=str(path),
             why="the file is not there" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}",
             fix=f'Write {{"labels": {{"liver": 1, "spleen": 2}}}} into it, or move {label_map.name} away.',
+            kind="folder-unreadable",
         ) from error
 
 
-LAYOUT = Layout("dicom", "a tree of DICOM files, with DICOM-SEG or NIfTI labels", fits, images, labels)
+LAYOUT = Layout("dicom", "a tree of DICOM files, with DICOM-SEG or NIfTI labels", fits, images, labels, problems)

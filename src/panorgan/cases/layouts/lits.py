@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.cases.dicom import walk_files
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, PairedFiles, paired
+from panorgan.errors import DataError
 
 _IDS = {"liver": (1,), "liver_tumour": (2,)}
 
 
 def fits(folder: Path) -> bool:
     """At least one numbered volume."""
-    return bool(_numbered(folder, "volume"))
+    return any(_number("volume", path) for path in walk_files(folder))
 
 
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every volume; the number names case and patient."""
-    return {name: FoundImage(path, name) for name, path in _numbered(folder, "volume").items()}
+    volumes, _, _ = _sorted(folder)
+    return {name: FoundImage(path, name) for name, path in volumes.items()}
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """Every segmentation."""
-    return {name: FoundLabelMap(path, _IDS) for name, path in _numbered(folder, "segmentation").items()}
+    _, segmentations, _ = _sorted(folder)
+    return {name: FoundLabelMap(path, _IDS) for name, path in segmentations.items()}
 
 
-def _numbered(folder: Path, kind: str) -> dict[str, Path]:
-    found = {}
-    for path in sorted(folder.rglob(f"{kind}-*.nii*")):
-        number = path.name.removesuffix(".gz").removesuffix(".nii").removeprefix(f"{kind}-")
-        if number.isdigit() and path.name.endswith((".nii", ".nii.gz")):
-            found[f"lits_{int(number):03d}"] = path
-    return found
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Numbers that occur twice, for example in two batches."""
+    return _sorted(folder)[2]
 
 
-LAYOUT = Layout("lits", "LiTS volumes and segmentations", fits, images, labels)
+def _sorted(folder: Path) -> PairedFiles:
+    files = list(walk_files(folder))
+    volumes = (path for path in files if _number("volume", path))
+    segmentations = (path for path in files if _number("segmentation", path))
+    return paired(volumes, segmentations, lambda path: f"lits_{int(_number('volume|segmentation', path)):03d}")
+
+
+def _number(kind: str, path: Path) -> str:
+    """`volume-12.nii.gz` → 12; empty for other files."""
+    found = re.fullmatch(rf"(?:{kind})-([0-9]+)\.nii(\.gz)?", path.name)
+    return found[1] if found else ""
+
+
+LAYOUT = Layout("lits", "LiTS volumes and segmentations", fits, images, labels, problems)

@@ -9,14 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, refuse_ignore_label
 from panorgan.errors import DataError
 
 
 def fits(folder: Path) -> bool:
     """A dataset.json with a list of training cases and ids as keys of its labels."""
     try:
-        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8-sig"))
         return isinstance(content.get("training"), list) and "0" in content.get("labels", {})
     except (OSError, ValueError, AttributeError):
         return False
@@ -24,19 +24,45 @@ def fits(folder: Path) -> bool:
 
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every training scan."""
-    return {name: FoundImage(_inside(folder, pair["image"]), name) for name, pair in _training(folder).items()}
+    return {name: FoundImage(_inside(folder, pair["image"]), name) for name, pair in _training(folder)[0].items()}
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """Every training label."""
-    ids = {name: (int(key),) for key, name in _description(folder)["labels"].items() if int(key) != 0}
-    return {name: FoundLabelMap(_inside(folder, pair["label"]), ids) for name, pair in _training(folder).items()}
+    names: dict[str, str] = _description(folder)["labels"]
+    refuse_ignore_label(names.values(), folder / "dataset.json")
+    ids: dict[str, tuple[int, ...]] = {}
+    for key, name in names.items():
+        if int(key) != 0:
+            ids[name] = (*ids.get(name, ()), int(key))
+    return {name: FoundLabelMap(_inside(folder, pair["label"]), ids) for name, pair in _training(folder)[0].items()}
 
 
-def _training(folder: Path) -> dict[str, dict[str, str]]:
-    pairs = _description(folder)["training"]
-    # nnU-Net v1 lists `case.nii.gz` and stores `case_0000.nii.gz`; the decathlon stores what it lists.
-    return {Path(pair["image"]).name.removesuffix(".nii.gz").removesuffix("_0000"): pair for pair in pairs}
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Cases that are listed twice."""
+    return _training(folder)[1]
+
+
+def _training(folder: Path) -> tuple[dict[str, dict[str, str]], tuple[DataError, ...]]:
+    """Image and label by case, and an error for every name that is there twice."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for pair in _description(folder)["training"]:
+        file = Path(pair["image"]).name
+        if not file.startswith("."):
+            # nnU-Net v1 lists `case.nii.gz` and stores `case_0000.nii.gz`; the decathlon stores what it lists.
+            found.setdefault(file.removesuffix(".nii.gz").removesuffix("_0000"), []).append(pair)
+    twice = tuple(
+        DataError(
+            f"dataset.json lists case {name} more than once.",
+            where=str(folder / "dataset.json"),
+            why=", ".join(pair["image"] for pair in pairs),
+            fix="Keep it once under 'training', or give the files names of their own.",
+            kind="folder-unreadable",
+        )
+        for name, pairs in found.items()
+        if len(pairs) > 1
+    )
+    return {name: pairs[0] for name, pairs in found.items() if len(pairs) == 1}, twice
 
 
 def _inside(folder: Path, listed: str) -> Path:
@@ -50,7 +76,7 @@ def _inside(folder: Path, listed: str) -> Path:
 def _description(folder: Path) -> dict[str, Any]:
     path = folder / "dataset.json"
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
         _ = [int(key) for key in content["labels"]], [pair["image"] + pair["label"] for pair in content["training"]]
         return content
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -59,7 +85,8 @@ def _description(folder: Path) -> dict[str, Any]:
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix='It must hold "labels": {"0": "background", "1": …} and "training": [{"image": …, "label": …}].',
+            kind="folder-unreadable",
         ) from error
 
 
-LAYOUT = Layout("msd", "Medical Segmentation Decathlon, nnU-Net v1", fits, images, labels)
+LAYOUT = Layout("msd", "Medical Segmentation Decathlon, nnU-Net v1", fits, images, labels, problems)

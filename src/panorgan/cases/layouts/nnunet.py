@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.cases.layouts import msd
-from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, refuse_ignore_label, visible
 from panorgan.errors import DataError
 
 
@@ -25,13 +25,14 @@ def images(folder: Path) -> dict[str, FoundImage]:
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """The label that every training scan must have; for a folder without scans, those that lie there."""
     ending, ids = _read_description(folder)
-    names = _scans(folder, ending) or {p.name.removesuffix(ending): p for p in (folder / "labelsTr").glob(f"*{ending}")}
+    refuse_ignore_label(ids, folder / "dataset.json")
+    names = _scans(folder, ending) or {p.name.removesuffix(ending) for p in visible(folder, f"labelsTr/*{ending}")}
     return {name: FoundLabelMap(folder / "labelsTr" / f"{name}{ending}", ids) for name in sorted(names)}
 
 
 def _scans(folder: Path, ending: str) -> dict[str, Path]:
     mark = f"_0000{ending}"
-    return {path.name.removesuffix(mark): path for path in sorted((folder / "imagesTr").glob(f"*{mark}"))}
+    return {path.name.removesuffix(mark): path for path in visible(folder, f"imagesTr/*{mark}")}
 
 
 def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
@@ -43,14 +44,15 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             where=str(folder),
             why="it has no dataset.json" if folder.is_dir() else "the folder does not exist",
             fix="Point to the folder that holds dataset.json, imagesTr and labelsTr.",
+            kind="no-layout" if folder.is_dir() else "folder-missing",
         )
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
         labels = content.get("labels", {})
         ids = {
             name: tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
             for name, value in labels.items()
-            if name not in ("background", "ignore")
+            if name != "background"
         }
         taken = [name for name, values in ids.items() if min(values, default=1) < 1]
         if taken:
@@ -62,6 +64,7 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             where=str(path),
             why=str(error),
             fix='It must be JSON with "labels": {"background": 0, "liver": 1, …}.',
+            kind="folder-unreadable",
         ) from error
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from panorgan.cases.layouts.base import FoundImage, FoundLabels, FoundMasks, Layout
+from panorgan.cases.layouts.base import FoundImage, FoundLabels, FoundMasks, Layout, named_once, visible
+from panorgan.errors import DataError
 
-_SCANS = ("ct.nii.gz", "mri.nii.gz")
+_MODALITIES = {"ct.nii.gz": "CT", "mri.nii.gz": "MR"}
 
 
 def fits(folder: Path) -> bool:
@@ -19,20 +20,33 @@ def fits(folder: Path) -> bool:
 
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every scan."""
-    return {path.parent.name: FoundImage(path, path.parent.name) for path in _scans(folder)}
+    once, _ = named_once(_scans(folder), _case)
+    return {name: FoundImage(path, name, modality=_MODALITIES[path.name]) for name, path in once.items()}
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
     """Every case's masks, by the name of their file."""
+    _, twice = named_once(_scans(folder), _case)
     found: dict[str, FoundLabels] = {}
-    for masks in sorted(folder.glob("*/segmentations")):
-        files = {p.name.removesuffix(".nii.gz"): p for p in sorted(masks.glob("*.nii.gz"))}
-        found[masks.parent.name] = FoundMasks(files)
+    for masks in visible(folder, "*/segmentations"):
+        if masks.parent.name not in twice:
+            files = {path.name.removesuffix(".nii.gz"): path for path in visible(masks, "*.nii.gz")}
+            found[masks.parent.name] = FoundMasks(files)
     return found
 
 
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Case folders with a CT and an MR scan: the masks belong to one of them."""
+    _, twice = named_once(_scans(folder), _case)
+    return tuple(twice.values())
+
+
+def _case(scan: Path) -> str:
+    return scan.parent.name
+
+
 def _scans(folder: Path) -> list[Path]:
-    return sorted(path for name in _SCANS for path in folder.glob(f"*/{name}"))
+    return sorted(path for name in _MODALITIES for path in visible(folder, f"*/{name}"))
 
 
-LAYOUT = Layout("totalsegmentator", "TotalSegmentator case folders", fits, images, labels)
+LAYOUT = Layout("totalsegmentator", "TotalSegmentator case folders", fits, images, labels, problems)
