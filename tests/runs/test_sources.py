@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from panorgan.cases.doctor import Source
-from panorgan.config import Experiment
+from panorgan.config import Experiment, parse_experiment
 from panorgan.runs.prepare import prepare
 from panorgan.runs.site_cases import site_settings
-from panorgan.runs.sources import sources_of
+from panorgan.runs.sources import refusal_of, sources_of
 
 
 def by_site(experiment: Experiment) -> dict[str, Source]:
@@ -137,3 +137,27 @@ def test_site_with_one_patient_cannot_be_split(real, folders):
 def test_a_window_is_for_ct(plan, modality, tiny):
     """The doctor then tells of scans that are not in Hounsfield units, instead of taking them for MR."""
     assert {source.modality for source in sources_of(tiny(plan=plan))} == {modality}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"vocabulary": ["liver", "spleen", "kidney_left", "kidney_right", "aorta"]}, "Nobody annotates aorta"),
+        ({"leave_out": ["nobody"]}, "no case or patient 'nobody'"),
+        ({"external": True}, "No site trains"),
+    ],
+)
+def test_what_training_would_refuse_is_told_although_the_folders_are_fine(tiny_content, cache, changes, says):
+    content = tiny_content()
+    settings = site_settings(parse_experiment(content), cache, lambda *_: None)
+    del content["phantom"]
+    content["sites"] = {name: {"folder": str(settings[name].folder)} for name in ("north", "south")}
+    assert refusal_of(parse_experiment(content), cache) is None
+    for site in content["sites"].values() if "vocabulary" not in changes else ():
+        site |= changes
+    content |= {key: value for key, value in changes.items() if key == "vocabulary"}
+    refusal = refusal_of(parse_experiment(content), cache)
+    assert refusal is not None
+    assert refusal.code == "experiment-refused"
+    assert says in refusal.what
+    assert refusal.fix

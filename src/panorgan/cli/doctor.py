@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from panorgan.cases.doctor import Checkup, Severity, Source
+from panorgan.cases.doctor import Checkup, Finding, Severity, Source
 from panorgan.errors import DataError
 
 CLEAN, WARNED, FAILED = 0, 1, DataError.exit_code
@@ -45,6 +45,8 @@ def run_doctor(request: DoctorRequest) -> int:
         if request.fix_headers is not None:
             check_place(request.fix_headers, sources)
         checkup = examine(sources, request.workers, lambda done, total: show("reading cases", done, total))
+        if checkup.worst != Severity.error:  # else the errors in the data say more
+            checkup = replace(checkup, findings=(*_refusals(request.paths), *checkup.findings))
         fixed = None
         if request.fix_headers is not None:
             fixed = fix_headers(checkup, request.fix_headers, lambda done, total: show("writing files", done, total))
@@ -91,6 +93,17 @@ def find_sources(
                 fix="Give the folder that holds the scans and labels.",
             )
     return told_apart(found)
+
+
+def _refusals(paths: Sequence[Path]) -> Iterator[Finding]:
+    """What training would refuse although every folder is fine: an organ that nobody labels, a misspelled case."""
+    for path in paths:
+        if path.is_file() and path.suffix in _EXPERIMENT_ENDINGS:
+            from panorgan.config import load_experiment
+            from panorgan.runs.sources import refusal_of
+
+            if refusal := refusal_of(load_experiment(path)):
+                yield refusal
 
 
 def folder_source(path: Path, layout: str = "auto") -> Source:

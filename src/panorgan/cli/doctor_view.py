@@ -174,7 +174,13 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
     """What to do now: fix errors, look at warnings, or go on to an experiment."""
     errors = [group.code for group in groups if group.severity == Severity.error]
     if errors and request.fix_headers is not None:
-        return ["Next: see what is left to fix in the copy.", f"  panorgan doctor {request.fix_headers}"]
+        copy = request.fix_headers
+        several = len(checkup.sources) > 1
+        places = [copy / source.site for source in checkup.sources] if several else [copy]
+        lines = ["Next: see what is left to fix in the copy.", f"  panorgan doctor {' '.join(map(str, places))}"]
+        if any(path.suffix in (".yaml", ".yml") for path in request.paths):
+            lines.append("Then name it in the experiment file: the 'folder' of each site.")
+        return lines
     if errors:
         return [f"Next: fix {_first_few(errors)}, then run the same command again."]
     warnings = [group.code for group in groups if group.severity == Severity.warning]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.doctor import Source
+from panorgan.cases.doctor import Finding, Source
+from panorgan.cases.doctor.codes import finding
 from panorgan.cases.layouts import find_layout
 from panorgan.cases.splits import split_cases
 from panorgan.config import Experiment, SiteSettings
 from panorgan.errors import PanorganError
 from panorgan.runs.parallel import OnProgress
-from panorgan.runs.site_cases import cache_folder, part_of_patients, read_site, site_settings
+from panorgan.runs.site_cases import cache_folder, part_of_patients, read_site, read_sites, site_settings
 
 _UNREADABLE = (PanorganError, OSError, ValueError, KeyError, TypeError)
 """What a damaged folder may raise before the doctor has looked at it (a broken dataset.json, a bad row of a table)."""
@@ -27,6 +28,15 @@ def sources_of(
     """
     settings = site_settings(experiment, cache or cache_folder(), progress or (lambda what, done, total: None))
     return tuple(_source(name, site, experiment) for name, site in sorted(settings.items()))
+
+
+def refusal_of(experiment: Experiment, cache: Path | None = None) -> Finding | None:
+    """What training would say to the experiment before it reads a single scan, as a finding."""
+    try:
+        read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
+    except PanorganError as error:
+        return finding("experiment-refused", experiment.name, "", error.what, error.why, error.fix, error.where)
+    return None
 
 
 def _source(name: str, site: SiteSettings, experiment: Experiment) -> Source:

@@ -87,6 +87,8 @@ CODES: dict[str, Code] = {
     "odd-place": Code(_WARNING, "organ out of place", "One organ lies on the wrong side of others: a transplant?"),
     "far-piece": Code(_WARNING, "far second piece", "An organ that is one piece has a second one far away."),
     "specks": Code(_WARNING, "many specks", "A mask consists of a great many pieces."),
+    # the experiment
+    "experiment-refused": Code(_ERROR, "training would refuse", "The folders are fine, the experiment file is not."),
     # over cases
     "duplicate-scan": Code(_WARNING, "scan twice", "Two cases hold the same voxels."),
     "duplicate-across-splits": Code(_ERROR, "scan in two splits", "The same voxels are trained on and tested on."),

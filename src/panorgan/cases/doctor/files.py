@@ -102,7 +102,10 @@ def _refused(path: Path, error: DataError, repair: str) -> Problem:
         image: Any = nib.load(path)
         if unit_factor(image.affine, image.shape):
             fix = repair
-    return Problem(code, error.what, error.why, fix)
+    # A case may have a hundred files: the name of the one that is damaged must not be guessed.
+    damaged = code == "file-unreadable" and path.is_file()  # a DICOM series is a folder, and its errors say more
+    what = f"{path.name} cannot be read." if damaged else error.what
+    return Problem(code, what, error.why, fix)
 
 
 def _too_small(volume: Volume, repair: str) -> Problem:
