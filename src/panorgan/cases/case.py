@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.cases.formats import files_of
-from panorgan.cases.volume import Volume, grid_distance_mm, read_scan, read_volume, same_grid, turned_like
+from panorgan.cases.volume import Volume, grid_distance_mm, on_grid, read_scan, read_volume, turned_like
 from panorgan.errors import DataError
 
 Mask = NDArray[np.bool_]
@@ -131,11 +131,10 @@ class MaskFiles:
 def _read_on_grid(path: Path, image: Volume) -> Volume:
     """A label file on its image's grid: axes may run the other way, but the voxels must be the same in the world."""
     labels = read_volume(path)
-    if not same_grid(labels, image):
-        labels = turned_like(labels, image)
-    if not same_grid(labels, image):
-        raise another_grid(path, _difference(labels, image))
-    return labels
+    found = on_grid(labels, image)
+    if found is None:
+        raise another_grid(path, _difference(turned_like(labels, image), image))
+    return found
 
 
 def another_grid(path: Path, why: str) -> DataError:

@@ -179,6 +179,14 @@ def turned_like(volume: Volume, other: Volume) -> Volume:
     return Volume(voxels, volume.affine @ back)
 
 
+def on_grid(label: Volume, image: Volume) -> Volume | None:
+    """The label's voxels in the order of the image's, or None when they are other voxels of the world."""
+    if same_grid(label, image):
+        return label
+    turned = turned_like(label, image)
+    return turned if same_grid(turned, image) else None
+
+
 def write_labels(path: Path, voxels: NDArray[Any], affine: NDArray[np.float64]) -> None:
     """Write an integer label map as NIfTI on the given grid."""
     image = nib.Nifti1Image(voxels.astype(np.uint8 if voxels.max(initial=0) < 256 else np.int16), affine)

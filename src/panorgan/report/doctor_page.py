@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import panorgan
 from panorgan.anatomy import catalogue
 from panorgan.cases.doctor import CaseFacts, Checkup, Severity
@@ -27,6 +25,7 @@ from panorgan.cases.doctor.summary import (
 from panorgan.federation.files import write_atomically
 from panorgan.report.strips import make_strips
 from panorgan.report.tables import plural
+from panorgan.report.templates import fill_in
 from panorgan.report.thumbnails import Picture, colour_of, draw
 
 GALLERY = 60
@@ -82,21 +81,15 @@ def write_doctor_page(checkup: Checkup, path: Path) -> Path:
 
 def render(checkup: Checkup, created: str | None = None) -> str:
     """The page as text; `created` is shown as the time of the check (default: now)."""
-    environment = Environment(
-        loader=PackageLoader("panorgan.report", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(plural=plural, title_of=_title, colour_of=colour_of)
     summaries = summarise_sources(checkup)
     cards = _make_cards(checkup.cases)
     findings = [_view(group, cards) for group in group_findings(checkup.findings)]
     gallery = list(cards.values())[:GALLERY]
     shown = {card.picture: card.facts for view in findings for card in view.cards}
     shown |= {card.picture: card.facts for card in gallery}
-    return environment.get_template("doctor.html.j2").render(
+    return fill_in(
+        "doctor.html.j2",
+        {"plural": plural, "title_of": _title, "colour_of": colour_of},
         created=created or time.strftime("%Y-%m-%d %H:%M"),
         version=panorgan.__version__,
         heading=_heading(summaries),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from panorgan.anatomy import catalogue
 from panorgan.cases.case import Case
@@ -20,6 +19,7 @@ from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
+from panorgan.report.templates import fill_in
 from panorgan.runs.site_cases import cache_folder, read_sites
 
 
@@ -38,17 +38,11 @@ def write_report(run_folder: Path, cache: Path | None = None) -> Path:
 
 def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missing: str = "") -> str:
     """The page as text. `overlays_missing` is the sentence to show when there are no pictures."""
-    environment = Environment(
-        loader=PackageLoader("panorgan.report", package_path=""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(tables.FILTERS)
     scores = tables.make_scores(record)
     beside = beside_models(record)
-    return environment.get_template("template.html.j2").render(
+    return fill_in(
+        "template.html.j2",
+        tables.FILTERS,
         record=record,
         experiment=record.manifest["experiment"],
         method=describe_method(record.manifest["experiment"]["method"]["name"]),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.cases.doctor.files import Problem
-from panorgan.cases.volume import Volume, grid_distance_mm, same_grid, turned_like
+from panorgan.cases.volume import Volume, grid_distance_mm, on_grid, turned_like
 
 _RAS = np.eye(4)
 _RESAMPLE = "Resample the label to the image in your annotation tool (nearest neighbour), or remove the case."
@@ -27,14 +27,6 @@ class Difference:
 def to_ras(volume: Volume) -> Volume:
     """Axes flipped and swapped to run right, front, up; nothing is interpolated."""
     return turned_like(volume, Volume(volume.voxels, _RAS))
-
-
-def on_grid(label: Volume, image: Volume) -> Volume | None:
-    """The label's voxels in the order of the image's, or None when they are other voxels of the world."""
-    if same_grid(label, image):
-        return label
-    turned = turned_like(label, image)
-    return turned if same_grid(turned, image) else None
 
 
 def compare(label: Volume, image: Volume, repair: str) -> Problem | None:

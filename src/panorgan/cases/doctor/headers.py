@@ -22,10 +22,10 @@ from panorgan.cases.doctor.facts import CaseTask
 from panorgan.cases.doctor.files import forms_apart_mm, is_nifti, look, unit_factor
 from panorgan.cases.doctor.findings import Checkup, Source
 from panorgan.cases.doctor.folders import open_source
-from panorgan.cases.doctor.geometry import lies_on_voxels, on_grid
+from panorgan.cases.doctor.geometry import lies_on_voxels
 from panorgan.cases.doctor.labels import label_paths, whole_numbers
 from panorgan.cases.doctor.opened import Opened
-from panorgan.cases.volume import Volume
+from panorgan.cases.volume import Volume, on_grid
 from panorgan.errors import DataError
 
 FIXABLE = frozenset(

@@ -14,11 +14,11 @@ from scipy import ndimage
 
 from panorgan.cases.case import ROUNDING
 from panorgan.cases.doctor.files import Problem, code_of, look
-from panorgan.cases.doctor.geometry import compare, on_grid, to_ras
+from panorgan.cases.doctor.geometry import compare, to_ras
 from panorgan.cases.doctor.masks import Mask
 from panorgan.cases.layouts.base import FoundLabelMap, FoundLabels, FoundSegments
 from panorgan.cases.segments import SegmentMasks
-from panorgan.cases.volume import Volume
+from panorgan.cases.volume import Volume, on_grid
 from panorgan.errors import DataError
 
 # As the reader of cases: in a mask file, more than half is drawn.
