@@ -10,12 +10,13 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
+from panorgan.cases import store as store_module
 from panorgan.cases.planning import SiteStatistics
 from panorgan.cases.store import Store
 from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError, DataError
-from panorgan.runs import prepare as prepare_module
 from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import train
 from panorgan.runs.manifest import scored_fingerprint
@@ -72,13 +73,7 @@ def test_the_plan_is_pooled_over_training_sites_and_travels_in_the_model(two_sit
     manifest = run.read_manifest()
     assert manifest["plan"]["spacing_mm"] == [2.0, 2.0, 4.0]
     assert SiteStatistics.from_numbers(manifest["statistics"]["south"]).cases == 2
-    assert load_model(run.model, prepare_device()).plan == prepared.plan
-
-
-def prepare_device():
-    import torch
-
-    return torch.device("cpu")
+    assert load_model(run.model, torch.device("cpu")).plan == prepared.plan
 
 
 def test_a_plan_that_is_given_measures_nothing(two_sites, tmp_path, monkeypatch) -> None:
@@ -184,7 +179,7 @@ def test_what_was_prepared_before_a_failure_is_not_prepared_again(two_sites, tmp
     assert len(kept) >= 2
     monkeypatch.setattr(Store, "add", add)
     written: list[str] = []
-    write = prepare_module.Store.__init__.__globals__["_write"]
+    write = store_module._write
 
     def counted(case, plan, folder) -> None:
         written.append(case.id)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
-import tempfile
-import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,14 +35,10 @@ _FORMAT = 3
 # Half-written entries begin so; a day later nobody is writing them any more.
 _INCOMPLETE = ".incomplete-"
 _ABANDONED_SECONDS = 24 * 3600
-_FOLDER, _FILE = 0o777, 0o666
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
 MOST_STRUCTURES = 63
-
-
-_UMASK_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -98,10 +94,10 @@ class Store:
         target = self.folder / key
         if not (target / "case.json").is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=_INCOMPLETE, dir=self.folder))
+            scratch = self._scratch()
+            scratch.mkdir()
             try:
                 _write(case, plan, scratch)
-                scratch.chmod(_FOLDER & ~_umask())  # a cache may be shared; temporary folders are for one's own eyes
                 if target.exists() and not (target / "case.json").is_file():
                     shutil.rmtree(target)  # an entry that somebody has damaged
                 os.replace(scratch, target)
@@ -130,10 +126,9 @@ class Store:
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged
             measured = measure_case(case, choices)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", prefix=_INCOMPLETE, dir=self.folder, delete=False) as file:
-            json.dump(measured.as_json(), file)
-        Path(file.name).chmod(_FILE & ~_umask())
-        os.replace(file.name, memory)
+        scratch = self._scratch()
+        scratch.write_text(json.dumps(measured.as_json()))
+        os.replace(scratch, memory)
         return measured
 
     def content_of(self, case: Case) -> str:
@@ -147,6 +142,10 @@ class Store:
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def _scratch(self) -> Path:
+        """A name that nobody else uses. `tempfile` would do, but for its owner's eyes only: a cache may be shared."""
+        return self.folder / f"{_INCOMPLETE}{uuid.uuid4().hex}"
+
     def _key(self, case: Case, recipe: str) -> str:
         """Hash of everything an entry depends on: the files' content, how they are read, what is made of them."""
         digest = hashlib.sha256(f"{recipe}\n{case.annotated!r}".encode())
@@ -158,14 +157,6 @@ class Store:
         if case.labels:
             digest.update(case.labels.recipe().encode())
         return digest.hexdigest()[:32]
-
-
-def _umask() -> int:
-    """What the user takes away from new files. It can only be read by setting it."""
-    with _UMASK_LOCK:
-        mask = os.umask(0o077)
-        os.umask(mask)
-    return mask
 
 
 def _write(case: Case, plan: Plan, folder: Path) -> None:
@@ -204,6 +195,8 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
 
 def _refuse_cut(name: str, mask: Mask, grid: Grid, case: Case) -> None:
     """What was annotated must not be lost with the air around the body."""
+    if math.prod(grid.ras_shape) == mask.size:
+        return  # nothing was cut
     cut = int(np.count_nonzero(mask)) - int(np.count_nonzero(grid.turn_to_ras(mask)))
     if cut:
         raise DataError(

@@ -76,10 +76,10 @@ def _show(result: RunResult, report: Path, as_json: bool) -> None:
     console = Console()
     console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
     console.print(f"In the federation {in_words(table.overall)}")
-    if models:
-        console.print(beside_table(models))
     if table.external is not None and table.external.n:
         console.print(f"At external sites {in_words(table.external)}")
+    if models:
+        console.print(beside_table(models))
     console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
