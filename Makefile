@@ -14,10 +14,10 @@ help:
 
 venv: $(READY)
 
-$(READY): requirements.txt requirements-dev.txt pyproject.toml
+$(READY): requirements.txt requirements-network.txt requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("panorgan needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

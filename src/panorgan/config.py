@@ -63,32 +63,18 @@ class HardwareSettings(Settings):
     deterministic: bool = Field(True, description="the same bits every time on a GPU too, at some cost in speed")
 
 
-class Experiment(Settings):
-    """Everything that decides what a run computes."""
+class Agreement(Settings):
+    """What every participant of a federation must agree on: all that decides what is computed from a site's data."""
 
     name: str = Field("experiment", pattern=r"^[^./\\][^/\\]*$", description="names the run folder and the report")
     seed: int = Field(0, ge=0)
     vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
-    sites: dict[str, SiteSettings] = Field(default_factory=dict)
-    phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
     splits: SplitSettings = SplitSettings()
     plan: PlanSettings = PlanSettings()
     network: UNetSettings = UNetSettings()
     training: TrainingSettings = TrainingSettings()
     postprocess: str = Field("none", description="a preset for the final predictions")
-    hardware: HardwareSettings = HardwareSettings()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _phantom_shares_the_vocabulary(cls, content: Any) -> Any:
-        """Organs are named once: a phantom draws the vocabulary, a vocabulary left out is the phantom's."""
-        if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
-            phantom = dict(content["phantom"])
-            if content.get("vocabulary"):
-                phantom.setdefault("organs", Vocabulary(content["vocabulary"]).organs)
-            return {"vocabulary": _validated(PhantomConfig, phantom, "phantom").organs, **content, "phantom": phantom}
-        return content
 
     @field_validator("vocabulary")
     @classmethod
@@ -107,14 +93,6 @@ class Experiment(Settings):
             )
         return name
 
-    @field_validator("sites")
-    @classmethod
-    def _plain_site_names(cls, sites: dict[str, SiteSettings]) -> dict[str, SiteSettings]:
-        for name in sites:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                raise ValueError(f"site name {name!r} may hold letters, digits, '-' and '_' only")
-        return sites
-
     @field_validator("method")
     @classmethod
     def _complete_method(cls, choice: dict[str, Any]) -> dict[str, Any]:
@@ -123,16 +101,10 @@ class Experiment(Settings):
             raise ValueError("give the method's name, such as {name: fedavg}")
         method = find_method(str(choice["name"]))
         numbers = {key: value for key, value in choice.items() if key != "name"}
-        return {"name": method.name, **_validated(method.Config, numbers, "method").as_json()}
+        return {"name": method.name, **validated(method.Config, numbers, "method").as_json()}
 
     @model_validator(mode="after")
-    def _one_source_of_sites(self) -> Experiment:
-        if bool(self.sites) == (self.phantom is not None):
-            raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
-        return self
-
-    @model_validator(mode="after")
-    def _patches_fit_the_network(self) -> Experiment:
+    def _patches_fit_the_network(self) -> Agreement:
         patch = self.training.sampling.patch_size
         sliced = sliced_axis(patch)
         if self.network.dimensions == 2 and sliced is None:
@@ -163,32 +135,60 @@ class Experiment(Settings):
         method = find_method(self.method["name"])
         return method(method.Config(**{k: v for k, v in self.method.items() if k != "name"}))
 
-    def with_method(self, name: str, **numbers: Any) -> Experiment:
-        """The same experiment with another method."""
-        return Experiment(**{**self.model_dump(), "method": {"name": name, **numbers}})
-
     def fingerprint(self) -> str:
         """Equal for experiments that compute the same; hardware and name do not count."""
         content = self.model_dump(mode="json", exclude={"hardware", "name"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+class Experiment(Agreement):
+    """An agreement, and the sites of a federation that is simulated on this machine."""
+
+    sites: dict[str, SiteSettings] = Field(default_factory=dict)
+    phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
+    hardware: HardwareSettings = HardwareSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _phantom_shares_the_vocabulary(cls, content: Any) -> Any:
+        """Organs are named once: a phantom draws the vocabulary, a vocabulary left out is the phantom's."""
+        if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
+            phantom = dict(content["phantom"])
+            if content.get("vocabulary"):
+                phantom.setdefault("organs", Vocabulary(content["vocabulary"]).organs)
+            return {"vocabulary": validated(PhantomConfig, phantom, "phantom").organs, **content, "phantom": phantom}
+        return content
+
+    @field_validator("sites")
+    @classmethod
+    def _plain_site_names(cls, sites: dict[str, SiteSettings]) -> dict[str, SiteSettings]:
+        for name in sites:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                raise ValueError(f"site name {name!r} may hold letters, digits, '-' and '_' only")
+        return sites
+
+    @model_validator(mode="after")
+    def _one_source_of_sites(self) -> Experiment:
+        if bool(self.sites) == (self.phantom is not None):
+            raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
+        return self
+
+    def with_method(self, name: str, **numbers: Any) -> Experiment:
+        """The same experiment with another method."""
+        return Experiment(**{**self.model_dump(), "method": {"name": name, **numbers}})
+
+    def agreement(self) -> Agreement:
+        """The same without sites and hardware: what is left when it runs between hospitals."""
+        return Agreement(**self.model_dump(exclude=LOCAL_KEYS))
+
+
+LOCAL_KEYS = {"sites", "phantom", "hardware"}
+"""Sections of an experiment file that belong to one machine."""
+
+
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file and apply `a.b=c` overrides; folders are relative to the file."""
-    if not path.is_file():
-        raise ConfigError("There is no such experiment file.", where=str(path), fix="Check the path.")
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "The experiment file is not valid YAML.", where=str(path), why=str(error), fix="Correct that place."
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            "The experiment file is empty or not a mapping.",
-            where=str(path),
-            fix="Write 'name: value' lines; the files in examples/ show how.",
-        )
+    content = read_yaml(path, "experiment file")
     for override in overrides:
         _apply_override(content, override)
     sites = content.get("sites")
@@ -197,6 +197,33 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
             if isinstance(site, dict) and isinstance(site.get(key), str):
                 site[key] = str((path.parent / site[key]).resolve())
     return parse_experiment(content, str(path))
+
+
+def load_agreement(path: Path) -> Agreement:
+    """Read an experiment file for use between hospitals: its sites and hardware, if it names any, stay behind."""
+    content = read_yaml(path, "experiment file")
+    if "phantom" in content or "sites" in content:
+        return load_experiment(path).agreement()
+    return validated(Agreement, {k: v for k, v in content.items() if k not in LOCAL_KEYS}, str(path))
+
+
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """A YAML file of settings as plain data; `what` names it in an error."""
+    if not path.is_file():
+        raise ConfigError(f"There is no such {what}.", where=str(path), fix="Check the path.")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The {what} is not valid YAML.", where=str(path), why=str(error), fix="Correct that place."
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"The {what} is empty or not a mapping.",
+            where=str(path),
+            fix="Write 'name: value' lines; the files in examples/ show how.",
+        )
+    return content
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -213,7 +240,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
     """An experiment from plain data, with errors a person can act on."""
-    return _validated(Experiment, content, where)
+    return validated(Experiment, content, where)
 
 
 def _apply_override(content: dict[str, Any], override: str) -> None:
@@ -252,7 +279,7 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
 Model = typing.TypeVar("Model", bound=BaseModel)
 
 
-def _validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
+def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
     """Validate, turning pydantic's report into our own error."""
     try:
         return model(**content)

@@ -1,0 +1,91 @@
+"""Where things lie in a kit: the folder that each participant receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from panorgan.deployment.settings import CoordinatorFile, SiteFile
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A participant's folder. `startup/` holds keys and certificates, `local/` what may be edited."""
+
+    path: Path
+
+    @property
+    def startup(self) -> Path:
+        """Keys, certificates and connection settings, as provisioned. Signed: not to be edited."""
+        return self.path / "startup"
+
+    @property
+    def local(self) -> Path:
+        """Policies and settings of this participant."""
+        return self.path / "local"
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment that the federation agreed on."""
+        return self.local / "experiment.yaml"
+
+    @property
+    def process_id(self) -> Path:
+        """Holds the process id while the participant runs."""
+        return self.path / "panorgan.pid"
+
+
+@dataclass(frozen=True)
+class ServerKit(Kit):
+    """The coordinator's machine: the server's own kit, and in `admin/` the kit of the person who may start runs."""
+
+    @property
+    def settings(self) -> Path:
+        """A `CoordinatorFile`."""
+        return self.local / "coordinator.yaml"
+
+    @property
+    def admin(self) -> Path:
+        """Kit of the coordinator as a person."""
+        return self.path / "admin"
+
+    def run(self, settings: CoordinatorFile) -> Path:
+        """The run folder."""
+        return self.path / settings.run
+
+    def control(self, settings: CoordinatorFile) -> Path:
+        """How `start` and `stop` talk to the job that runs the rounds."""
+        return self.run(settings) / "control"
+
+
+@dataclass(frozen=True)
+class SiteKit(Kit):
+    """A hospital's machine."""
+
+    @property
+    def settings(self) -> Path:
+        """A `SiteFile`."""
+        return self.local / "site.yaml"
+
+    @property
+    def egress_policy(self) -> Path:
+        """What may leave (an `EgressPolicy`)."""
+        return self.local / "egress.yaml"
+
+    @property
+    def audit_log(self) -> Path:
+        """What has left, hash-chained."""
+        return self.path / "egress-log.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What happened here, in full; it stays here."""
+        return self.path / "site.log"
+
+    def state(self, settings: SiteFile) -> Path:
+        """The site's private state."""
+        return self.path / settings.state
+
+    def cache(self, settings: SiteFile) -> Path:
+        """Prepared cases."""
+        return self.path / settings.cache
