@@ -32,7 +32,7 @@ class Joining(LocalTransport):
         super().__init__(workers)
         self.answer = answer
 
-    def exchange(self, sites, make_request, on_reply):
+    def exchange(self, sites, make_request, on_reply, deadline=None):
         def changed(site: str, answer: bytes) -> None:
             message = Message.from_bytes(answer)
             if site == "south" and message.meta["answers"].startswith("join"):

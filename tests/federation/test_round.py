@@ -198,7 +198,7 @@ def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
         return made
 
     class Recording(LocalTransport):
-        def exchange(self, sites, make_request, on_reply):
+        def exchange(self, sites, make_request, on_reply, deadline=None):
             def record(site):
                 request = make_request(site)
                 if site == "north":
@@ -256,7 +256,7 @@ def test_coverage_names_the_site_or_the_organ():
 
 def test_a_score_that_is_no_dice_does_not_choose_the_model(tiny, tmp_path):
     class Boasting(LocalTransport):
-        def exchange(self, sites, make_request, on_reply):
+        def exchange(self, sites, make_request, on_reply, deadline=None):
             def boast(site: str, answer: bytes) -> None:
                 message = Message.from_bytes(answer)
                 if site == "north" and message.meta["answers"].startswith("evaluate"):

@@ -31,7 +31,7 @@ class Scored(LocalTransport):
         super().__init__(workers)
         self.scores = scores
 
-    def exchange(self, sites, make_request, on_reply):
+    def exchange(self, sites, make_request, on_reply, deadline=None):
         def scored(site: str, answer: bytes) -> None:
             message = Message.from_bytes(answer)
             kind, _, moment = str(message.meta["answers"]).partition("/")

@@ -44,6 +44,7 @@ def make_coordinator(
         experiment.network,
         experiment.training,
         experiment.seed,
+        experiment=experiment.agreement().fingerprint(),
     )
     folder.mkdir(parents=True, exist_ok=True)
     listeners = (heard.append,) if heard is not None else ()
@@ -58,7 +59,7 @@ class Tampering(LocalTransport):
         self.change, self.drop = change, drop
         self.asked: list[str] = []
 
-    def exchange(self, sites, make_request, on_reply):
+    def exchange(self, sites, make_request, on_reply, deadline=None):
         def changed(site: str, answer: bytes) -> None:
             meta = Message.from_bytes(answer).meta
             trains = str(meta.get("answers", "")).startswith("train")

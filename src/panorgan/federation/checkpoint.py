@@ -15,13 +15,15 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content
 
 _KEPT = 2
+_PLAIN = ("rounds_done", "sites", "best", "scores", "plan", "told")
 
 
 @dataclass
 class CoordinatorState:
     """Everything the coordinator must know to go on.
 
-    `rounds_done` counts over all stages. `best` names the round with the best validation score so far.
+    `rounds_done` counts over all stages. `best` names the round with the best validation score so far, `scores` holds
+    each site's latest. `told` is the last round as the event log tells it.
     """
 
     weights: dict[str, torch.Tensor]
@@ -29,6 +31,9 @@ class CoordinatorState:
     rounds_done: int = 0
     sites: dict[str, Any] = field(default_factory=dict)
     best: dict[str, float] | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    told: dict[str, Any] | None = None
 
 
 class Checkpoints:
@@ -41,7 +46,7 @@ class Checkpoints:
         """Write `round-NNNNN.safetensors` atomically and durably, then drop the oldest."""
         arrays = {f"weights/{k}": v for k, v in state.weights.items()}
         arrays |= {f"rule/{k}": v for k, v in state.rule.arrays.items()}
-        meta = {"rounds_done": state.rounds_done, "sites": state.sites, "best": state.best}
+        meta = {name: getattr(state, name) for name in _PLAIN}
         content = Message(arrays, state.rule.numbers, meta).to_bytes()
         path = self._path(state.rounds_done)
         if state.best is not None and int(state.best["round"]) == state.rounds_done:
@@ -107,7 +112,4 @@ def _read(path: Path) -> CoordinatorState:
     message = MessageFile(path).message()
     weights = {k.removeprefix("weights/"): v for k, v in message.arrays.items() if k.startswith("weights/")}
     rule = {k.removeprefix("rule/"): v for k, v in message.arrays.items() if k.startswith("rule/")}
-    meta = message.meta
-    return CoordinatorState(
-        weights, Content(rule, message.numbers), int(meta["rounds_done"]), dict(meta["sites"]), meta["best"]
-    )
+    return CoordinatorState(weights, Content(rule, message.numbers), **{name: message.meta[name] for name in _PLAIN})

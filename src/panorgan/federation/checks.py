@@ -2,45 +2,99 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from panorgan.errors import MessageError
+from panorgan.anatomy import Vocabulary
+from panorgan.errors import AnatomyError, MessageError
+from panorgan.federation.failures import CODES
 from panorgan.federation.message import Message, MessageFile
-from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import SiteFacts
+from panorgan.federation.tasks import Task, answer_meta
+from panorgan.methods.exchange import Numbers, SiteFacts
+
+_ROOM_PER_MESSAGE = 1 << 20
+_ROOM_PER_TENSOR = 1 << 10
 
 
-def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> None:
-    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values."""
+class SiteFailedError(Exception):
+    """A site says that it could not do what it was asked; `code` is one of `failures.CODES`."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> float:
+    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values.
+
+    Returns how far the update leads away from what is expected (an L2 norm over all of its floating-point tensors).
+    """
     check_envelope(file.meta, task, site)
     if expected and not file.keys:
         raise MessageError(f"Site {site} sent no weights.")
-    for key in file.keys:
-        _check_tensor(file, key, site, expected)
+    return math.sqrt(sum(_check_tensor(file, key, site, expected) for key in file.keys))
+
+
+def check_size(answer: bytes, site: str, expected: Mapping[str, torch.Tensor]) -> None:
+    """Refuse an answer that is larger than anything the site may send, before it is read."""
+    allowed = sum(example.nelement() * example.element_size() for example in expected.values())
+    # Names, shapes and numbers come on top of the tensors.
+    allowed += _ROOM_PER_MESSAGE + _ROOM_PER_TENSOR * len(expected)
+    if len(answer) > allowed:
+        raise MessageError(
+            f"Site {site} sent too much.", why=f"{len(answer)} bytes, where at most {allowed} can be right"
+        )
+
+
+def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
+    """Sites whose update is absurdly larger than the others' (`factor` × the middle one), with the reason.
+
+    Two sites cannot tell which of them is wrong, so it takes three.
+    """
+    if factor is None or len(norms) < 3:
+        return {}
+    middle = statistics.median(norms.values())
+    return {
+        site: f"its norm is {norm:.4g}, {norm / middle:.3g} times the middle one of this round ({middle:.4g}); "
+        f"training.outlier_factor allows {factor:g}"
+        for site, norm in sorted(norms.items())
+        if middle > 0 and norm > factor * middle
+    }
 
 
 def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
     """Refuse an answer to another question, of another run, or in somebody else's name."""
-    wanted = {"answers": task.label, "run": task.run, "site": site}
+    wanted = answer_meta(task, site)
     for name, value in wanted.items():
         if meta.get(name) != value:
             raise MessageError(
                 f"Site {site} sent an answer that does not belong here.",
-                why=f"its {name!r} is {meta.get(name)!r}, expected {value!r}",
+                why=f"its {name!r} is {str(meta.get(name))!r:.100}, expected {value!r}",
             )
+    if "failed" in meta:
+        raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
 
 
-def read_introduction(answer: bytes, task: Task, site: str) -> SiteFacts:
-    """What a site that joins tells about itself, checked."""
+def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteFacts, Numbers]:
+    """What a site that joins tells about itself and measured for the plan, checked."""
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
         raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
-    annotated = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
-    return SiteFacts(site, int(message.numbers["train_cases"]), annotated)
+    counts = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
+    for structure in counts:
+        try:
+            vocabulary.members(structure)
+        except AnatomyError as error:
+            raise MessageError(
+                f"Site {site} annotates what is no part of the vocabulary.", why=f"{structure!r:.100}"
+            ) from error
+    measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
+    return SiteFacts(site, int(message.numbers["train_cases"]), counts), measured
 
 
 def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:
@@ -64,7 +118,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
 
 
-def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> None:
+def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> float:
+    """Refuse a bad tensor; returns its squared distance from the example, where there is one to compare with."""
     if key not in expected:
         raise MessageError(f"Site {site} sent an unknown key.", why=f"{key!r} is not part of the model")
     if file.shape(key) != tuple(expected[key].shape):
@@ -78,5 +133,16 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
             f"Site {site} sent a tensor of the wrong type.",
             why=f"{key!r} is {tensor.dtype}, expected {expected[key].dtype}",
         )
-    if not is_finite(tensor):
+    if not tensor.is_floating_point():
+        return 0.0
+    if expected[key].device.type == "meta":
+        finite, distance = is_finite(tensor), 0.0
+    else:
+        # One pass does both: a distance is finite exactly when every value is (nothing that is sound overflows).
+        distance = (
+            float(torch.linalg.vector_norm(tensor.float() - expected[key].cpu().float(), dtype=torch.float64)) ** 2
+        )
+        finite = math.isfinite(distance)
+    if not finite:
         raise MessageError(f"Site {site} sent values that are not finite.", why=f"NaN or infinity in {key!r}")
+    return distance

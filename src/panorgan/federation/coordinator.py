@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.seeds import derive_seed
-from panorgan.errors import ConfigError, MessageError, RunError
+from panorgan.cases.planning import PlanSettings
+from panorgan.cases.preprocess import Plan
+from panorgan.errors import MessageError
+from panorgan.federation.admission import Introductions, agreed_plan, check_coverage, first_weights, lacks
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
-from panorgan.federation.checks import check_answer, read_introduction, read_scores
-from panorgan.federation.events import EventLog
-from panorgan.federation.files import write_atomically
-from panorgan.federation.message import Message, MessageFile
-from panorgan.federation.settings import TrainingSettings
-from panorgan.federation.tasks import Task
+from panorgan.federation.checks import read_scores
+from panorgan.federation.collecting import Collector, SitesMissingError, Traffic
+from panorgan.federation.events import EventLog, read_events
+from panorgan.federation.message import MessageFile
+from panorgan.federation.settings import Patience, TrainingSettings
+from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
@@ -29,7 +32,11 @@ from panorgan.networks import UNetSettings
 
 @dataclass(frozen=True)
 class CoordinatorSetup:
-    """What the federation trains, and how."""
+    """What the federation trains, and how.
+
+    `experiment` is the fingerprint of what everybody agreed to. `plan` says how cases are prepared, or (as settings)
+    how that follows from what the sites measure; none where the sites' cases are prepared already.
+    """
 
     run: str
     vocabulary: Vocabulary
@@ -37,6 +44,11 @@ class CoordinatorSetup:
     network: UNetSettings
     training: TrainingSettings
     seed: int = 0
+    experiment: str = ""
+    plan: Plan | PlanSettings | None = None
+    patience: Patience = field(default_factory=Patience)
+    required: tuple[str, ...] = ()
+    """Sites without which the run does not begin."""
 
 
 class Coordinator:
@@ -46,21 +58,46 @@ class Coordinator:
         self.setup, self.transport, self.events = setup, transport, events
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._spool = folder / "spool"
+        self._collector = Collector(transport, events, setup.patience)
         self.state = self.checkpoints.load_latest() or self._start()
+        self._write_missed_event()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
         self.rule = self._rule_of(self.state)
+        self._turned_away: set[str] = set()
         stages = setup.method.stages(setup.training.rounds)
         self.moments = [
             Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
         self._validated_stages = {stage.name for stage in stages if stage.validate}
 
-    def run(self, rounds: int | None = None) -> None:
-        """Do the rounds that are left, or the next `rounds` of them."""
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.state.rounds_done >= len(self.moments)
+
+    def run(self, rounds: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Do the rounds that are left, or the next `rounds` of them; `should_stop` is asked before each."""
         left = self.moments[self.state.rounds_done :]
         for moment in left if rounds is None else left[:rounds]:
+            if should_stop():
+                return
+            self._admit_newcomers()
             self._round(moment)
+
+    def deliver(self, card: Mapping[str, Any], sites: Sequence[str]) -> list[str]:
+        """Send the delivered model with its card to sites; returns who has it now."""
+        number, weights = self.delivered_weights()
+        content = Content(weights)
+        have: list[str] = []
+
+        def read(site: str, answer: bytes) -> None:
+            read_scores(answer, task, site)
+            have.append(site)
+
+        task = self._task("deliver", self.moments[-1], card)
+        self._collector.ask(sorted(sites), task, lambda site: content, read, number, Traffic())
+        return sorted(have)
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
         """Round and weights of the model that the run delivers; the best round is one of the last stage."""
@@ -82,38 +119,76 @@ class Coordinator:
     # -- start ---------------------------------------------------------------------------------------------
 
     def _start(self) -> CoordinatorState:
-        """Ask who takes part, draw the first weights, and write checkpoint 0."""
+        """Ask who takes part, agree on a plan, draw the first weights, and write checkpoint 0."""
         setup = self.setup
-        facts: dict[str, SiteFacts] = {}
-
-        task = Task("join", setup.run)
-
-        def on_reply(site: str, answer: bytes) -> None:
-            try:
-                facts[site] = read_introduction(answer, task, site)
-            except MessageError as error:
-                self._refuse(0, site, error)
-
-        join = Message(meta=task.to_meta()).to_bytes()
-        self.transport.exchange(sorted(self.transport.sites), lambda site: join, on_reply)
+        told = self._introductions(sorted(self.transport.sites))
+        facts = told.facts
+        if absent := sorted(set(setup.required) - facts.keys()):
+            raise SitesMissingError(
+                f"The run cannot begin without {', '.join(absent)}.",
+                absent,
+                why="they are absent, or were refused (see events.jsonl)",
+                fix="Start them, or mark them as joining later.",
+            )
         if len(facts) < setup.training.min_sites:
-            raise RunError(
+            raise SitesMissingError(
                 f"Only {len(facts)} {'site' if len(facts) == 1 else 'sites'} joined, "
                 f"{setup.training.min_sites} are needed.",
+                (),
                 why="the others are absent, or were refused (see events.jsonl)",
                 fix="Start the missing sites, or lower training.min_sites.",
             )
         check_coverage(setup.vocabulary, facts)
-        federation = Federation(setup.vocabulary, facts)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(setup.seed, "first weights"))
-            network = setup.method.build_network(setup.network, federation)
-        weights = {key: value.detach().clone() for key, value in network.state_dict().items()}
+        plan = agreed_plan(setup.plan, told.statistics)
+        weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
         sites = {name: facts[name].as_json() for name in sorted(facts)}
-        state = CoordinatorState(weights, sites=sites)
+        state = CoordinatorState(weights, sites=sites, plan=plan)
         self.checkpoints.save(state)
-        self.events.record("joined", sites=sites)
+        self.events.record("joined", sites=sites, plan=plan)
         return state
+
+    def _introductions(self, sites: Sequence[str]) -> Introductions:
+        plan = self.setup.plan
+        task = Task("join", self.setup.run, experiment=self.setup.experiment)
+        told = Introductions(task, self.setup.vocabulary, isinstance(plan, PlanSettings) and plan.measures)
+        self._collector.ask(sites, task, lambda site: Content(), told.read, 0, Traffic())
+        return told
+
+    def _admit_newcomers(self) -> None:
+        """Sites that were not there at the start take part from the next round; the plan stays as it is."""
+        unknown = sorted(set(self.transport.sites) - self.federation.sites.keys() - self._turned_away)
+        if not unknown or self.setup.method.pooled:
+            return
+        newcomers = self._introductions(unknown).facts
+        self._turned_away |= set(unknown) - newcomers.keys()
+        for site, facts in sorted(newcomers.items()):
+            if missing := lacks(facts):
+                error = MessageError(f"Site {site} cannot join.", why=f"it {missing}")
+                self._collector.refuse(self.state.rounds_done, site, error)
+                self._turned_away.add(site)
+                continue
+            self._admit(site, facts)
+
+    def _admit(self, site: str, facts: SiteFacts) -> None:
+        setup, state = self.setup, self.state
+        self.federation = Federation(setup.vocabulary, {**self.federation.sites, site: facts})
+        # Parts that come with the newcomer (its own member, its own head) begin afresh; all others stay as they are.
+        fresh = first_weights(setup.method, setup.network, self.federation, setup.seed, "late", site)
+        state.weights = {**fresh, **state.weights}
+        state.sites = {name: known.as_json() for name, known in sorted(self.federation.sites.items())}
+        self.rule = self._rule_of(state)
+        self.checkpoints.save(state)
+        self.events.record("late_join", number=state.rounds_done + 1, site=site, **facts.as_json())
+
+    def _write_missed_event(self) -> None:
+        """A kill between a checkpoint and its line in the log: the checkpoint remembers the line."""
+        told = self.state.told
+        if told is None or self.events.path is None:
+            return
+        if told["number"] not in {
+            event.facts["number"] for event in read_events(self.events.path) if event.kind == "round"
+        }:
+            self.events.record("round", **told)
 
     # -- one round -----------------------------------------------------------------------------------------
 
@@ -124,9 +199,8 @@ class Coordinator:
         self.events.transient(
             "round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments)
         )
-        task = Task("train", self.setup.run, moment, self.federation.sites)
-        traffic = {"sent": 0, "received": 0}
-        files = self._collect(task, number, traffic)
+        traffic = Traffic()
+        files = self._collect(moment, number, traffic)
         trained = time.perf_counter()
         self.rule.aggregate(SpooledUpdates(files))
         numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
@@ -136,88 +210,55 @@ class Coordinator:
         aggregated = time.perf_counter()
         validation = self._validate(moment, traffic) if self._validates_now(moment) else None
         validated = time.perf_counter()
-        self.checkpoints.save(self.state)
-        shutil.rmtree(self._spool, ignore_errors=True)
-        self.events.record(
-            "round",
-            number=number,
-            stage=moment.stage,
-            round=moment.round,
-            rounds=moment.rounds,
-            total=len(self.moments),
-            sites=numbers,
-            validation=validation,
-            best=self.state.best,
-            bytes_sent=traffic["sent"],
-            bytes_received=traffic["received"],
-            seconds={
+        told: dict[str, Any] = {
+            "number": number,
+            "stage": moment.stage,
+            "round": moment.round,
+            "rounds": moment.rounds,
+            "total": len(self.moments),
+            "sites": numbers,
+            "validation": validation,
+            "best": self.state.best,
+            "bytes_sent": traffic.sent,
+            "bytes_received": traffic.received,
+            "seconds": {
                 "sites": round(trained - began, 4),
                 "aggregate": round(aggregated - trained, 4),
                 "validate": round(validated - aggregated, 4),
-                "checkpoint": round(time.perf_counter() - validated, 4),
             },
+        }
+        self.state.told = told
+        self.checkpoints.save(self.state)
+        shutil.rmtree(self._spool, ignore_errors=True)
+        seconds = {**told["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
+        self.events.record("round", **{**told, "seconds": seconds})
+
+    def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
+        state, setup = self.state, self.setup
+        return Task(kind, setup.run, moment, self.federation.sites, setup.experiment, state.plan, card)
+
+    def _collect(self, moment: Moment, number: int, traffic: Traffic) -> dict[str, MessageFile]:
+        """The updates of one round. Too few of them end the rounds, but lose nothing."""
+        task, training = self._task("train", moment), self.setup.training
+        files, heard = self._collector.collect(
+            sorted(self.federation.sites),
+            task,
+            self.rule.broadcast,
+            self.rule.expects,
+            self._spool / f"{number:05d}",
+            number,
+            traffic,
+            training.outlier_factor,
         )
-
-    def _collect(self, task: Task, number: int, traffic: dict[str, int]) -> dict[str, MessageFile]:
-        """Ask every site that has no accepted answer on disk yet; refuse bad answers by name."""
-        folder = self._spool / f"{number:05d}"
-        accepted: dict[str, MessageFile] = {}
-
-        def accept(site: str, path: Path) -> None:
-            try:
-                file = MessageFile(path)
-                check_answer(file, task, site, self.rule.expects(site))
-                accepted[site] = file
-            except MessageError as error:
-                path.unlink(missing_ok=True)
-                self._refuse(number, site, error)
-
-        def on_reply(site: str, answer: bytes) -> None:
-            traffic["received"] += len(answer)
-            path = folder / f"{site}.safetensors"
-            write_atomically(path, answer)
-            accept(site, path)
-
-        for site in self.federation.sites:
-            # Left by a coordinator that was killed in this round: no need to train twice.
-            if (path := folder / f"{site}.safetensors").is_file():
-                accept(site, path)
-        waiting = [site for site in sorted(self.federation.sites) if site not in accepted]
-        self._exchange(waiting, task, self.rule.broadcast, on_reply, traffic)
-        if len(accepted) < self.setup.training.min_sites:
-            raise RunError(
-                f"Only {len(accepted)} usable answers in round {number}, {self.setup.training.min_sites} are needed.",
+        self._collector.insist(heard, number, f"round {number} cannot end")
+        if len(files) < training.min_sites:
+            raise SitesMissingError(
+                f"Only {len(files)} usable answers in round {number}, {training.min_sites} are needed.",
+                sorted(self.federation.sites.keys() - files.keys()),
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
-        return accepted
-
-    def _refuse(self, number: int, site: str, error: MessageError) -> None:
-        self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
-
-    def _exchange(
-        self,
-        sites: list[str],
-        task: Task,
-        content_for: Callable[[str], Content],
-        on_reply: Callable[[str, bytes], None],
-        traffic: dict[str, int],
-    ) -> None:
-        """Send each site its content; the same tensors are serialised once."""
-        meta = task.to_meta()
-        last: Content | None = None
-        request = b""
-
-        def make_request(site: str) -> bytes:
-            nonlocal last, request
-            content = content_for(site)
-            if last is None or not _same(last, content):
-                request = Message(content.arrays, content.numbers, meta).to_bytes()
-                last = Content(dict(content.arrays), dict(content.numbers))  # the rule may fill its own anew
-            traffic["sent"] += len(request)
-            return request
-
-        self.transport.exchange(sites, make_request, on_reply)
+        return files
 
     # -- validation ----------------------------------------------------------------------------------------
 
@@ -226,53 +267,29 @@ class Coordinator:
         due = every > 0 and (moment.round % every == 0 or moment.round == moment.rounds)
         return due and moment.stage in self._validated_stages
 
-    def _validate(self, moment: Moment, traffic: dict[str, int]) -> dict[str, dict[str, float]]:
-        """Every site scores the new global model on what it annotates itself; a stage's best round is remembered."""
+    def _validate(self, moment: Moment, traffic: Traffic) -> dict[str, dict[str, float]]:
+        """Every site scores the new global model on what it annotates itself; a stage's best round is remembered.
+
+        A site that keeps silent counts with what it said last: its absence must not make a round look better.
+        """
+        state = self.state
         scores: dict[str, dict[str, float]] = {}
-        task = Task("evaluate", self.setup.run, moment, self.federation.sites)
+        task = self._task("evaluate", moment)
 
-        def on_reply(site: str, answer: bytes) -> None:
-            traffic["received"] += len(answer)
-            try:
-                scores[site] = read_scores(answer, task, site)
-            except MessageError as error:
-                self._refuse(self.state.rounds_done, site, error)
+        def read(site: str, answer: bytes) -> None:
+            scores[site] = read_scores(answer, task, site)
 
-        content = Content(self.rule.delivered())
-        self._exchange(sorted(self.federation.sites), task, lambda site: content, on_reply, traffic)
-        means = [sum(values.values()) / len(values) for values in scores.values() if values]
-        if means:
+        content, sites = Content(self.rule.delivered()), sorted(self.federation.sites)
+        heard = self._collector.ask(sites, task, lambda site: content, read, state.rounds_done, traffic)
+        self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
+        state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
+        means = [state.scores[site] for site in sorted(state.scores) if site in self.federation.sites]
+        if scores and means:
             mean = sum(means) / len(means)
-            best = self.state.best
+            best = state.best
             if best is None or not self._is_of(moment.stage, best) or mean > best["dice"]:
-                self.state.best = {"round": float(self.state.rounds_done), "dice": mean}
+                state.best = {"round": float(state.rounds_done), "dice": mean}
         return dict(sorted(scores.items()))
 
 
-def _same(first: Content, second: Content) -> bool:
-    """Whether two contents are made of the very same tensors, under the same keys, and equal numbers."""
-    arrays, others = first.arrays, second.arrays
-    equal_keys = first.numbers == second.numbers and arrays.keys() == others.keys()
-    return equal_keys and all(arrays[key] is others[key] for key in arrays)
-
-
-def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> None:
-    """Every site annotates something, and every organ is annotated by somebody."""
-    for site, facts in sorted(sites.items()):
-        if not facts.train_cases or not facts.annotated:
-            missing = "has no training cases" if not facts.train_cases else "annotates nothing of the vocabulary"
-            raise ConfigError(
-                f"Site {site} {missing}.",
-                where=f"sites.{site}",
-                fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
-            )
-    federation = Federation(vocabulary, sites)
-    known = {organ for site in sites for organ in federation.organs_of(site)}
-    orphans = [organ for organ in vocabulary if organ not in known]
-    if orphans:
-        raise ConfigError(
-            f"Nobody annotates {', '.join(orphans)}.",
-            where="vocabulary",
-            why="a model cannot learn an organ that no site labels",
-            fix="Remove the organ from the vocabulary, or add a site that annotates it.",
-        )
+__all__ = ["Coordinator", "CoordinatorSetup", "SitesMissingError", "check_coverage"]

@@ -1,4 +1,4 @@
-"""Why a site could not do what it was asked, as a code. Only the code travels; the whole story stays in the site's log."""
+"""Why a site could not do what it was asked, as a code. Only the code travels; the story stays in the site's log."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -48,3 +49,20 @@ class TrainingSettings(Settings):
     select: Literal["best", "last"] = Field("best", description="which round's model is delivered")
     overlap: float = Field(0.5, ge=0, lt=1, description="of neighbouring windows at inference")
     min_sites: int = Field(1, ge=1, description="a round with fewer usable answers is an error")
+    outlier_factor: float | None = Field(
+        10.0, gt=1, description="an update so many times larger than the middle one of three or more is refused"
+    )
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How a coordinator deals with sites that do not answer. It changes no formula.
+
+    `deadline`: seconds for one question. `on_missing`: `wait` never ends a round without a site that joined (the
+    rounds stop, and go on when it is back); `proceed` is content with `training.min_sites`. `retries`: how often a site
+    that reports a failure is asked again in the same round.
+    """
+
+    deadline: float | None = None
+    on_missing: Literal["wait", "proceed"] = "proceed"
+    retries: int = 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,24 +22,51 @@ from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
 from panorgan.evaluation.metrics import dice
 from panorgan.federation.checks import is_finite
+from panorgan.federation.failures import WrongExperimentError
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
 from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.methods.base import Method, SiteRule, SiteTools
-from panorgan.methods.exchange import Content, Federation, SiteFacts
+from panorgan.methods.exchange import Content, Federation, Numbers, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
 
 OnStep = Callable[[str, int, int], None]
 
 
+class SiteSource(Protocol):
+    """A site's cases: counted and measured before there is a plan, prepared when there is one."""
+
+    def counts(self) -> tuple[int, Mapping[str, int]]:
+        """Number of training cases, and per structure of those that annotate it."""
+
+    def statistics(self) -> Numbers:
+        """What the site tells for the plan (`SiteStatistics.as_numbers`); empty where nothing has to be measured."""
+
+    def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
+        """The cases, prepared by the plan."""
+
+
 @dataclass(frozen=True)
 class SiteData:
-    """A site's cases, prepared for training."""
+    """A site's cases, prepared for training. As a source: everything is done already."""
 
     train: Sequence[StoredCase]
     validation: Sequence[StoredCase] = ()
+
+    def counts(self) -> tuple[int, Mapping[str, int]]:
+        """Number of training cases, and per structure of those that annotate it."""
+        structures = structures_of([case.structures for case in self.train])
+        return len(self.train), {s: sum(s in case.structures for case in self.train) for s in structures}
+
+    def statistics(self) -> Numbers:
+        """Nothing: the plan is made."""
+        return {}
+
+    def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
+        """Itself."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -51,6 +79,8 @@ class SiteSetup:
     training: TrainingSettings
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    experiment: str = ""
+    """Fingerprint of what the site agreed to; requests of another experiment are refused."""
     steps_factor: int = 1
     """Local steps are multiplied by this: a pooled site does the work of the sites it stands for."""
 
@@ -59,14 +89,16 @@ class SiteWorker:
     """Answers a coordinator's requests with the site's data."""
 
     def __init__(
-        self, name: str, data: SiteData, setup: SiteSetup, folder: Path, on_step: OnStep | None = None
+        self, name: str, source: SiteSource, setup: SiteSetup, folder: Path, on_step: OnStep | None = None
     ) -> None:
-        self.name, self.data, self.setup = name, data, setup
+        self.name, self.source, self.setup = name, source, setup
         self._local = LocalState(folder)
         self._on_step = on_step or (lambda site, step, steps: None)
-        self._structures = structures_of([case.structures for case in data.train])
+        self._data: SiteData | None = None
+        self._plan: Mapping[str, Any] | None = None
         self._rule: SiteRule | None = None
         self._delivered: SegmentationNetwork | None = None
+        self._delivered_to: set[str] = set()
         # Saved stage and round that the rule in memory continues from (None: nothing saved yet).
         self._in_memory: tuple[str, int] | None = None
 
@@ -74,18 +106,46 @@ class SiteWorker:
         """Do what a request asks and return the answer."""
         message = Message.from_bytes(request)
         task = Task.from_meta(message.meta)
+        self._refuse_another_experiment(task)
         if task.kind == "join":
             return self._answer(task, self._describe()).to_bytes()
-        federation = Federation(self.setup.vocabulary, task.sites)
         content = Content(message.arrays, message.numbers)
+        if task.kind == "deliver":
+            raise RunError("A delivered model is kept by the site's machine, not by its worker.")
+        self._use_plan(task.plan)
+        federation = Federation(self.setup.vocabulary, task.sites)
         if task.kind == "evaluate":
             return self._answer(task, self._evaluate(content, federation)).to_bytes()
         return self._train(task, content, federation)
 
+    @property
+    def data(self) -> SiteData:
+        """The prepared cases."""
+        if self._data is None:
+            self._data = self.source.prepared(self._plan)
+        return self._data
+
     def facts(self) -> SiteFacts:
         """What the site tells about itself."""
-        counts = {s: sum(s in case.structures for case in self.data.train) for s in self._structures}
-        return SiteFacts(self.name, len(self.data.train), counts)
+        train_cases, annotated = self.source.counts()
+        return SiteFacts(self.name, train_cases, annotated)
+
+    def own_network(self, federation: Federation) -> SegmentationNetwork:
+        """The network that this site trains, without weights: it says which tensors are weights."""
+        with torch.device("meta"):
+            return self.setup.method.build_network(self.setup.network, federation, site=self.name)
+
+    def _use_plan(self, plan: Mapping[str, Any] | None) -> None:
+        if plan != self._plan:
+            self._plan, self._data = plan, None
+
+    def _refuse_another_experiment(self, task: Task) -> None:
+        if task.experiment != self.setup.experiment:
+            raise WrongExperimentError(
+                f"Site {self.name} is asked to take part in another experiment.",
+                why=f"the request says {task.experiment!r:.100}, the site agreed to {self.setup.experiment!r}",
+                fix="Give every participant the same experiment file (and the same panorgan version).",
+            )
 
     def _answer(self, task: Task, content: Content) -> Message:
         return Message(content.arrays, content.numbers, answer_meta(task, self.name))
@@ -93,7 +153,7 @@ class SiteWorker:
     def _describe(self) -> Content:
         facts = self.facts()
         numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
-        return Content(numbers={"train_cases": float(facts.train_cases), **numbers})
+        return Content(numbers={"train_cases": float(facts.train_cases), **numbers, **self.source.statistics()})
 
     # -- one round of training -----------------------------------------------------------------------------
 
@@ -165,6 +225,9 @@ class SiteWorker:
     def _ready_rule(self, federation: Federation) -> SiteRule:
         if self._rule is None:
             self._rule = self._make_rule(federation)
+        elif self._rule.federation.sites.keys() != federation.sites.keys():
+            # Somebody joined: a method may build its network by who takes part, so it starts as after a restart.
+            self._rule, self._in_memory = self._make_rule(federation), None
         self._rule.federation = federation
         return self._rule
 
@@ -197,7 +260,8 @@ class SiteWorker:
         """All local steps of a round; every random draw depends on (seed, site, stage, round) alone."""
         setup, moment = self.setup, task.moment
         steps = setup.training.local_steps * setup.steps_factor
-        sampler = PatchSampler(self.data.train, self._structures, setup.training.sampling)
+        structures = structures_of([case.structures for case in self.data.train])
+        sampler = PatchSampler(self.data.train, structures, setup.training.sampling)
         totals: dict[str, torch.Tensor] = {}
         with self._random_draws(moment.stage, moment.round) as seed:
             generator = torch.Generator(setup.device).manual_seed(seed)
@@ -241,7 +305,8 @@ class SiteWorker:
         setup = self.setup
         if not self.data.validation:
             return Content(numbers={"cases": 0.0})
-        if self._delivered is None:
+        if self._delivered is None or self._delivered_to != set(federation.sites):
+            self._delivered_to = set(federation.sites)
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered
         network.load_state_dict(dict(content.arrays))

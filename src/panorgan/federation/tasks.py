@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from panorgan.errors import MessageError
 from panorgan.methods.exchange import Moment, SiteFacts
 
-Kind = Literal["join", "train", "evaluate"]
+Kind = Literal["join", "train", "evaluate", "deliver"]
 
 
 _BEFORE_ROUND_1 = Moment("", 0, 1)
@@ -18,14 +18,20 @@ _BEFORE_ROUND_1 = Moment("", 0, 1)
 @dataclass(frozen=True)
 class Task:
     """*join*: tell who you are. *train*: one round. *evaluate*: score this model on your validation cases.
+    *deliver*: this is the model, keep it.
 
-    `run` names the run, so that a message of another run is never mistaken for one of this.
+    `run` names the run, so that a message of another run is never mistaken for one of this; `experiment` is the
+    fingerprint of what everybody agreed to; `plan` says how cases are prepared (none before the sites have joined);
+    `card` describes a model that is delivered.
     """
 
     kind: Kind
     run: str
     moment: Moment = _BEFORE_ROUND_1
     sites: Mapping[str, SiteFacts] = field(default_factory=dict)
+    experiment: str = ""
+    plan: Mapping[str, Any] | None = None
+    card: Mapping[str, Any] | None = None
 
     @property
     def label(self) -> str:
@@ -42,6 +48,9 @@ class Task:
             "round": moment.round,
             "rounds": moment.rounds,
             "sites": {name: facts.as_json() for name, facts in sorted(self.sites.items())},
+            "experiment": self.experiment,
+            "plan": None if self.plan is None else dict(self.plan),
+            "card": None if self.card is None else dict(self.card),
         }
 
     @classmethod
@@ -49,11 +58,14 @@ class Task:
         """The inverse of `to_meta`."""
         try:
             kind = meta["task"]
-            if kind not in ("join", "train", "evaluate"):
+            if kind not in get_args(Kind):
                 raise ValueError(f"unknown task {kind!r}")
             moment = Moment(str(meta["stage"]), int(meta["round"]), int(meta["rounds"]))
             sites = {name: SiteFacts.from_json(name, facts) for name, facts in meta["sites"].items()}
-            return cls(kind, str(meta["run"]), moment, sites)
+            plan, card = meta["plan"], meta["card"]
+            if not all(part is None or isinstance(part, dict) for part in (plan, card)):
+                raise TypeError("plan or card is no mapping")
+            return cls(kind, str(meta["run"]), moment, sites, str(meta["experiment"]), plan, card)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(
                 "A message does not say what it wants.",
@@ -64,4 +76,9 @@ class Task:
 
 def answer_meta(task: Task, site: str) -> dict[str, Any]:
     """Meta of a site's answer: which question it answers, and who speaks."""
-    return {"answers": task.label, "run": task.run, "site": site}
+    return {"answers": task.label, "run": task.run, "site": site, "experiment": task.experiment}
+
+
+def failure_meta(task: Task, site: str, code: str) -> dict[str, Any]:
+    """Meta of an answer that says: it could not be done. Only a code travels (see `failures`)."""
+    return {**answer_meta(task, site), "failed": code}

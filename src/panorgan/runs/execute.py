@@ -89,7 +89,7 @@ def _train_and_score(
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
     events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
-    setup = _coordinator_setup(experiment, manifest["run"])
+    setup = _coordinator_setup(experiment, manifest["run"], prepared.plan)
     coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
     coordinator.run()
     _deliver(run, experiment, prepared.plan, coordinator)
@@ -159,6 +159,7 @@ def build_workers(
         experiment.training,
         experiment.seed,
         device,
+        experiment=experiment.agreement().fingerprint(),
         steps_factor=factor,
     )
 
@@ -168,10 +169,18 @@ def build_workers(
     return {name: SiteWorker(name, own, setup, run.site(name), on_step) for name, own in data.items()}
 
 
-def _coordinator_setup(experiment: Experiment, run: str) -> CoordinatorSetup:
+def _coordinator_setup(experiment: Experiment, run: str, plan: Plan) -> CoordinatorSetup:
     method: Method = experiment.build_method()
-    vocabulary = Vocabulary(experiment.vocabulary)
-    return CoordinatorSetup(run, vocabulary, method, experiment.network, experiment.training, experiment.seed)
+    return CoordinatorSetup(
+        run,
+        Vocabulary(experiment.vocabulary),
+        method,
+        experiment.network,
+        experiment.training,
+        experiment.seed,
+        experiment=experiment.agreement().fingerprint(),
+        plan=plan,
+    )
 
 
 def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:

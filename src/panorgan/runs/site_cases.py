@@ -17,7 +17,7 @@ from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
 from panorgan.config import Experiment, SiteSettings
 from panorgan.errors import ConfigError, DataError, did_you_mean
-from panorgan.federation.coordinator import check_coverage
+from panorgan.federation.admission import check_coverage
 from panorgan.methods.exchange import SiteFacts
 from panorgan.runs.parallel import OnProgress
 

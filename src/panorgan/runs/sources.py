@@ -9,7 +9,7 @@ from panorgan.cases.doctor import Finding, Source
 from panorgan.cases.doctor.codes import finding
 from panorgan.cases.layouts import find_layout
 from panorgan.cases.splits import split_cases
-from panorgan.config import Experiment, SiteSettings
+from panorgan.config import Agreement, Experiment, SiteSettings
 from panorgan.errors import PanorganError
 from panorgan.runs.parallel import OnProgress
 from panorgan.runs.site_cases import cache_folder, part_of_patients, read_site, read_sites, site_settings
@@ -27,7 +27,7 @@ def sources_of(
     empty.
     """
     settings = site_settings(experiment, cache or cache_folder(), progress or (lambda what, done, total: None))
-    return tuple(_source(name, site, experiment) for name, site in sorted(settings.items()))
+    return tuple(source_of(name, site, experiment) for name, site in sorted(settings.items()))
 
 
 def refusal_of(experiment: Experiment, cache: Path | None = None) -> Finding | None:
@@ -39,7 +39,8 @@ def refusal_of(experiment: Experiment, cache: Path | None = None) -> Finding | N
     return None
 
 
-def _source(name: str, site: SiteSettings, experiment: Experiment) -> Source:
+def source_of(name: str, site: SiteSettings, experiment: Agreement) -> Source:
+    """One site, as training would read it."""
     return Source(
         site=name,
         folder=site.folder,
@@ -56,7 +57,7 @@ def _source(name: str, site: SiteSettings, experiment: Experiment) -> Source:
     )
 
 
-def _modality(experiment: Experiment) -> str:
+def _modality(experiment: Agreement) -> str:
     """A window of Hounsfield units makes sense for CT alone; what is pooled follows from the scans."""
     plan = experiment.plan
     windowed = plan.intensity == "window" or (plan.intensity != "zscore" and plan.window_hu != "pooled")
@@ -74,7 +75,7 @@ def _patients(site: SiteSettings) -> frozenset[str] | None:
     return frozenset(part_of_patients((image.patient for image in found.values()), site.part))
 
 
-def _splits(name: str, site: SiteSettings, experiment: Experiment) -> dict[str, str]:
+def _splits(name: str, site: SiteSettings, experiment: Agreement) -> dict[str, str]:
     """Split by case id, drawn as for training; empty where training could not begin either."""
     if not site.external:
         # Withheld labels score the test cases; they decide nothing here, and may be unreadable without harm.

@@ -16,9 +16,12 @@ class Transport(Protocol):
     def sites(self) -> Sequence[str]:
         """Names of the sites that can be reached."""
 
-    def exchange(self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply) -> None:
+    def exchange(
+        self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None
+    ) -> None:
         """Ask every site; call `on_reply(site, answer)` for each that answers, in any order.
 
-        Returns when all have answered or will not. `make_request` is called once per site, when its turn comes.
-        Neither function may be called from two threads at the same time.
+        Returns when all have answered or will not, at the latest after `deadline` seconds. `make_request`
+        is called once per site, when its turn comes, and again if a site lost the request. Neither function may be
+        called from two threads at the same time.
         """

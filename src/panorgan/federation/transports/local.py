@@ -26,7 +26,9 @@ class LocalTransport:
         """Names of the workers, sorted."""
         return tuple(self._workers)
 
-    def exchange(self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply) -> None:
-        """Ask the sites in the given order."""
+    def exchange(
+        self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None
+    ) -> None:
+        """Ask the sites in the given order. There is nobody to wait for."""
         for site in sites:
             on_reply(site, self._workers[site].handle(make_request(site)))

@@ -1,0 +1,201 @@
+"""One question to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are made of this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from panorgan.errors import MessageError, RunError
+from panorgan.federation.checks import SiteFailedError, check_answer, check_size, outliers
+from panorgan.federation.events import EventLog
+from panorgan.federation.files import write_atomically
+from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.settings import Patience
+from panorgan.federation.tasks import Task
+from panorgan.federation.transports.base import Transport
+from panorgan.methods.exchange import Content
+
+ContentFor = Callable[[str], Content]
+Read = Callable[[str, bytes], None]
+"""Takes a site's answer; raises MessageError to refuse it."""
+
+
+class SitesMissingError(RunError):
+    """A round cannot go on without sites that are not there. Nothing is lost: it goes on when they are back."""
+
+    def __init__(self, what: str, sites: Sequence[str], *, why: str = "", fix: str = "") -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.sites = tuple(sites)
+
+
+@dataclass
+class Traffic:
+    """Bytes of messages in one round."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class Heard:
+    """What became of a question: who was refused, who failed (with the code), who kept silent."""
+
+    refused: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """Sites that have not answered, and are worth waiting for."""
+        return sorted({*self.failed, *self.silent})
+
+
+class Collector:
+    """Asks through a transport with the patience it was given."""
+
+    def __init__(self, transport: Transport, events: EventLog, patience: Patience) -> None:
+        self.transport, self.events, self.patience = transport, events, patience
+
+    def ask(
+        self, sites: Sequence[str], task: Task, content_for: ContentFor, read: Read, number: int, traffic: Traffic
+    ) -> Heard:
+        """Ask every site and pass sound answers to `read`; sites that report a failure are asked again."""
+        heard = Heard()
+        waiting = list(sites)
+        for attempt in range(self.patience.retries + 1):
+            answered = self._ask_once(waiting, task, content_for, read, number, traffic, heard)
+            heard.silent = (*heard.silent, *(site for site in waiting if site not in answered))
+            waiting = [site for site in waiting if site in heard.failed]
+            if not waiting or attempt == self.patience.retries:
+                break
+            for site in waiting:
+                del heard.failed[site]
+        return heard
+
+    def _ask_once(
+        self,
+        sites: Sequence[str],
+        task: Task,
+        content_for: ContentFor,
+        read: Read,
+        number: int,
+        traffic: Traffic,
+        heard: Heard,
+    ) -> set[str]:
+        answered: set[str] = set()
+        began = time.perf_counter()
+
+        def on_reply(site: str, answer: bytes) -> None:
+            answered.add(site)
+            traffic.received += len(answer)
+            try:
+                read(site, answer)
+            except SiteFailedError as failure:
+                heard.failed[site] = failure.code
+                self.events.record("failed", number=number, site=site, code=failure.code)
+            except MessageError as error:
+                heard.refused.add(site)
+                self.refuse(number, site, error)
+            else:
+                self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
+
+        if sites:
+            self.events.transient("asked", task=task.kind, number=number, sites=list(sites))
+            self.transport.exchange(sites, _requests(task, content_for, traffic), on_reply, self.patience.deadline)
+        return answered
+
+    def collect(
+        self,
+        sites: Sequence[str],
+        task: Task,
+        content_for: ContentFor,
+        expects: Callable[[str], Mapping[str, torch.Tensor]],
+        folder: Path,
+        number: int,
+        traffic: Traffic,
+        outlier_factor: float | None,
+    ) -> tuple[dict[str, MessageFile], Heard]:
+        """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again."""
+        accepted: dict[str, MessageFile] = {}
+        norms: dict[str, float] = {}
+
+        def accept(site: str, path: Path) -> None:
+            try:
+                file = MessageFile(path)
+                norms[site] = check_answer(file, task, site, expects(site))
+                accepted[site] = file
+            except (MessageError, SiteFailedError):
+                path.unlink(missing_ok=True)
+                raise
+
+        def read(site: str, answer: bytes) -> None:
+            check_size(answer, site, expects(site))
+            path = folder / f"{site}.safetensors"
+            write_atomically(path, answer)
+            accept(site, path)
+
+        for site in sites:
+            # Left by a coordinator that was killed in this round: no need to train twice.
+            if (path := folder / f"{site}.safetensors").is_file():
+                try:
+                    accept(site, path)
+                except (MessageError, SiteFailedError) as error:
+                    if isinstance(error, MessageError):
+                        self.refuse(number, site, error)
+        waiting = [site for site in sorted(sites) if site not in accepted]
+        heard = self.ask(waiting, task, content_for, read, number, traffic)
+        for site, why in outliers(norms, outlier_factor).items():
+            del accepted[site]
+            heard.refused.add(site)
+            self.refuse(number, site, MessageError(f"Site {site} sent an update out of all proportion.", why=why))
+        return accepted, heard
+
+    def insist(self, heard: Heard, number: int, what: str) -> None:
+        """Note who is missing; with `on_missing: wait`, go no further without them."""
+        if not heard.missing:
+            return
+        self.events.record("missing", number=number, sites=heard.missing)
+        if self.patience.on_missing == "wait":
+            raise SitesMissingError(
+                f"{_names(heard.missing)} did not answer: {what}.",
+                heard.missing,
+                why="; ".join(f"{site} reports {code!r}" for site, code in sorted(heard.failed.items())),
+                fix="The round goes on when they are back. Nothing is lost.",
+            )
+
+    def refuse(self, number: int, site: str, error: MessageError) -> None:
+        """Write down that an answer was refused, and why."""
+        self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+
+
+def _names(sites: Sequence[str]) -> str:
+    return ("Site " if len(sites) == 1 else "Sites ") + ", ".join(sites)
+
+
+def _requests(task: Task, content_for: ContentFor, traffic: Traffic) -> Callable[[str], bytes]:
+    """Makes each site's request; the same tensors are serialised once."""
+    meta = task.to_meta()
+    last: Content | None = None
+    request = b""
+
+    def make_request(site: str) -> bytes:
+        nonlocal last, request
+        content = content_for(site)
+        if last is None or not _same(last, content):
+            request = Message(content.arrays, content.numbers, meta).to_bytes()
+            last = Content(dict(content.arrays), dict(content.numbers))  # the rule may fill its own anew
+        traffic.sent += len(request)
+        return request
+
+    return make_request
+
+
+def _same(first: Content, second: Content) -> bool:
+    """Whether two contents are made of the very same tensors, under the same keys, and equal numbers."""
+    arrays, others = first.arrays, second.arrays
+    equal_keys = first.numbers == second.numbers and arrays.keys() == others.keys()
+    return equal_keys and all(arrays[key] is others[key] for key in arrays)
