@@ -40,7 +40,7 @@ def run_doctor(request: DoctorRequest) -> int:
     from panorgan.cli import doctor_view
 
     page = _page_path(request.html)
-    with _reading() as show:
+    with reading() as show:
         sources = find_sources(request.paths, request.layout, show)
         if request.fix_headers is not None:
             check_place(request.fix_headers, sources)
@@ -143,7 +143,7 @@ def _page_path(html: Path | None) -> Path | None:
 
 
 @contextmanager
-def _reading() -> Iterator[Callable[[str, int, int], None]]:
+def reading() -> Iterator[Callable[[str, int, int], None]]:
     """Shows how far the reading is: a bar in a terminal, a few plain lines in a log. Never on standard output."""
     console = Console(stderr=True)
     if not console.is_terminal:

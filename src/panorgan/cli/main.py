@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 import panorgan
+from panorgan.cli.federation import app as federation_app
 from panorgan.cli.listing import print_methods, print_organs
 from panorgan.errors import PanorganError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(federation_app, name="federation")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
 _INTERRUPTED = 130

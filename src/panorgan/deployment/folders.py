@@ -82,6 +82,11 @@ class SiteKit(Kit):
         """What happened here, in full; it stays here."""
         return self.path / "site.log"
 
+    @property
+    def model(self) -> Path:
+        """The finished model, once the federation has delivered it."""
+        return self.path / "model"
+
     def state(self, settings: SiteFile) -> Path:
         """The site's private state."""
         return self.path / settings.state

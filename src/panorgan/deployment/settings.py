@@ -1,4 +1,4 @@
-"""The files of a real federation: `federation.yaml`, then `coordinator.yaml` at the server and `site.yaml` at a site."""
+"""The files of a real federation: `federation.yaml`; `coordinator.yaml` at the server, `site.yaml` at a site."""
 
 from __future__ import annotations
 
@@ -111,3 +111,4 @@ class SiteFile(Settings):
     state: Path = Field(Path("state"), description="what the site keeps between rounds; relative to the kit")
     min_free_disk_gb: float = Field(5.0, ge=0, description="preflight asks for so much")
     min_gpu_memory_gb: float = Field(0.0, ge=0, description="preflight asks for so much; 0 for none")
+    versions: dict[str, str] = Field(default_factory=dict, description="where the kit was made; preflight compares")

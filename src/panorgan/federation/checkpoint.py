@@ -75,6 +75,16 @@ class Checkpoints:
             )
         return None
 
+    def peek(self) -> tuple[int, tuple[str, ...]] | None:
+        """Rounds done and sites in the newest checkpoint, without reading its weights."""
+        for path in reversed(self._existing()):
+            try:
+                meta = MessageFile(path).meta
+                return int(meta["rounds_done"]), tuple(meta["sites"])
+            except MessageError:
+                continue
+        return None
+
     def load_best(self, state: CoordinatorState) -> CoordinatorState:
         """The state after the round with the best validation score; the given one if nothing was validated."""
         if state.best is None or int(state.best["round"]) == state.rounds_done:

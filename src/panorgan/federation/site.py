@@ -130,11 +130,6 @@ class SiteWorker:
         train_cases, annotated = self.source.counts()
         return SiteFacts(self.name, train_cases, annotated)
 
-    def own_network(self, federation: Federation) -> SegmentationNetwork:
-        """The network that this site trains, without weights: it says which tensors are weights."""
-        with torch.device("meta"):
-            return self.setup.method.build_network(self.setup.network, federation, site=self.name)
-
     def _use_plan(self, plan: Mapping[str, Any] | None) -> None:
         if plan != self._plan:
             self._plan, self._data = plan, None

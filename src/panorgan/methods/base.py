@@ -168,6 +168,10 @@ class Method:
     """All sites' cases in one place. Possible only on a benchmark."""
     labels: ClassVar[Literal["annotated", "withheld"]] = "annotated"
     """`withheld`: train on the full labels that a benchmark holds back for scoring."""
+    numbers: ClassVar[tuple[str, ...]] = ("loss", "cases")
+    """Names or patterns (`loss/*`) of the numbers in a site's updates: what `step` logs and `update` adds."""
+    tensors: ClassVar[Mapping[str, str]] = {}
+    """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
 
     def __init__(self, config: MethodConfig) -> None:
         self.config = config

@@ -1,4 +1,7 @@
-"""Methods by name. A file in this folder that registers a method is found by itself."""
+"""Methods by name. A file in this folder that registers a method is found by itself.
+
+So is one in another installed package that names it as an entry point of the group `panorgan.methods`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from panorgan.errors import ConfigError, did_you_mean
@@ -34,6 +38,8 @@ def _import_all() -> None:
 
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
+    for plugin in entry_points(group="panorgan.methods"):
+        plugin.load()
 
 
 def methods() -> Mapping[str, type[Method]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from panorgan.config import HardwareSettings
 from panorgan.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -19,3 +20,14 @@ def choose_device(name: str, where: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def use_hardware(hardware: HardwareSettings) -> torch.device:
+    """The device that settings ask for, with its threads and the wish for the same bits every time."""
+    if hardware.threads:
+        torch.set_num_threads(hardware.threads)
+    device = choose_device(hardware.device, "hardware.device")
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic = hardware.deterministic
+        torch.backends.cudnn.benchmark = not hardware.deterministic
+    return device

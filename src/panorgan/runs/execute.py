@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.runs.delivered import DeliveredModel, load_model, save_model
-from panorgan.runs.device import choose_device
+from panorgan.runs.deliver import deliver
+from panorgan.runs.delivered import DeliveredModel, load_model
+from panorgan.runs.device import use_hardware
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
@@ -92,7 +92,7 @@ def _train_and_score(
     setup = _coordinator_setup(experiment, manifest["run"], prepared.plan)
     coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
     coordinator.run()
-    _deliver(run, experiment, prepared.plan, coordinator)
+    deliver(run, experiment, prepared.plan, coordinator)
     rows = _score(run, load_model(run.model, device), prepared, events)
     events.record("finished", rows=len(rows))
     return RunResult(run, rows)
@@ -126,14 +126,7 @@ def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, 
 
 def setup_device(experiment: Experiment) -> torch.device:
     """The experiment's device, with its threads and its wish for the same bits every time."""
-    hardware = experiment.hardware
-    if hardware.threads:
-        torch.set_num_threads(hardware.threads)
-    device = choose_device(hardware.device, "hardware.device")
-    if device.type == "cuda":
-        torch.backends.cudnn.deterministic = hardware.deterministic
-        torch.backends.cudnn.benchmark = not hardware.deterministic
-    return device
+    return use_hardware(experiment.hardware)
 
 
 def build_workers(
@@ -273,32 +266,3 @@ def _check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFede
             where=str(run.path),
             fix="Put the data back as it was, or start a new run.",
         )
-
-
-def _deliver(run: RunFolder, experiment: Experiment, plan: Plan, coordinator: Coordinator) -> None:
-    """Write the model folder: the chosen round's weights and a card."""
-    chosen, weights = coordinator.delivered_weights()
-    best = coordinator.state.best
-    method = experiment.build_method()
-    network = method.build_network(experiment.network, coordinator.federation)
-    card = {
-        "name": experiment.name,
-        "organs": list(experiment.vocabulary),
-        "channels": list(network.channels),
-        "convention": network.convention,
-        "method": experiment.method,
-        "network": experiment.network.as_json(),
-        "plan": plan.as_json(),
-        "inference": {
-            "patch_size": list(experiment.training.sampling.patch_size),
-            "overlap": experiment.training.overlap,
-        },
-        "postprocess": experiment.postprocess,
-        "sites": {name: facts.as_json() for name, facts in coordinator.federation.sites.items()},
-        "round": chosen,
-        "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
-        "parameters": sum(p.numel() for p in network.parameters()),
-        "run": coordinator.setup.run,
-    }
-    save_model(run.model, weights, card)
-    shutil.rmtree(run.path / "spool", ignore_errors=True)

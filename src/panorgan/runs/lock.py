@@ -27,3 +27,21 @@ def only_one_process(folder: Path) -> Iterator[None]:
                 fix="Wait until it has finished, or stop it, then resume.",
             ) from error
         yield
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Does some process hold the folder's lock? Holds across containers too. None where it cannot be known."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return False

@@ -15,7 +15,7 @@ from panorgan.cases.case import Case
 from panorgan.cases.layouts import read_cases
 from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
-from panorgan.config import Experiment, SiteSettings
+from panorgan.config import Agreement, Experiment, SiteSettings
 from panorgan.errors import ConfigError, DataError, did_you_mean
 from panorgan.federation.admission import check_coverage
 from panorgan.methods.exchange import SiteFacts
@@ -54,17 +54,19 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
     read = {name: read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
     if all(site.external for site in settings.values()):
         raise ConfigError("No site trains.", where="sites", why="all of them are external", fix="Add a training site.")
-    sites = tuple(_by_split(name, settings[name].external, own, experiment) for name, own in read.items())
-    check_coverage(vocabulary, {site.name: _facts(site) for site in sites if not site.external})
+    sites = tuple(by_split(name, settings[name].external, own, experiment) for name, own in read.items())
+    check_coverage(vocabulary, {site.name: facts_of(site) for site in sites if not site.external})
     return sites
 
 
-def _facts(site: SiteCases) -> SiteFacts:
+def facts_of(site: SiteCases) -> SiteFacts:
+    """What a site tells about its training cases."""
     annotated = Counter(structure for case in site.train for structure in case.annotated)
     return SiteFacts(site.name, len(site.train), annotated)
 
 
-def _by_split(name: str, external: bool, read: ReadSite, experiment: Experiment) -> SiteCases:
+def by_split(name: str, external: bool, read: ReadSite, experiment: Agreement) -> SiteCases:
+    """A site's cases, split by patient."""
     if external:
         return SiteCases(name, True, (), (), (), tuple(read.scored.values()), ())
     # Split as the site's own cases are, whatever labels a method trains on: all methods test on the same cases.

@@ -1,0 +1,175 @@
+"""`panorgan federation`: a real federation between hospitals, from making the kits to stopping a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from panorgan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from panorgan.deployment.folders import ServerKit, SiteKit
+
+app = typer.Typer(
+    help="A real federation between hospitals: kits, server, sites, start, status.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+KitPath = Annotated[Path, typer.Argument(help="The participant's kit.", metavar="KIT", show_default="this folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
+
+FAILED = ConfigError.exit_code
+TROUBLED = 1
+_HERE = Path()
+
+
+@app.command()
+def init(
+    federation: Annotated[
+        Path, typer.Argument(help="Who takes part, where, and in which experiment.", metavar="FEDERATION.yaml")
+    ] = Path("federation.yaml"),
+    out: Annotated[Path | None, typer.Option(help="Folder for the kits; named after the federation.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Write such a file to start from.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one kit for the server and one for every site.
+
+    Run it again after adding a site to the file: kits that are there stay as they are.
+    """
+    from panorgan.cli.federation_init import make_all, write_example
+
+    if example:
+        write_example(federation, as_json)
+    else:
+        make_all(federation, out, as_json)
+
+
+@app.command()
+def preflight(
+    kit: KitPath = _HERE,
+    no_data: Annotated[bool, typer.Option("--no-data", help="Do not read the scans.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything before a participant starts; changes nothing.
+
+    Exit code: 0 when nothing failed, 2 otherwise.
+    """
+    from panorgan.cli.federation_run import check_before_start
+
+    raise typer.Exit(FAILED if check_before_start(find_kit(kit), not no_data, as_json) else 0)
+
+
+@app.command()
+def server(kit: KitPath = _HERE) -> None:
+    """Run the server that the sites connect to (the coordinator's machine). Ctrl-C stops it."""
+    from panorgan.cli.federation_run import run_in_foreground
+
+    raise typer.Exit(run_in_foreground(server_kit(kit, "server")))
+
+
+@app.command()
+def site(kit: KitPath = _HERE) -> None:
+    """Take part with this hospital's data. Connects out, accepts nothing in. Ctrl-C stops it."""
+    from panorgan.cli.federation_run import run_in_foreground
+
+    raise typer.Exit(run_in_foreground(site_kit(kit, "site")))
+
+
+@app.command()
+def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
+    """Start the run, or go on with it, and watch it (the coordinator's machine).
+
+    Survives failing sites and a restarted server. May itself be stopped and started again at any time.
+    """
+    from panorgan.cli.federation_run import start_and_watch
+
+    start_and_watch(server_kit(kit, "start"), as_json)
+
+
+@app.command()
+def status(
+    kit: KitPath = _HERE,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and show changes until the run ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Where the run stands: stage, round, sites, refusals, time left.
+
+    Exit code: 0; 1 when the run has failed, or was interrupted and nobody drives it.
+    """
+    from panorgan.cli.federation_run import show_status
+
+    state = show_status(server_kit(kit, "status"), watch, as_json)
+    raise typer.Exit(TROUBLED if state in ("failed", "interrupted", "silent") else 0)
+
+
+@app.command()
+def stop(
+    kit: KitPath = _HERE,
+    now: Annotated[bool, typer.Option("--now", help="Give up the round in hand too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End the run after the round in hand. Nothing is lost: `start` goes on from there."""
+    from panorgan.deployment.drive import request_stop
+
+    found = server_kit(kit, "stop")
+    request_stop(found, now)
+    when = "now" if now else "after the round in hand"
+    if as_json:
+        print(json.dumps({"stop": when}), flush=True)
+        return
+    print(f"The run will stop {when}. Go on with: panorgan federation start {found.path}", flush=True)
+
+
+# -- which kit -----------------------------------------------------------------------------------------------------
+
+
+def find_kit(path: Path) -> ServerKit | SiteKit:
+    """The kit in a folder, of either kind."""
+    from panorgan.deployment.folders import ServerKit, SiteKit
+
+    # Absolute, so that an advice such as `panorgan federation start KIT` works from everywhere.
+    place = path.expanduser().resolve()
+    for kind in (ServerKit, SiteKit):
+        if (found := kind(place)).settings.is_file():
+            return found
+    inside = [kit for kit in (place / "server", *sorted(place.glob("sites/*"))) if (kit / "local").is_dir()]
+    raise ConfigError(
+        "This folder is not a kit." if place.is_dir() else "There is no such folder.",
+        where=str(place),
+        why="a kit has local/coordinator.yaml (server) or local/site.yaml (site)" if place.is_dir() else "",
+        fix=f"It holds kits; give one of them: {', '.join(str(kit) for kit in inside)}."
+        if inside
+        else "Give the folder of the kit, or make kits with 'panorgan federation init'.",
+    )
+
+
+def server_kit(path: Path, command: str) -> ServerKit:
+    """The server's kit in a folder; a site's is refused."""
+    from panorgan.deployment.folders import ServerKit
+
+    if not isinstance(kit := find_kit(path), ServerKit):
+        raise ConfigError(
+            "This is a site's kit.",
+            where=str(kit.path),
+            why=f"'{command}' is for the coordinator's machine",
+            fix="Give the server's kit. At a site, use 'preflight', 'site' and 'egress'.",
+        )
+    return kit
+
+
+def site_kit(path: Path, command: str) -> SiteKit:
+    """A site's kit in a folder; the server's is refused."""
+    from panorgan.deployment.folders import SiteKit
+
+    if not isinstance(kit := find_kit(path), SiteKit):
+        raise ConfigError(
+            "This is the server's kit.",
+            where=str(kit.path),
+            why=f"'{command}' is for a hospital's machine",
+            fix="Give a site's kit. At the server, use 'preflight', 'server', 'start', 'status' and 'stop'.",
+        )
+    return kit

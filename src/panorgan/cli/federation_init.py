@@ -1,0 +1,109 @@
+"""`panorgan federation init`: make the kits, and say who does what next."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from panorgan.errors import ConfigError
+
+if TYPE_CHECKING:
+    from panorgan.deployment.kits import KitsReport
+    from panorgan.deployment.settings import FederationSettings
+
+_EXAMPLE = "federation.example.yaml"
+
+
+def write_example(path: Path, as_json: bool) -> None:
+    """Write a commented `federation.yaml`; a file that is there stays."""
+    if path.exists():
+        raise ConfigError(
+            "The file is there already.",
+            where=str(path),
+            fix="Give another name, or edit that file and leave --example.",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(files("panorgan.cli").joinpath(_EXAMPLE).read_text(encoding="utf-8"), encoding="utf-8")
+    if as_json:
+        print(json.dumps({"example": str(path)}), flush=True)
+        return
+    print(f"Wrote {path}. Put your server, sites and experiment file into it, then:", flush=True)
+    print(f"  panorgan federation init {path}", flush=True)
+
+
+def make_all(federation: Path, out: Path | None, as_json: bool) -> None:
+    """Make the kits that are missing and show what there is."""
+    from panorgan.deployment.kit_files import load_federation
+    from panorgan.deployment.kits import make_kits
+
+    if not federation.exists():
+        raise ConfigError(
+            "There is no such federation file.",
+            where=str(federation),
+            fix=f"Check the path, or start from an example: panorgan federation init {federation} --example",
+        )
+    settings, agreement = load_federation(federation)
+    report = make_kits(settings, agreement, out or Path(settings.name))
+    if as_json:
+        content = {
+            "folder": str(report.folder),
+            "server": str(report.server),
+            "sites": {name: str(path) for name, path in report.sites.items()},
+            "made": list(report.made),
+            "kept": list(report.kept),
+            "notes": list(report.notes),
+            "experiment": agreement.fingerprint(),
+        }
+        print(json.dumps(content), flush=True)
+        return
+    _show(Console(highlight=False), report, settings, agreement.fingerprint())
+
+
+def _show(console: Console, report: KitsReport, settings: FederationSettings, fingerprint: str) -> None:
+    console.print(Text.assemble((settings.name, "bold"), f"  experiment {fingerprint}"))
+    table = Table.grid(padding=(0, 2))
+    for name, path in {"server": report.server, **report.sites}.items():
+        made = name in report.made
+        words = Text("made", style="green") if made else Text("was there, untouched", style="dim")
+        table.add_row(Text(f"  {name}"), Text(str(path), overflow="fold"), words)
+    console.print(table)
+    for note in report.notes:
+        console.print(Text(note, style="yellow"), soft_wrap=True)
+    console.print()
+    for line in next_steps(report, settings):
+        console.print(Text(line), soft_wrap=line.startswith("  "))
+
+
+def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
+    """Who does what now: the coordinator at the server, each hospital, and what must stay secret."""
+    server = settings.server
+    lines = []
+    if "server" in report.made:
+        lines += [
+            f"The coordinator: copy {report.server} to {server.host} and let TCP port {server.port} in. There:",
+            "  panorgan federation preflight",
+            "  panorgan federation server      (leave it running, or use the systemd unit or Compose file)",
+            "  panorgan federation start       (in a second terminal; watches the run)",
+        ]
+    new = [name for name in report.sites if name in report.made]
+    if new:
+        lines += [
+            f"Each hospital ({', '.join(new)}): send it its folder of {report.folder / 'sites'} in a safe way, for it "
+            "holds a private key. There:",
+            "  edit local/site.yaml            (where the data is)",
+            "  panorgan federation preflight",
+            "  panorgan federation site        (leave it running)",
+        ]
+    if not lines:
+        return ["Nothing to do: everybody has a kit."]
+    secret = report.folder / "ca"
+    return [
+        *lines,
+        f"Keep {secret} to yourself, with a backup: it is needed to add sites, and whoever has it can join.",
+    ]

@@ -1,0 +1,208 @@
+"""The commands of a running federation: what they do, and what is seen meanwhile."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from panorgan.cli import federation_view, preflight_view
+from panorgan.cli.doctor import reading
+from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.status import FederationStatus, read_status, status_of
+from panorgan.federation.events import Event, Listener
+
+_LOOK_SECONDS = 1.0
+_ENDED = ("finished", "failed", "stopped")
+
+
+def check_before_start(kit: ServerKit | SiteKit, data: bool, as_json: bool) -> bool:
+    """Run preflight and show it; returns whether anything failed."""
+    from panorgan.deployment.preflight import preflight, preflight_server
+
+    if isinstance(kit, SiteKit):
+        with reading() as show:
+            checks = preflight(kit, data, show)
+        ready = f"Take part with: panorgan federation site {kit.path}"
+    else:
+        checks = preflight_server(kit)
+        ready = f"Start it with: panorgan federation server {kit.path}"
+    failed = any(check.verdict == "failed" for check in checks)
+    if as_json:
+        print(json.dumps({"ready": not failed, "checks": [check.as_json() for check in checks]}), flush=True)
+    else:
+        preflight_view.show(Console(), checks, ready)
+    return failed
+
+
+def start_and_watch(kit: ServerKit, as_json: bool) -> None:
+    """Drive the run to its end."""
+    from panorgan.deployment.drive import drive
+
+    try:
+        with watching(kit, as_json) as listener:
+            drive(kit, listener)
+    except KeyboardInterrupt:
+        again = f"Go on with: panorgan federation start {kit.path}"
+        print(f"The rounds of the segment in hand go on at the server. {again}", file=sys.stderr, flush=True)
+        print(f"To end them too: panorgan federation stop {kit.path} --now", file=sys.stderr, flush=True)
+        raise
+    if not as_json:
+        print(federation_view.closing_line(read_status(kit)), flush=True)
+
+
+def show_status(kit: ServerKit, watch: bool, as_json: bool) -> str:
+    """Show where the run stands, once or until it ends; returns its state."""
+    status = read_status(kit)
+    if not watch:
+        _show_once(status, as_json)
+        return status.state
+    if as_json:
+        return _follow_json(kit)
+    console = Console()
+    if not console.is_terminal:
+        return _follow_lines(kit, status)
+    view = Picture(kit, console)
+    with Live(get_renderable=view.render, console=console, refresh_per_second=2, transient=True):
+        while view.status().state not in _ENDED:
+            time.sleep(_LOOK_SECONDS)
+    federation_view.show(console, view.status())
+    return view.status().state
+
+
+def _show_once(status: FederationStatus, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status.as_json()), flush=True)
+    else:
+        federation_view.show(Console(), status)
+
+
+def _follow_json(kit: ServerKit) -> str:
+    """One object whenever something has changed (time alone does not count)."""
+    last = None
+    while True:
+        status = read_status(kit)
+        content = status.as_json()
+        changed = {key: value for key, value in content.items() if key not in ("time", "eta_seconds", "updated")}
+        for site in changed["sites"]:
+            site.pop("last_seen")
+        if changed != last:
+            last = changed
+            print(json.dumps(read_status(kit).as_json()), flush=True)
+        if status.state in _ENDED:
+            return status.state
+        time.sleep(_LOOK_SECONDS)
+
+
+def _follow_lines(kit: ServerKit, status: FederationStatus) -> str:
+    """The picture once, then a line per event."""
+    federation_view.show(Console(), status)
+    told = status.recent[-1].time if status.recent else 0.0
+    state = status.state
+    while status.state not in _ENDED:
+        time.sleep(_LOOK_SECONDS)
+        status = read_status(kit)
+        for event in status.recent:
+            if event.time > told:
+                told = event.time
+                _print_line(sys.stdout, event)
+        if status.state != state:
+            state = status.state
+            print(" ".join(filter(None, (f"{_now()}  {state}:", status.why, status.advice))), flush=True)
+    return status.state
+
+
+class Picture:
+    """The status, read again at most once a second however often it is drawn."""
+
+    def __init__(self, kit: ServerKit, console: Console) -> None:
+        self._kit, self._console = kit, console
+        self._settings = load_coordinator_file(kit)
+        self._status: FederationStatus | None = None
+
+    def status(self) -> FederationStatus:
+        """Not older than a second."""
+        now = time.time()
+        if self._status is None or now - self._status.time >= _LOOK_SECONDS:
+            self._status = status_of(self._kit, self._settings, now)
+        return self._status
+
+    def render(self) -> RenderableType:
+        """What the live view shows."""
+        return federation_view.picture(self.status(), self._console.width)
+
+
+@contextmanager
+def watching(kit: ServerKit, as_json: bool) -> Iterator[Listener]:
+    """A listener that shows the run in the way that suits the output.
+
+    The network engine silences standard output while it is asked something, so the way out is kept from the start.
+    """
+    out = sys.stdout
+    console = Console(file=out)
+    if as_json or not console.is_terminal:
+        yield _Lines(out, as_json)
+        return
+    view = Picture(kit, console)
+    with Live(
+        get_renderable=view.render,
+        console=console,
+        refresh_per_second=2,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        yield lambda event: None
+    console.print(view.render(), highlight=False)
+
+
+class _Lines:
+    """A line per event. The driver reports every second: only what is new in it is told."""
+
+    def __init__(self, out: IO[str], as_json: bool) -> None:
+        self._out, self._as_json = out, as_json
+        self._driver: tuple[object, ...] = ()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "driver":
+            now = tuple(event.facts.get(key) for key in ("state", "why", "segment"))
+            if now == self._driver:
+                return
+            self._driver = now
+        if self._as_json:
+            line = json.dumps({"time": round(event.time, 3), "event": event.kind, **event.facts})
+            print(line, file=self._out, flush=True)
+        else:
+            _print_line(self._out, event)
+
+
+def _print_line(out: IO[str], event: Event) -> None:
+    if line := federation_view.event_line(event):
+        print(f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {line}", file=out, flush=True)
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def run_in_foreground(kit: ServerKit | SiteKit) -> int:
+    """Run the server or the site of a kit until Ctrl-C; returns the exit code."""
+    from panorgan.cli.follow import following, say_with_time
+    from panorgan.deployment.processes import run_server, run_site
+
+    what = "server" if isinstance(kit, ServerKit) else "site"
+    say_with_time(f"{what} {kit.path} starts; Ctrl-C stops it")
+    with following(kit, say_with_time):
+        if isinstance(kit, ServerKit):
+            code = run_server(kit, say_with_time)
+        else:
+            code = run_site(kit, say_with_time)
+    say_with_time("stopped" if code == 0 else f"ended with code {code}; engine.out and log.txt say more")
+    return code

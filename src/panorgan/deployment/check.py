@@ -1,0 +1,30 @@
+"""One thing that preflight looked at: what it saw, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from panorgan.errors import PanorganError
+
+Verdict = Literal["ok", "warning", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`what` says what was seen, `fix` what to do; a check that is fine needs no fix."""
+
+    name: str
+    verdict: Verdict
+    what: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def failed_by(name: str, error: PanorganError) -> Check:
+    """An error that a user may see, as a failed check."""
+    reasons = [text for label, text in error.details() if label != "fix"]
+    return Check(name, "failed", " ".join([error.what, *(f"({reason})" for reason in reasons)]), error.fix)

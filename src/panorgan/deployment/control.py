@@ -1,0 +1,121 @@
+"""How `start`, `stop` and `status` talk with the job that runs the rounds: small files in the run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from panorgan.federation.events import Event
+from panorgan.federation.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Control:
+    """The `control/` folder of a run. Every file is replaced as a whole, so a reader never sees half of one."""
+
+    folder: Path
+
+    @property
+    def job(self) -> Path:
+        """What the running job does just now."""
+        return self.folder / "job.json"
+
+    @property
+    def driver(self) -> Path:
+        """What the driver does just now."""
+        return self.folder / "driver.json"
+
+    @property
+    def outcome(self) -> Path:
+        """How the last segment ended, as the job itself saw it."""
+        return self.folder / "outcome.json"
+
+    @property
+    def finished(self) -> Path:
+        """Is there once the run is done and the model delivered."""
+        return self.folder / "finished.json"
+
+    @property
+    def delivered(self) -> Path:
+        """Which sites have the final model."""
+        return self.folder / "delivered.json"
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def _stop(self) -> Path:
+        return self.folder / "stop"
+
+    @property
+    def _gone(self) -> Path:
+        return self.folder / "gone.json"
+
+    @property
+    def _end_segment(self) -> Path:
+        return self.folder / "end-segment"
+
+    def request_stop(self) -> None:
+        """Ask for an end after the current round."""
+        write_atomically(self._stop, "")
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for an end."""
+        return self._stop.exists()
+
+    def forget_stop(self) -> None:
+        """A new start is a new will."""
+        self._stop.unlink(missing_ok=True)
+
+    def request_segment_end(self) -> None:
+        """Ask the job to end after the current round: somebody waits to come in."""
+        write_atomically(self._end_segment, "")
+
+    def should_end(self) -> bool:
+        """Whether the job should do no further round."""
+        return self._stop.exists() or self._end_segment.exists()
+
+    def say_gone(self, job: str, sites: set[str]) -> None:
+        """Tell a job which sites will not answer it any more."""
+        write_atomically(self._gone, json.dumps({"job": job, "sites": sorted(sites)}))
+
+    def gone(self, job: str) -> set[str]:
+        """Sites that will not answer this job any more."""
+        told = read_json(self._gone)
+        return set(told["sites"]) if told.get("job") == job else set()
+
+    def begin_segment(self) -> None:
+        """Forget what was said to an earlier job."""
+        for path in (self._gone, self._end_segment, self.outcome):
+            path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file's content; empty where there is none, or none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+class JobNews:
+    """Listens to the coordinator and keeps `job.json` current."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._news: dict[str, Any] = {"asked": [], "answered": {}}
+
+    def __call__(self, event: Event) -> None:
+        facts = event.facts
+        if event.kind == "round_started":
+            self._news |= {"round": facts["number"], "total": facts["total"], "stage": facts["stage"]}
+        elif event.kind == "asked":
+            self._news |= {"kind": facts["task"], "asked": facts["sites"], "answered": {}, "since": event.time}
+        elif event.kind == "answered":
+            self._news["answered"][facts["site"]] = facts["seconds"]
+        else:
+            return
+        write_atomically(self._path, json.dumps({**self._news, "updated": time.time()}))

@@ -1,0 +1,155 @@
+"""One segment of a run, at the server: what NVFlare starts when `panorgan federation start` submits a job."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+import traceback
+import uuid
+from pathlib import Path
+from typing import Any
+
+import panorgan
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.preprocess import Plan
+from panorgan.config import Agreement, load_agreement
+from panorgan.deployment.control import Control, JobNews, read_json
+from panorgan.deployment.folders import ServerKit
+from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.settings import CoordinatorFile
+from panorgan.errors import ConfigError, PanorganError, RunError
+from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, SitesMissingError
+from panorgan.federation.events import EventLog, mend_tail
+from panorgan.federation.files import write_atomically
+from panorgan.federation.settings import Patience
+from panorgan.federation.transports.base import Transport
+from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
+from panorgan.runs.deliver import deliver
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.lock import only_one_process
+from panorgan.runs.tensorboard import tensorboard_listener
+
+
+class CoordinatorJob(SegmentController):
+    """NVFlare's controller: the server's folder says everything else."""
+
+    def run_segment(self, transport: NVFlareTransport, kit: Path, job: str) -> None:
+        """Called in a process of its own for every segment."""
+        own = ServerKit(kit)
+        settings = load_coordinator_file(own)
+        control = Control(own.control(settings))
+        transport.gone = lambda: control.gone(job)
+        transport.listed = set(settings.sites)
+        try:
+            run_segment(own, settings, transport, job)
+        except SegmentAbortedError:
+            raise
+        except Exception as error:
+            write_outcome(control, job, error)
+
+
+def write_outcome(control: Control, job: str, error: Exception | None) -> None:
+    """Tell the driver how the segment ended. The server is the coordinator's own, so its errors are told in full."""
+    outcome: dict[str, Any] = {"job": job, "time": time.time(), "kind": "ended"}
+    if isinstance(error, SitesMissingError):
+        outcome |= {"kind": "missing", "what": error.what, "why": error.why, "sites": list(error.sites)}
+    elif isinstance(error, PanorganError):
+        outcome |= {"kind": "error", "what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+    elif error is not None:
+        outcome |= {
+            "kind": "error",
+            "what": "Something unexpected happened.",
+            "why": "".join(traceback.format_exception(error)),
+        }
+    write_atomically(control.outcome, json.dumps(outcome))
+
+
+def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport, job: str) -> None:
+    """The next rounds of the run, and after the last one the model."""
+    agreement = agreed_experiment(kit, settings)
+    run, control = RunFolder(kit.run(settings)), Control(kit.control(settings))
+    run.path.mkdir(parents=True, exist_ok=True)
+    with only_one_process(run.path):
+        resumed = run.started
+        manifest = _manifest(run, agreement, settings)
+        mend_tail(run.events)
+        events = EventLog(run.events, (JobNews(control.job), tensorboard_listener(run.tensorboard)))
+        events.record("resumed" if resumed else "started", run=manifest["run"], job=job)
+        coordinator = Coordinator(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
+        coordinator.run(settings.rounds.per_segment, control.should_end)
+        if coordinator.finished:
+            _finish(run, control, agreement, coordinator, events)
+        write_outcome(control, job, None)
+
+
+def agreed_experiment(kit: ServerKit, settings: CoordinatorFile) -> Agreement:
+    """The kit's experiment; refuses one that was changed after the sites agreed to it."""
+    agreement = load_agreement(kit.experiment)
+    if agreement.fingerprint() != settings.experiment_fingerprint:
+        raise ConfigError(
+            "The experiment is not the one that the sites agreed to.",
+            where=str(kit.experiment),
+            why=f"its fingerprint is {agreement.fingerprint()}, the sites have {settings.experiment_fingerprint}",
+            fix="Put the file back as 'panorgan federation init' wrote it, or make new kits.",
+        )
+    return agreement
+
+
+def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:
+    rounds = settings.rounds
+    begin_with = sorted(name for name, site in settings.sites.items() if not site.joins_later)
+    return CoordinatorSetup(
+        run,
+        Vocabulary(agreement.vocabulary),
+        agreement.build_method(),
+        agreement.network,
+        agreement.training,
+        agreement.seed,
+        experiment=agreement.fingerprint(),
+        plan=agreement.plan,
+        patience=Patience(rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
+        required=tuple(begin_with) if rounds.on_missing == "wait" else (),
+    )
+
+
+def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -> dict[str, Any]:
+    """What this run is; written once."""
+    if run.started:
+        manifest = run.read_manifest()
+        if manifest["fingerprint"] != agreement.fingerprint():
+            raise RunError(
+                "The run in this folder is another experiment.",
+                where=str(run.path),
+                fix="Choose another run folder: 'run' in local/coordinator.yaml.",
+            )
+        return manifest
+    manifest = {
+        "format": 1,
+        "run": uuid.uuid4().hex,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "federation": settings.federation,
+        "experiment": agreement.as_json(),
+        "fingerprint": agreement.fingerprint(),
+        "versions": {"panorgan": panorgan.__version__, "python": platform.python_version()},
+    }
+    write_atomically(run.manifest, json.dumps(manifest, indent=1), durable=True)
+    return manifest
+
+
+def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator: Coordinator, events: EventLog) -> None:
+    """Write the model, and send it to every site that does not have it yet."""
+    assert coordinator.state.plan is not None
+    card = deliver(run, agreement, Plan(**coordinator.state.plan), coordinator)
+    have = set(read_json(control.delivered).get("sites", []))
+    have |= set(coordinator.deliver(card, sorted(coordinator.federation.sites.keys() - have)))
+    write_atomically(control.delivered, json.dumps({"sites": sorted(have)}))
+    missing = sorted(coordinator.federation.sites.keys() - have)
+    if missing and coordinator.setup.patience.on_missing == "wait":
+        raise SitesMissingError(
+            f"The model is ready, but {', '.join(missing)} could not be given it yet.",
+            missing,
+            fix="They receive it when they are back.",
+        )
+    events.record("finished", rounds=coordinator.state.rounds_done, sites=sorted(have), without=missing)
+    write_atomically(control.finished, json.dumps({"rounds": coordinator.state.rounds_done, "sites": sorted(have)}))

@@ -1,0 +1,237 @@
+"""Drive a run: a chain of short jobs (segments), each starting from the coordinator's checkpoint.
+
+A job of the network engine does not survive a failure; a run must. So this process looks who is connected, submits the
+next segment, watches it, and submits another one until the checkpoint says that all rounds are done. It trusts the
+checkpoint and never the job's status. It may be killed and started again at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+from panorgan.config import load_agreement
+from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.events_tail import EventsTail
+from panorgan.deployment.folders import ServerKit
+from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.network_engine import NotConnectedError, open_session, write_job
+from panorgan.errors import RunError
+from panorgan.federation.checkpoint import Checkpoints
+from panorgan.federation.events import Event
+from panorgan.federation.files import write_atomically
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.lock import only_one_process
+
+CONTROLLER = "panorgan.deployment.coordinator_job.CoordinatorJob"
+EXECUTOR = "panorgan.deployment.site_job.SiteJob"
+
+_LOOK_EVERY = 1.0
+_ASK_SITES_EVERY = 4.0
+_SETTLE = 15.0
+"""Seconds after which a site that is connected, but not in the running job, is not merely slow to start."""
+_GRACE = 20.0
+"""Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
+_LONGEST_PAUSE = 60.0
+
+OnEvent = Callable[[Event], None]
+
+
+def drive(kit: ServerKit, on_event: OnEvent = lambda event: None) -> None:
+    """Submit segments until the run is done or somebody stops it."""
+    settings = load_coordinator_file(kit)
+    folder = kit.control(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one_process(folder):
+        driver = Driver(kit, on_event)
+        try:
+            driver.run()
+        finally:
+            driver.close()
+
+
+def request_stop(kit: ServerKit, now: bool = False) -> None:
+    """End the run after the current round, or at once. Nothing is lost: `start` goes on from there."""
+    settings = load_coordinator_file(kit)
+    control = Control(kit.control(settings))
+    control.request_stop()
+    job = read_json(control.driver).get("job")
+    if now and job:
+        session = open_session(kit.admin, settings.coordinator)
+        try:
+            session.abort(str(job))
+        finally:
+            session.close()
+
+
+class Driver:
+    """Holds what is known about the run while it is driven."""
+
+    def __init__(self, kit: ServerKit, on_event: OnEvent) -> None:
+        self.kit, self._on_event = kit, on_event
+        self.settings = load_coordinator_file(kit)
+        self.control = Control(kit.control(self.settings))
+        self.run_folder = RunFolder(kit.run(self.settings))
+        self.min_sites = load_agreement(kit.experiment).training.min_sites
+        self._session = open_session(kit.admin, self.settings.coordinator)
+        self._tail = EventsTail(self.run_folder.events)
+        self._state: dict[str, Any] = {
+            "segment": int(read_json(self.control.driver).get("segment", 0)),
+            "pid": os.getpid(),
+        }
+        self._waiting_since = time.monotonic()
+        self._idle_segments = 0
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._session.close()
+
+    def run(self) -> None:
+        """Until the run is done, stopped, or cannot go on."""
+        self.control.forget_stop()
+        last = read_json(self.control.driver).get("job")
+        while not self.control.finished.exists():
+            if self.control.stop_requested():
+                self._say("stopped", "asked to stop")
+                return
+            try:
+                job = self._unfinished(last) or self._next_segment()
+                last = None
+                if job is not None:
+                    self._watch(job)
+                    self._judge(job)
+                else:
+                    time.sleep(_LOOK_EVERY)
+            except NotConnectedError as error:
+                self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
+                time.sleep(_LOOK_EVERY)
+        self._pass_on_events()
+        self._say("finished", "")
+
+    # -- what comes next -----------------------------------------------------------------------------------
+
+    def _unfinished(self, last: str | None) -> str | None:
+        """A job that still runs: the last one of a driver that was killed. Any other is in the way and is ended."""
+        found = None
+        for job in self._session.running_jobs():
+            if job == last:
+                found = job
+            else:
+                self._session.abort(job)
+        return found
+
+    def _needed(self) -> tuple[int, set[str]]:
+        """Rounds done, and the sites that take part: those that joined, or before that those that are to begin."""
+        known = Checkpoints(self.run_folder.path / "checkpoints").peek()
+        if known is not None:
+            return known[0], set(known[1])
+        return -1, {name for name, site in self.settings.sites.items() if not site.joins_later}
+
+    def _next_segment(self) -> str | None:
+        """Submit the next segment if enough sites are there."""
+        rounds_done, needed = self._needed()
+        connected = self._session.connected()
+        absent = sorted(needed - connected.keys())
+        waits = self.settings.rounds.on_missing == "wait"
+        if absent:
+            patience = self.settings.rounds.first_wait_minutes * 60 if rounds_done < 0 else _GRACE
+            patient = time.monotonic() - self._waiting_since < patience
+            if waits or patient or len(connected) < self.min_sites:
+                self._say("waiting", f"for {', '.join(absent)}", connected=connected, job=None)
+                return None
+        if len(connected) < self.min_sites:
+            self._say("waiting", f"for {self.min_sites} sites", connected=connected, job=None)
+            return None
+        self._state["segment"] += 1
+        folder = self.control.folder / "jobs" / f"segment-{self._state['segment']:05d}"
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        write_job(
+            folder,
+            f"{self.settings.federation}-{self._state['segment']}",
+            CONTROLLER,
+            EXECUTOR,
+            min_sites=len(needed) if waits else self.min_sites,
+            mandatory=sorted(needed) if waits else (),
+        )
+        self.control.begin_segment()
+        job = self._session.submit(folder)
+        self._rounds_before = rounds_done
+        self._say("running", "", job=job, connected=connected)
+        return job
+
+    # -- while it runs -------------------------------------------------------------------------------------
+
+    def _watch(self, job: str) -> None:
+        """Until the job has ended: pass its events on, and tell it which sites will not answer any more."""
+        seen: set[str] = set()
+        gone: set[str] = set()
+        running_since: float | None = None
+        asked = 0.0
+        while True:
+            self._pass_on_events()
+            try:
+                state = self._session.job(job)
+                if state.done:
+                    break
+                if state.running and running_since is None:
+                    running_since = time.monotonic()
+                if running_since is not None and time.monotonic() - asked > _ASK_SITES_EVERY:
+                    asked = time.monotonic()
+                    self._look_at_sites(job, seen, gone, asked - running_since > _SETTLE)
+                self._say("running", "" if state.running else state.status.lower(), job=job)
+            except NotConnectedError as error:
+                # A server that comes back knows its jobs; one that lost this job says so.
+                self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
+            time.sleep(_LOOK_EVERY)
+        self._pass_on_events()
+
+    def _look_at_sites(self, job: str, seen: set[str], gone: set[str], settled: bool) -> None:
+        connected = self._session.connected()
+        self._state["connected"] = connected
+        jobs = self._session.sites_in_jobs()
+        if jobs is None:
+            return
+        inside = {site for site, running in jobs.items() if job in running}
+        left = {site for site in seen - inside if site in jobs or site not in connected}
+        if left - gone:
+            gone |= left
+            self.control.say_gone(job, gone)
+        seen |= inside
+        outside = {site for site in jobs if site in self.settings.sites} - seen
+        if settled and outside:
+            self.control.request_segment_end()
+
+    def _pass_on_events(self) -> None:
+        for event in self._tail.new():
+            self._on_event(event)
+
+    def _judge(self, job: str) -> None:
+        """After a segment: an error that will not mend itself ends the run; no progress slows it down."""
+        outcome = read_json(self.control.outcome)
+        outcome = outcome if outcome.get("job") == job else {}
+        if outcome.get("kind") == "error":
+            self._say("failed", str(outcome["what"]), job=None)
+            raise RunError(
+                str(outcome["what"]),
+                where=str(outcome.get("where", "")),
+                why=str(outcome.get("why", "")),
+                fix=str(outcome.get("fix", "")) or "See the log of the job at the server.",
+            )
+        rounds_done, _ = self._needed()
+        progressed = rounds_done > getattr(self, "_rounds_before", rounds_done - 1)
+        self._idle_segments = 0 if progressed else self._idle_segments + 1
+        self._waiting_since = time.monotonic()
+        why = str(outcome.get("what", "")) or ("" if progressed else "the last segment ended before a round was done")
+        self._say("waiting", why, job=None)
+        if self._idle_segments > 1 and not self.control.finished.exists():
+            time.sleep(min(2.0 ** (self._idle_segments - 1), _LONGEST_PAUSE))
+
+    def _say(self, state: str, why: str, **facts: Any) -> None:
+        """Keep `driver.json` current."""
+        self._state |= {"state": state, "why": why, "updated": time.time(), **facts}
+        write_atomically(self.control.driver, json.dumps(self._state))
+        self._on_event(Event("driver", dict(self._state), time.time()))

@@ -1,0 +1,65 @@
+"""Read the files of a federation: `federation.yaml`, and in the kits `coordinator.yaml` and `site.yaml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from panorgan.config import Agreement, load_agreement, read_yaml, validated
+from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
+from panorgan.errors import ConfigError
+
+FILL_IN = "<the folder with your scans and labels>"
+"""Stands in a new `site.yaml` where the hospital writes its data folder."""
+
+
+def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
+    """Read `federation.yaml` and the experiment that it names; that path is relative to the file."""
+    settings = validated(FederationSettings, read_yaml(path, "federation file"), str(path))
+    experiment = (path.parent / settings.experiment.expanduser()).resolve()
+    return settings.model_copy(update={"experiment": experiment}), load_agreement(experiment)
+
+
+def load_coordinator_file(kit: ServerKit) -> CoordinatorFile:
+    """Read `local/coordinator.yaml`; its run folder comes back as an absolute path."""
+    content = read_yaml(kit.settings, "coordinator file")
+    settings = validated(CoordinatorFile, content, str(kit.settings))
+    return settings.model_copy(update={"run": _in_kit(kit.path, settings.run)})
+
+
+def load_site_file(kit: SiteKit) -> SiteFile:
+    """Read `local/site.yaml`; its folders come back as absolute paths. Refuses one that was not filled in."""
+    content = read_yaml(kit.settings, "site file")
+    _refuse_blank(content, kit.settings)
+    settings = validated(SiteFile, content, str(kit.settings))
+    data = settings.data.model_copy(
+        update={
+            "folder": _in_kit(kit.path, settings.data.folder),
+            "withheld": settings.data.withheld and _in_kit(kit.path, settings.data.withheld),
+        }
+    )
+    return settings.model_copy(
+        update={
+            "data": data,
+            "cache": _in_kit(kit.path, settings.cache),
+            "state": _in_kit(kit.path, settings.state),
+        }
+    )
+
+
+def _refuse_blank(content: dict[str, Any], path: Path) -> None:
+    data = content.get("data")
+    folder = data.get("folder") if isinstance(data, dict) else data
+    text = "" if folder is None else str(folder).strip()
+    if not text or (text.startswith("<") and text.endswith(">")):
+        raise ConfigError(
+            "The hospital's data folder is not filled in.",
+            where=f"{path}: data.folder",
+            fix=f"Fill in data.folder in {path}; the comments there say how.",
+        )
+
+
+def _in_kit(kit: Path, path: Path) -> Path:
+    """A path in a kit's file: absolute, from the home folder, or relative to the kit."""
+    return (kit / path.expanduser()).resolve()

@@ -1,0 +1,331 @@
+"""From one `federation.yaml` to a folder for everybody: keys, policies, settings, instructions.
+
+A second call with more sites makes the missing kits and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from panorgan.config import Agreement, read_yaml, validated
+from panorgan.deployment.certificates import Credentials, day, ends, read_certificate
+from panorgan.deployment.folders import Kit, ServerKit, SiteKit
+from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.kit_texts import authority_text, filled_in, server_texts, site_texts, sites_block
+from panorgan.deployment.settings import FederationSettings
+from panorgan.errors import ConfigError, PanorganError
+from panorgan.federation.egress import default_policy, policy_text
+from panorgan.federation.files import flush_folder, write_atomically
+from panorgan.methods.registry import find_method
+from panorgan.settings import Settings
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class KitsReport:
+    """What `make_kits` did. `made` and `kept` hold site names and `server`; `notes` are sentences for the operator."""
+
+    folder: Path
+    server: Path
+    sites: Mapping[str, Path]
+    made: tuple[str, ...]
+    kept: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Identity(Settings):
+    """What cannot change once kits exist: certificates and agreements depend on it. Kept in `ca/federation.yaml`."""
+
+    name: str
+    host: str
+    port: int
+    organization: str
+    coordinator: str
+    experiment_fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The result of `init`."""
+
+    path: Path
+
+    @property
+    def authority(self) -> Path:
+        return self.path / "ca"
+
+    @property
+    def identity(self) -> Path:
+        return self.authority / "federation.yaml"
+
+    @property
+    def server(self) -> ServerKit:
+        return ServerKit(self.path / SERVER)
+
+    def site(self, name: str) -> SiteKit:
+        return SiteKit(self.path / "sites" / name)
+
+    def holds_kits(self) -> bool:
+        return self.server.path.exists() or any((self.path / "sites").glob("*"))
+
+
+def make_kits(settings: FederationSettings, experiment: Agreement, folder: Path) -> KitsReport:
+    """Make the kits that are not there yet. Each appears whole or not at all; none that is there is touched.
+
+    The one exception: the list of sites in the server's `coordinator.yaml` follows `settings`.
+    """
+    _refuse_benchmark_method(experiment)
+    place = _Folder(folder)
+    _refuse_another_federation(place, _identity(settings, experiment))
+    missing = [name for name in settings.sites if not place.site(name).path.exists()]
+    server_is_missing = not place.server.path.exists()
+    notes: list[str] = []
+    if missing or server_is_missing:
+        _make(settings, experiment, place, missing, server_is_missing)
+    if not server_is_missing:
+        notes = _update_coordinator(settings, place.server)
+    present = [SERVER, *settings.sites]
+    made = ([SERVER] if server_is_missing else []) + missing
+    return KitsReport(
+        folder=folder,
+        server=place.server.path,
+        sites={name: place.site(name).path for name in settings.sites},
+        made=tuple(made),
+        kept=tuple(name for name in present if name not in made),
+        notes=tuple(notes),
+    )
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+def _refuse_benchmark_method(experiment: Agreement) -> None:
+    method = find_method(experiment.method["name"])
+    if method.pooled or method.labels == "withheld":
+        raise ConfigError(
+            f"{method.name!r} cannot run between hospitals.",
+            where="method.name",
+            why="it pools all cases in one place" if method.pooled else "it trains on labels that sites do not have",
+            fix="It is for benchmarks on one machine. Choose another method; 'panorgan methods' lists them.",
+        )
+
+
+def _identity(settings: FederationSettings, experiment: Agreement) -> Identity:
+    return Identity(
+        name=settings.name,
+        host=settings.server.host,
+        port=settings.server.port,
+        organization=settings.server.organization,
+        coordinator=settings.coordinator,
+        experiment_fingerprint=experiment.fingerprint(),
+    )
+
+
+def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
+    """Kits that exist must go on to fit each other."""
+    if not place.identity.is_file():
+        if place.holds_kits():
+            raise PanorganError(
+                "The folder holds kits, but not the authority that made them.",
+                where=str(place.path),
+                why=f"there is no {place.identity.relative_to(place.path)}",
+                fix="Bring back its 'ca' folder to add sites, or choose a new folder for a new federation.",
+            )
+        return
+    there = validated(Identity, read_yaml(place.identity, "record of the federation"), str(place.identity))
+    changes = [
+        f"{_WORDS[key]} was {old!r} and is now {getattr(asked, key)!r}"
+        for key, old in there.as_json().items()
+        if old != getattr(asked, key)
+    ]
+    if changes:
+        raise PanorganError(
+            "The kits in this folder belong to another federation.",
+            where=str(place.path),
+            why="; ".join(changes),
+            fix="Choose a new folder: all hospitals need new kits then. Or undo the change.",
+        )
+
+
+_WORDS = {
+    "name": "name",
+    "host": "server.host",
+    "port": "server.port",
+    "organization": "server.organization",
+    "coordinator": "coordinator",
+    "experiment_fingerprint": "the experiment's fingerprint",
+}
+
+
+# -- making --------------------------------------------------------------------------------------------------
+
+
+def _make(
+    settings: FederationSettings, experiment: Agreement, place: _Folder, sites: list[str], with_server: bool
+) -> None:
+    """Provision in a scratch folder, complete the kits there, then move them to their places."""
+    provision = _adapter()
+    _private(place.authority)
+    with _scratch(place.path) as scratch:
+        kits = provision.provision(
+            provision.Participants(
+                federation=settings.name,
+                host=settings.server.host,
+                port=settings.server.port,
+                organization=settings.server.organization,
+                coordinator=settings.coordinator,
+                sites={name: filled_in(name, settings.sites[name]).organization for name in sites},
+            ),
+            settings.certificate_days,
+            place.authority,
+            scratch,
+        )
+        write_atomically(place.authority / "README.md", authority_text(settings))
+        record = yaml.safe_dump(_identity(settings, experiment).as_json(), sort_keys=False)
+        write_atomically(place.identity, record, durable=True)
+        if with_server:
+            shutil.move(kits.admin, kits.server / "admin")
+            _finish_server(settings, experiment, ServerKit(kits.server))
+            _move_in(kits.server, place.server.path)
+        for name in sites:
+            _finish_site(settings, experiment, name, SiteKit(kits.sites[name]))
+            _move_in(kits.sites[name], place.site(name).path)
+
+
+def _adapter() -> Any:
+    """The part that knows NVFlare, which is an optional extra."""
+    try:
+        from panorgan.federation.transports.nvflare import provision
+    except ModuleNotFoundError as error:
+        raise PanorganError(
+            "NVFlare is not installed.",
+            why=f"there is no module {error.name!r}",
+            fix="pip install 'panorgan[network]'",
+        ) from error
+    return provision
+
+
+def _finish_server(settings: FederationSettings, experiment: Agreement, kit: ServerKit) -> None:
+    from panorgan.federation.transports.nvflare import policies
+
+    admin = Kit(kit.admin)
+    _replace_default(kit.local / "resources.json", lambda it: policies.server_resources(it, settings.heartbeat_seconds))
+    _replace_default(kit.local / "authorization.json", lambda _: policies.server_authorization())
+    _replace_default(kit.local / "log_config.json", policies.log_config)
+    _replace_default(admin.local / "resources.json", policies.admin_resources)
+    expires = day(ends(read_certificate(Credentials.of_server(kit.startup).certificate)))
+    _write(kit, server_texts(settings, experiment, expires))
+    _protect(kit)
+    _protect(admin)
+
+
+def _finish_site(settings: FederationSettings, experiment: Agreement, name: str, kit: SiteKit) -> None:
+    from panorgan.federation.transports.nvflare import policies
+
+    _replace_default(kit.local / "resources.json", policies.site_resources)
+    _replace_default(kit.local / "authorization.json", lambda _: policies.site_authorization())
+    _replace_default(kit.local / "log_config.json", policies.log_config)
+    policy = default_policy(experiment.method["name"])
+    expires = day(ends(read_certificate(Credentials.of_site(kit.startup).certificate)))
+    texts = site_texts(settings, experiment, name, policy, expires)
+    _write(kit, {**texts, "local/egress.yaml": policy_text(policy)})
+    _protect(kit)
+
+
+def _replace_default(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write NVFlare's file from its default and remove the default: without our file nothing may run."""
+    default = path.with_name(f"{path.name}.default")
+    path.write_text(json.dumps(change(json.loads(default.read_text(encoding="utf-8"))), indent=2) + "\n")
+    default.unlink()
+
+
+def _write(kit: Kit, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        path = kit.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _protect(kit: Kit) -> None:
+    """Only the owner may look into a kit: it holds a key, and later what was made from patients' scans."""
+    for leftover in ("readme.txt", "startup/readme.txt", "startup/system_info.ipynb", "local/privacy.json.sample"):
+        (kit.path / leftover).unlink(missing_ok=True)
+    kit.path.chmod(0o700)
+    kit.startup.chmod(0o700)
+    for path in kit.startup.iterdir():
+        path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder on the same disk, for the owner only, gone afterwards."""
+    scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _move_in(kit: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    kit.rename(target)
+    flush_folder(target.parent)
+
+
+# -- keeping -------------------------------------------------------------------------------------------------
+
+
+def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[str]:
+    """Bring the list of sites up to date; everything else in the file is the operator's. Returns what to tell."""
+    there = load_coordinator_file(kit)
+    wanted = {name: filled_in(name, site) for name, site in settings.sites.items()}
+    notes = []
+    if there.sites != wanted:
+        old = kit.settings.read_text(encoding="utf-8")
+        new = _with_sites(old, sites_block(settings.sites))
+        expected = {**yaml.safe_load(old), "sites": {name: site.as_json() for name, site in wanted.items()}}
+        if yaml.safe_load(new) != expected:
+            raise PanorganError(
+                "The list of sites could not be brought up to date.",
+                where=str(kit.settings),
+                fix=f"Write it by hand:\n{sites_block(settings.sites)}",
+            )
+        write_atomically(kit.settings, new, durable=True)
+        notes.append(f"{kit.settings} now lists {', '.join(wanted)}; restart 'panorgan federation start'.")
+    gone = sorted(set(there.sites) - set(wanted))
+    if gone:
+        notes.append(f"No longer in the federation: {', '.join(gone)}. Their certificates stay valid.")
+    if there.rounds != settings.rounds or there.heartbeat_seconds != settings.heartbeat_seconds:
+        notes.append(f"'rounds' and 'heartbeat_seconds' are kept as they are in {kit.settings}; change them there.")
+    return notes
+
+
+def _with_sites(text: str, block: str) -> str:
+    """The YAML text with another `sites:` part; comments and all the rest stay as they are."""
+    for key, value in yaml.compose(text, yaml.SafeLoader).value:
+        if key.value == "sites":
+            return text[: key.start_mark.index] + block + text[_end(value) :]
+    return f"{text.rstrip()}\n\n{block}\n"
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node's own text ends. YAML counts comments behind a block to the block."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.index)

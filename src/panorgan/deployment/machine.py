@@ -1,0 +1,116 @@
+"""What a participant's machine offers: a clock that can be trusted, disk, a GPU, a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+from panorgan.config import HardwareSettings
+from panorgan.deployment.certificates import Credentials, begins, day, read_certificate
+from panorgan.deployment.check import Check
+from panorgan.errors import ConfigError
+
+_GB = 1e9
+_CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
+
+
+def check_clock(credentials: Credentials, now: float | None = None) -> Check:
+    """Is the clock behind a moment that has certainly passed, and does the system keep it synchronised?
+
+    TLS does not tell the server's time, so the two clocks cannot be compared; what is said here is all that is known.
+    """
+    now = time.time() if now is None else now
+    try:
+        passed = max(begins(read_certificate(path)) for path in (credentials.certificate, credentials.root))
+    except ConfigError:
+        return Check("clock", "skipped", "it is compared with the certificates, and they cannot be read")
+    if now < passed:
+        what = f"It is behind: here it is {day(now)}, and the kit was made on {day(passed)}."
+        return Check("clock", "failed", what, "Set this machine's clock; let NTP keep it right.")
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    synchronised = _is_synchronised()
+    if synchronised is False:
+        what = f"{shown}. The system says that nothing keeps it right; it was not compared with the server's."
+        return Check("clock", "warning", what, "Switch NTP on, for example with 'timedatectl set-ntp true'.")
+    keeps = "the system keeps it right by NTP" if synchronised else "whether NTP keeps it right is not known here"
+    return Check("clock", "ok", f"{shown}, not before the kit was made; {keeps}")
+
+
+def _is_synchronised() -> bool | None:
+    """What the kernel says about its clock; None where it cannot be asked (only Linux knows, some containers not)."""
+    try:
+        ask = ctypes.CDLL(None).adjtimex
+    except (OSError, TypeError, AttributeError):
+        return None
+    # All zero means: change nothing, only tell. The structure is about 200 bytes; the rest is room.
+    state = int(ask(ctypes.create_string_buffer(1024)))
+    return None if state < 0 else state != _CLOCK_UNSYNCHRONISED
+
+
+def check_folder(name: str, folder: Path, need_gb: float) -> Check:
+    """A folder that may not exist yet: can it be written, and is there room? Leaves nothing behind."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"room")
+            file.flush()
+        free = shutil.disk_usage(place).free / _GB
+    except OSError as error:
+        fix = f"Let the user that runs panorgan write there, or choose another folder for '{name}'."
+        return Check(f"disk: {name}", "failed", f"{place} cannot be written: {error.strerror}.", fix)
+    if free < need_gb:
+        fix = "Make room, or choose a folder on another disk."
+        return Check(f"disk: {name}", "failed", f"{free:.1f} GB free at {place}; {need_gb:g} GB are asked for.", fix)
+    return Check(f"disk: {name}", "ok", f"{free:.1f} GB free at {place}")
+
+
+def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
+    """Is the device there that the site asks for, with enough free memory?"""
+    import torch
+
+    name = "device"
+    if hardware.device == "cpu":
+        if need_gb > 0:
+            what = f"hardware.device is cpu, but min_gpu_memory_gb asks for {need_gb:g} GB on a GPU."
+            return Check(name, "failed", what, "Set hardware.device to auto, or min_gpu_memory_gb to 0.")
+        return Check(name, "ok", f"cpu, {os.cpu_count()} cores")
+    if not torch.cuda.is_available():
+        if hardware.device == "cuda" or need_gb > 0:
+            fix = "Check the driver with nvidia-smi, and that torch was installed with CUDA; or use device: cpu."
+            return Check(name, "failed", "No GPU was found, and site.yaml asks for one.", fix)
+        what = f"No GPU was found: the site trains on {os.cpu_count()} CPU cores, which is slow for real scans."
+        return Check(name, "warning", what, "Check the driver with nvidia-smi, or set hardware.device to cpu.")
+    free, total = (amount / _GB for amount in torch.cuda.mem_get_info())
+    card = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
+    if free < need_gb:
+        use = "End what else runs on it (nvidia-smi)" if total >= need_gb else "Use a larger GPU"
+        fix = f"{use}, or lower min_gpu_memory_gb if the experiment needs less."
+        return Check(name, "failed", f"{card}; {need_gb:g} GB are asked for.", fix)
+    return Check(name, "ok", card)
+
+
+def check_port(host: str, port: int, running: bool) -> Check:
+    """Can the server listen there? `running`: it does already."""
+    name = f"port {port}"
+    if running:
+        return Check(name, "ok", "the server of this kit is running and holds it")
+    place = "127.0.0.1" if host in ("localhost", "127.0.0.1", "::1") else ""
+    try:
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as trial:
+            # As servers do: a connection that has just ended does not count.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((place, port))
+    except PermissionError:
+        return Check(name, "failed", "This user may not listen there.", "Use a port above 1023 in federation.yaml.")
+    except OSError as error:
+        fix = f"Find who listens ('ss -ltnp | grep :{port}'), and end it; or make kits with another port."
+        return Check(name, "failed", f"It is taken: {error.strerror}.", fix)
+    return Check(name, "ok", "free")

@@ -1,0 +1,220 @@
+"""Everything that can be known before a participant starts, so that it fails on paper and not at night."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.doctor import CODES, Severity, examine
+from panorgan.cases.doctor.summary import Group, group_findings
+from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.deployment.certificates import Credentials, check_credentials
+from panorgan.deployment.check import Check, Verdict, failed_by
+from panorgan.deployment.folders import Kit, ServerKit, SiteKit
+from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
+from panorgan.deployment.processes import running_process
+from panorgan.deployment.reachability import TITLES, check_reachability, parse_address
+from panorgan.deployment.settings import CoordinatorFile, SiteFile
+from panorgan.deployment.versions import check_versions
+from panorgan.errors import PanorganError
+from panorgan.runs.site_cases import read_site
+from panorgan.runs.sources import source_of
+
+OnProgress = Callable[[str, int, int], None]
+
+SERVER_DISK_GB = 5.0
+"""Room that the server should have: checkpoints, and one answer of every site at a time."""
+
+_NAMED_CASES = 3
+
+
+def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = None) -> list[Check]:
+    """Check a site before it starts. Changes nothing.
+
+    `data` False leaves out the doctor, which reads every scan; `on_progress` hears (what, done, total) meanwhile.
+    """
+    site, site_check = _load_site(kit)
+    name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _told_by(kit)
+    agreement, experiment_check = _load_experiment(kit, agreed)
+    credentials = Credentials.of_site(kit.startup)
+    checks = [site_check, experiment_check, _check_egress(kit)]
+    checks += check_credentials(credentials, name)
+    checks += _check_server(kit, server, credentials)
+    checks.append(check_clock(credentials))
+    if site is None:
+        names = ("device", "disk: cache", "disk: state", "versions", "data")
+        return checks + [Check(title, "skipped", "site.yaml cannot be used yet") for title in names]
+    checks.append(check_device(site.hardware, site.min_gpu_memory_gb))
+    checks.append(check_folder("cache", kit.cache(site), site.min_free_disk_gb))
+    checks.append(check_folder("state", kit.state(site), site.min_free_disk_gb))
+    checks += check_versions(site.versions)
+    return checks + _check_data(site, agreement, data, on_progress)
+
+
+def preflight_server(kit: ServerKit) -> list[Check]:
+    """Check the server before it starts. Changes nothing."""
+    settings, settings_check = _load_coordinator(kit)
+    experiment_check = _load_experiment(kit, settings.experiment_fingerprint if settings else "")[1]
+    checks = [settings_check, experiment_check]
+    if settings is None:
+        names = ("certificate", "admin certificate", "clock", "port", "disk: run", "versions")
+        return checks + [Check(title, "skipped", "coordinator.yaml cannot be used yet") for title in names]
+    server = Credentials.of_server(kit.startup)
+    checks += check_credentials(server, settings.host)
+    checks += check_credentials(Credentials.of_site(kit.admin / "startup"), settings.coordinator, prefix="admin ")
+    checks.append(check_clock(server))
+    checks.append(check_port(settings.host, settings.port, running_process(kit) is not None))
+    checks.append(check_folder("run", kit.run(settings), SERVER_DISK_GB))
+    return checks + check_versions({})
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def _load_site(kit: SiteKit) -> tuple[SiteFile | None, Check]:
+    from panorgan.deployment.kit_files import load_site_file
+
+    try:
+        site = load_site_file(kit)
+    except PanorganError as error:
+        return None, failed_by("site.yaml", error)
+    return site, Check("site.yaml", "ok", f"site {site.name} of {site.federation}, data in {site.data.folder}")
+
+
+def _told_by(kit: SiteKit) -> tuple[str, str, str]:
+    """Name, server and experiment of a site.yaml that cannot be used as a whole.
+
+    So the network can be tried before the data is there.
+    """
+    try:
+        content = read_yaml(kit.settings, "site file")
+    except PanorganError:
+        return "", "", ""
+    name, server, agreed = (str(content.get(key) or "") for key in ("name", "server", "experiment_fingerprint"))
+    return name, server, agreed
+
+
+def _load_coordinator(kit: ServerKit) -> tuple[CoordinatorFile | None, Check]:
+    from panorgan.deployment.kit_files import load_coordinator_file
+
+    name = "coordinator.yaml"
+    try:
+        settings = load_coordinator_file(kit)
+    except PanorganError as error:
+        return None, failed_by(name, error)
+    return settings, Check(name, "ok", f"{settings.federation}, sites {', '.join(settings.sites)}")
+
+
+def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:
+    """The experiment, and whether it is the agreed one; an empty `agreed` is not known."""
+    name = "experiment"
+    try:
+        agreement = load_agreement(kit.experiment)
+    except PanorganError as error:
+        return None, failed_by(name, error)
+    found = agreement.fingerprint()
+    method = agreement.method["name"]
+    if not agreed:
+        return agreement, Check(name, "skipped", f"readable ({method}, {found}), but the agreed one is not known")
+    if found != agreed:
+        return agreement, Check(
+            name,
+            "failed",
+            f"experiment.yaml is not what was agreed: its fingerprint is {found}, not {agreed}.",
+            "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for everybody.",
+        )
+    return agreement, Check(name, "ok", f"as agreed ({found}): {method} for {', '.join(agreement.vocabulary)}")
+
+
+def _check_egress(kit: SiteKit) -> Check:
+    from panorgan.federation.egress import parse_policy
+
+    try:
+        parse_policy(read_yaml(kit.egress_policy, "egress policy"), str(kit.egress_policy))
+    except PanorganError as error:
+        return failed_by("egress.yaml", error)
+    return Check("egress.yaml", "ok", "what may leave is written down and understood")
+
+
+# -- network -----------------------------------------------------------------------------------------------------
+
+
+def _check_server(kit: SiteKit, server: str, credentials: Credentials) -> list[Check]:
+    """Reach the server, at the address that the network engine will use: it reads the kit's signed startup folder."""
+    used = connects_to(kit) or server
+    if not used:
+        return [Check(title, "skipped", "the kit does not say where the server is") for title in TITLES]
+    if server and used != server:
+        what = f"site.yaml says {server}, but the kit will connect to {used} (startup/fed_client.json)."
+        differs = [Check("server", "failed", what, f"Write {used!r} into site.yaml, or ask for a new kit.")]
+    else:
+        differs = []
+    try:
+        address = parse_address(used)
+    except PanorganError as error:
+        return [failed_by(TITLES[0], error), *(Check(title, "skipped", "no address") for title in TITLES[1:])]
+    return differs + check_reachability(address, credentials)
+
+
+def connects_to(kit: SiteKit) -> str:
+    """`host:port` in the provisioned connection settings; empty if they cannot be read."""
+    try:
+        return str(json.loads((kit.startup / "fed_client.json").read_text())["servers"][0]["service"]["target"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+# -- data --------------------------------------------------------------------------------------------------------
+
+
+def _check_data(
+    site: SiteFile, agreement: Agreement | None, wanted: bool, on_progress: OnProgress | None
+) -> list[Check]:
+    if agreement is None:
+        return [Check("data", "skipped", "experiment.yaml cannot be read")]
+    teaches = _check_teaching(site, agreement)
+    if not wanted:
+        return [teaches, Check("scans", "skipped", "left out as asked (--no-data)")]
+    source = source_of(site.name, site.data, agreement)
+    try:
+        seen = examine(
+            [source],
+            site.hardware.workers,
+            (lambda done, total: on_progress("reading cases", done, total)) if on_progress else None,
+        )
+    except PanorganError as error:
+        return [teaches, failed_by("scans", error)]
+    groups = [group for group in group_findings(seen.findings) if group.severity > Severity.note]
+    if not groups:
+        return [teaches, Check("scans", "ok", f"the doctor found nothing wrong in {len(seen.cases)} cases")]
+    return [teaches, *(_finding_check(group, site.data.folder) for group in groups)]
+
+
+def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
+    """Can training begin with this folder: something of the vocabulary, in two patients at least?"""
+    if site.data.external:
+        fix = "Remove 'external: true' from site.yaml."
+        return Check("data", "failed", "An external site trains on nothing, and every site here trains.", fix)
+    vocabulary = Vocabulary(agreement.vocabulary)
+    try:
+        own = read_site(site.name, site.data, vocabulary, "annotated").own
+    except PanorganError as error:
+        return failed_by("data", error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"The folder's description cannot be understood ({type(error).__name__}: {error})."
+        return Check("data", "failed", what, f"panorgan doctor {site.data.folder}")
+    structures = sorted({structure for case in own for structure in case.annotated})
+    patients = len({case.patient for case in own})
+    return Check("data", "ok", f"{len(own)} cases of {patients} patients teach {', '.join(structures)}")
+
+
+def _finding_check(group: Group, folder: Path) -> Check:
+    """All findings of one kind as one check, with the first cases by name. This stays on the site's screen."""
+    cases = [place.case for place in group.places if place.case]
+    named = ", ".join(cases[:_NAMED_CASES]) + (f" and {len(cases) - _NAMED_CASES} more" * (len(cases) > _NAMED_CASES))
+    what = group.what or CODES[group.code].meaning
+    fix = group.fix or group.variants[0].fix or f"panorgan doctor {folder}"
+    verdict: Verdict = "failed" if group.severity == Severity.error else "warning"
+    return Check(f"scans: {group.code}", verdict, f"{what} ({named})" if named else what, fix)

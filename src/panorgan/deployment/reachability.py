@@ -1,0 +1,261 @@
+"""Can the server be reached from here, as the network engine will do it: name, connection, mutual TLS, HTTP/2.
+
+Nothing but a greeting is sent. Every step tells its own causes apart, because firewall, proxy and certificate belong
+to different people in a hospital.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from panorgan.deployment.certificates import Credentials, issuer_name
+from panorgan.deployment.check import Check
+from panorgan.errors import ConfigError
+
+TITLES = ("server name", "connection", "encryption")
+TIMEOUT_SECONDS = 10.0
+
+# gRPC looks at these, in this order, and only at the lower-case names.
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+_DIRECT_VARIABLES = ("no_grpc_proxy", "no_proxy")
+
+# The client's opening line and an empty settings frame; a server answers with its own settings (frame type 4).
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_FRAME_HEAD = 9
+_HTTP2_SETTINGS = 4
+
+# From OpenSSL's x509_vfy.h.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_WRONG_NAME = (62, 64)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A machine that makes outgoing connections for others. `login` is `user:password`, and never shown."""
+
+    host: str
+    port: int
+    login: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is, and the proxy on the way to it if this machine uses one."""
+
+    host: str
+    port: int
+    proxy: Proxy | None = None
+
+    @property
+    def first_hop(self) -> tuple[str, int]:
+        """What this machine connects to."""
+        return (self.proxy.host, self.proxy.port) if self.proxy else (self.host, self.port)
+
+    def __str__(self) -> str:
+        via = f" through the proxy {self.proxy.host}:{self.proxy.port}" if self.proxy else ""
+        return f"{self.host}:{self.port}{via}"
+
+
+def parse_address(server: str) -> Address:
+    """`host:port`, as in site.yaml; the proxy comes from the environment."""
+    host, colon, port = server.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise ConfigError(
+            f"The server's address {server!r} cannot be used.", where="server", fix="Write it as host:port."
+        )
+    host = host.strip("[]")
+    return Address(host, int(port), _proxy_for(host))
+
+
+def check_reachability(address: Address, credentials: Credentials, timeout: float = TIMEOUT_SECONDS) -> list[Check]:
+    """Name, connection and encryption, in that order; what follows a failed one is skipped."""
+    checks: list[Check] = []
+    for check in (_check_name, _check_connection):
+        checks.append(check(address, timeout))
+        if checks[-1].verdict == "failed":
+            break
+    else:
+        checks.append(_check_encryption(address, credentials, timeout))
+    return checks + [Check(title, "skipped", "the step before it failed") for title in TITLES[len(checks) :]]
+
+
+def _check_name(address: Address, timeout: float) -> Check:
+    host, port = address.first_hop
+    whose = "The proxy" if address.proxy else "The server"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        reason = error.strerror or "unknown"
+        fix = f"Check the spelling, or ask IT for the DNS entry of {host} (or a line in the hosts file)."
+        return Check(TITLES[0], "failed", f"{whose}'s name {host!r} is not known here ({reason}).", fix)
+    addresses = ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return Check(TITLES[0], "ok", f"{host} is {addresses}" if addresses != host else f"{host} is an address")
+
+
+def _check_connection(address: Address, timeout: float) -> Check:
+    host, port = address.first_hop
+    try:
+        with contextlib.closing(_connect(address, timeout)):
+            return Check(TITLES[1], "ok", f"connected to {address}")
+    except TimeoutError:
+        return Check(
+            TITLES[1],
+            "failed",
+            f"No answer from {host}:{port} within {timeout:.0f} s.",
+            f"A firewall probably drops it: ask IT to allow outgoing TCP to {address.host} port {address.port}. "
+            "Inbound connections are not needed.",
+        )
+    except ConnectionRefusedError:
+        return Check(
+            TITLES[1],
+            "failed",
+            f"{host} refuses connections at port {port}.",
+            "The machine is there and nothing listens: the coordinator must start 'panorgan federation server'. "
+            "Some firewalls refuse in the same way.",
+        )
+    except OSError as error:
+        what = f"No connection to {address}: {error.strerror or error}."
+        return Check(TITLES[1], "failed", what, "Check the network and the proxy settings of this machine.")
+
+
+def _check_encryption(address: Address, credentials: Credentials, timeout: float) -> Check:
+    """A real handshake with this participant's certificate, then HTTP/2's greeting.
+
+    With TLS 1.3 the client is done before the server has judged its certificate: only the answer to the greeting
+    shows that the server lets us in.
+    """
+    title = TITLES[2]
+    try:
+        context = _context(credentials)
+    except (OSError, ssl.SSLError):
+        return Check(title, "skipped", "certificate or key of this kit cannot be used; see above")
+    known = False  # whether the server has shown the right certificate
+    try:
+        with (
+            contextlib.closing(_connect(address, timeout)) as plain,
+            context.wrap_socket(plain, server_hostname=address.host) as secured,
+        ):
+            known = True
+            secured.sendall(_HTTP2_GREETING)
+            answer = _read(secured, _HTTP2_FRAME_HEAD)
+            protocol, version = secured.selected_alpn_protocol(), secured.version()
+    except ssl.SSLCertVerificationError as error:
+        return _server_not_trusted(title, error, address, timeout)
+    except TimeoutError:
+        fix = f"Ask IT whether something between here and {address.host} looks into encrypted connections."
+        return Check(title, "failed", f"Connected, but no answer to a TLS greeting within {timeout:.0f} s.", fix)
+    except OSError as error:
+        return _broken(title, error, known)
+    if not answer:
+        return _broken(title, OSError("closed without a reason"), known)
+    if protocol != "h2" or len(answer) < _HTTP2_FRAME_HEAD or answer[3] != _HTTP2_SETTINGS:
+        fix = f"Check host and port with the coordinator: something else listens at {address.host}:{address.port}."
+        return Check(title, "failed", "The certificates fit, but what answers is not a federation server.", fix)
+    return Check(title, "ok", f"{version}, both sides know each other's certificate")
+
+
+def _context(credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cafile=str(credentials.root))
+    context.load_cert_chain(str(credentials.certificate), str(credentials.key))
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _server_not_trusted(title: str, error: ssl.SSLCertVerificationError, address: Address, timeout: float) -> Check:
+    if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        state = "not yet valid" if error.verify_code == _NOT_YET_VALID else "expired"
+        fix = "Check this machine's clock. If it is right, the coordinator must renew the server's certificate."
+        return Check(title, "failed", f"The server's certificate is {state} by this machine's clock.", fix)
+    if error.verify_code in _WRONG_NAME:
+        fix = "Use the name from federation.yaml; the coordinator can tell it."
+        return Check(title, "failed", f"The server's certificate is not for {address.host!r}.", fix)
+    signer = _who_signed(address, timeout)
+    by = f" It is signed by {signer!r}." if signer else ""
+    return Check(
+        title,
+        "failed",
+        f"The server's certificate is not from this federation.{by}",
+        "Either this kit belongs to another federation (ask the coordinator), or a firewall opens encrypted "
+        f"connections: then ask IT to let {address.host}:{address.port} through untouched.",
+    )
+
+
+def _who_signed(address: Address, timeout: float) -> str:
+    """Name of the authority that signed what answers; empty if it cannot be had. Trusts and sends nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        from cryptography import x509
+
+        with (
+            contextlib.closing(_connect(address, timeout)) as plain,
+            context.wrap_socket(plain, server_hostname=address.host) as secured,
+        ):
+            shown = secured.getpeercert(binary_form=True)
+        return issuer_name(x509.load_der_x509_certificate(shown)) if shown else ""
+    except (OSError, ValueError, ImportError):
+        return ""
+
+
+def _broken(title: str, error: OSError, known: bool) -> Check:
+    """The other side ended it. `known`: after it had shown the right certificate, so it is ours that it dislikes."""
+    reason = (isinstance(error, ssl.SSLError) and error.reason) or error.strerror or str(error)
+    reason = reason.lower().replace("_", " ")
+    if known or ("alert" in reason and any(word in reason for word in ("unknown ca", "certificate", "access"))):
+        return Check(
+            title,
+            "failed",
+            f"It is the right server, but it does not accept this site's certificate ({reason}).",
+            "Ask the coordinator, whose server log has the reason: a kit of another federation, or a certificate that "
+            "has expired by the server's clock.",
+        )
+    if "wrong version number" in reason or "http request" in reason or "record layer" in reason:
+        return Check(title, "failed", "What answers there does not speak TLS.", "Check host and port.")
+    return Check(
+        title,
+        "failed",
+        f"The encrypted connection could not be made ({reason}).",
+        "Ask the coordinator whether the server is well, then IT whether a firewall cuts encrypted connections.",
+    )
+
+
+def _connect(address: Address, timeout: float) -> socket.socket:
+    """A plain connection, through the proxy where there is one."""
+    host, port = address.first_hop
+    if address.proxy is None:
+        return socket.create_connection((host, port), timeout=timeout)
+    tunnel = http.client.HTTPConnection(host, port, timeout=timeout)
+    login = address.proxy.login.encode()
+    headers = {"Proxy-Authorization": f"Basic {base64.b64encode(login).decode()}"} if login else {}
+    tunnel.set_tunnel(address.host, address.port, headers)
+    tunnel.connect()
+    return tunnel.sock
+
+
+def _read(secured: ssl.SSLSocket, count: int) -> bytes:
+    """Up to `count` bytes; fewer when the other side closes."""
+    found = b""
+    while len(found) < count and (more := secured.recv(count - len(found))):
+        found += more
+    return found
+
+
+def _proxy_for(host: str) -> Proxy | None:
+    """The proxy that gRPC would use for this host."""
+    url = next((os.environ[name] for name in _PROXY_VARIABLES if os.environ.get(name)), "")
+    direct = next((os.environ[name] for name in _DIRECT_VARIABLES if os.environ.get(name)), "")
+    exempt = [entry.strip() for entry in direct.split(",") if entry.strip()]
+    if not url or any(host == entry or host.endswith(entry if entry[0] == "." else f".{entry}") for entry in exempt):
+        return None
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
+    return Proxy(parts.hostname, parts.port or 80, login) if parts.hostname else None

@@ -1,0 +1,154 @@
+"""A site's machine: what NVFlare starts at a hospital when the coordinator's job arrives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from panorgan.anatomy import Vocabulary
+from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.deployment.folders import SiteKit
+from panorgan.deployment.kit_files import load_site_file
+from panorgan.deployment.settings import SiteFile
+from panorgan.errors import ConfigError, MessageError
+from panorgan.federation.audit import AuditLog
+from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, parse_policy, weights_of_site
+from panorgan.federation.failures import WrongExperimentError, code_of
+from panorgan.federation.message import Message
+from panorgan.federation.site import SiteSetup, SiteWorker
+from panorgan.federation.tasks import Task, answer_meta, failure_meta
+from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
+from panorgan.methods.exchange import Federation
+from panorgan.runs.delivered import save_model
+from panorgan.runs.device import use_hardware
+from panorgan.runs.one_site import SiteFolder
+
+
+class SiteJob(SiteExecutor):
+    """NVFlare's executor: the site's folder says everything else."""
+
+    def open_site(self, kit: Path, name: str) -> SiteMachine:
+        """Called once per job."""
+        return SiteMachine(SiteKit(kit), name, self.check_abort)
+
+
+class SiteMachine:
+    """Answers requests: asks the worker, guards what leaves, and turns errors into codes.
+
+    Settings, policy and experiment are read anew for every job, so a hospital's change holds from the next one on.
+    """
+
+    def __init__(self, kit: SiteKit, name: str, check_abort: Callable[[], None] = lambda: None) -> None:
+        self.kit, self.name, self._check_abort = kit, name, check_abort
+        self._log = _log_of(kit)
+        self._audit = AuditLog(kit.audit_log)
+        self._worker: SiteWorker | None = None
+        self._egress: Egress | None = None
+
+    def handle(self, request: bytes) -> bytes:
+        """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
+        message = Message.from_bytes(request)
+        task = Task.from_meta(message.meta)
+        self._log.info("asked: %s", task.label)
+        try:
+            worker = self._open()
+            answer = self._keep_model(message, task) if task.kind == "deliver" else worker.handle(request)
+            released = self._guard(worker, task).release(answer, task.kind, task.moment.round, task.moment.stage)
+        except TaskAbortedError:
+            self._log.info("no longer wanted: %s", task.label)
+            raise
+        except Exception as error:
+            code = code_of(error)
+            self._log.exception("could not answer %s (%s)", task.label, code)
+            return self._failure(task, code)
+        self._log.info("answered: %s, %d bytes", task.label, len(released))
+        return released
+
+    def _open(self) -> SiteWorker:
+        if self._worker is None:
+            settings = load_site_file(self.kit)
+            self._worker = self._make_worker(settings, self._agreement(settings))
+        return self._worker
+
+    def _agreement(self, settings: SiteFile) -> Agreement:
+        agreement = load_agreement(self.kit.experiment)
+        if agreement.fingerprint() != settings.experiment_fingerprint:
+            raise ConfigError(
+                "The experiment is not the one that this site agreed to.",
+                where=str(self.kit.experiment),
+                why=f"its fingerprint is {agreement.fingerprint()}, agreed was {settings.experiment_fingerprint}",
+                fix="Put the file back as it came in the kit.",
+            )
+        return agreement
+
+    def _make_worker(self, settings: SiteFile, agreement: Agreement) -> SiteWorker:
+        if settings.name != self.name:
+            raise ConfigError(
+                f"This kit's certificate belongs to {self.name}, its site.yaml to {settings.name}.",
+                where=str(self.kit.settings),
+                fix="Use the site.yaml that came with the kit.",
+            )
+        hardware = settings.hardware
+        device = use_hardware(hardware)
+        source = SiteFolder(
+            self.name,
+            settings.data,
+            agreement,
+            self.kit.cache(settings),
+            hardware.workers,
+            lambda what, done, total: self._check_abort(),
+        )
+        setup = SiteSetup(
+            Vocabulary(agreement.vocabulary),
+            agreement.build_method(),
+            agreement.network,
+            agreement.training,
+            agreement.seed,
+            device,
+            experiment=agreement.fingerprint(),
+        )
+        folder = self.kit.state(settings)
+        return SiteWorker(self.name, source, setup, folder, lambda site, step, steps: self._check_abort())
+
+    def _guard(self, worker: SiteWorker, task: Task) -> Egress:
+        """What may leave as an answer to this task; the network, and so the weights, may change with the sites."""
+        setup = worker.setup
+        shapes = weights = None
+        if task.kind in ("train", "evaluate"):
+            data = worker.data
+            shapes = image_shapes((*data.train, *data.validation), setup.training.sampling.patch_size)
+            federation = Federation(setup.vocabulary, task.sites)
+            weights = weights_of_site(setup.method, setup.network, federation, self.name)
+        return Egress(self._policy(), weights or {}, self._audit, shapes or ())
+
+    def _failure(self, task: Task, code: str) -> bytes:
+        answer = Message(meta=failure_meta(task, self.name, code)).to_bytes()
+        guard = Egress(self._policy(), {}, self._audit)
+        return guard.release(answer, task.kind, task.moment.round, task.moment.stage)
+
+    def _policy(self) -> EgressPolicy:
+        path = self.kit.egress_policy
+        return parse_policy(read_yaml(path, "egress policy"), str(path))
+
+    def _keep_model(self, message: Message, task: Task) -> bytes:
+        """The finished model stays at the site; the answer says that it arrived, and nothing else."""
+        if task.experiment != load_site_file(self.kit).experiment_fingerprint:
+            raise WrongExperimentError("The model of another experiment was delivered.")
+        if task.card is None:
+            raise MessageError("A model came without its card.")
+        save_model(self.kit.model, dict(message.arrays), dict(task.card))
+        return Message(meta=answer_meta(task, self.name)).to_bytes()
+
+
+def _log_of(kit: SiteKit) -> logging.Logger:
+    """The site's own log: full errors, for the site's own eyes."""
+    log = logging.getLogger(f"panorgan.site.{kit.path}")
+    if not log.handlers:
+        handler = RotatingFileHandler(kit.log, maxBytes=5_000_000, backupCount=3, encoding="utf-8", delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False  # NVFlare's own logs need not know
+    return log

@@ -1,0 +1,155 @@
+"""Who does what just now: what the driver knows of the connections, what the running job knows of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.settings import CoordinatorFile
+from panorgan.federation.events import Event
+from panorgan.federation.failures import MEANING
+from panorgan.runs.lock import is_locked
+
+SiteState = Literal["unknown", "absent", "connected", "working", "answered", "missing", "failed", "refused", "done"]
+
+STALE_SECONDS = 120.0
+"""The driver rewrites its file every few seconds, and after a pause of a minute at most; later than that it hangs."""
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """One site. `last_seen` in seconds since 1970; `seconds` is how long its answer of this round took."""
+
+    name: str
+    state: SiteState
+    detail: str = ""
+    seconds: float | None = None
+    last_seen: float | None = None
+    joined: bool = False
+    train_cases: int | None = None
+    annotated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver wrote last. `fresh`: not long ago; `alive`: it holds its lock."""
+
+    state: str = ""
+    why: str = ""
+    segment: int | None = None
+    job: str = ""
+    connected: Mapping[str, float] = field(default_factory=dict)
+    updated: float | None = None
+    fresh: bool = False
+    alive: bool = False
+
+    @classmethod
+    def read(cls, control: Control, now: float) -> Driver:
+        """Read its file; an empty one if there is none."""
+        content = read_json(control.driver)
+        updated = content.get("updated")
+        fresh = updated is not None and now - updated < STALE_SECONDS
+        locked = is_locked(control.folder)
+        return cls(
+            state=str(content.get("state", "")),
+            why=str(content.get("why") or ""),
+            segment=content.get("segment"),
+            job=str(content.get("job") or ""),
+            connected=dict(content.get("connected") or {}),
+            updated=updated,
+            fresh=fresh,
+            alive=fresh if locked is None else locked,
+        )
+
+
+def read_job(control: Control, number: int) -> dict[str, Any]:
+    """The round in hand; empty if the file is about a round that is over."""
+    content = read_json(control.job)
+    over = content.get("kind") in ("train", "evaluate") and int(content.get("round") or 0) < number
+    return {} if over else content
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is known when the sites are looked at: `number` is the round in hand, `job` what the job wrote about it."""
+
+    events: Sequence[Event]
+    driver: Driver
+    job: Mapping[str, Any]
+    number: int
+    delivered: frozenset[str] = frozenset()
+
+
+def sites_now(settings: CoordinatorFile, moment: Moment) -> tuple[SiteStatus, ...]:
+    """Every site that has a kit, and every one that has joined."""
+    joined: dict[str, Mapping[str, Any]] = {}
+    for event in moment.events:
+        if event.kind == "joined":
+            joined.update(event.facts.get("sites", {}))
+        elif event.kind == "late_join":
+            joined[str(event.facts["site"])] = event.facts
+    found = []
+    for name in sorted({*settings.sites, *joined}):
+        state, detail, seconds = _state(name, moment)
+        if state == "absent" and name in settings.sites and settings.sites[name].joins_later and name not in joined:
+            detail = "joins later"
+        own = joined.get(name, {})
+        found.append(
+            SiteStatus(
+                name=name,
+                state=state,
+                detail=detail,
+                seconds=seconds,
+                last_seen=moment.driver.connected.get(name),
+                joined=name in joined,
+                train_cases=own.get("train_cases"),
+                annotated=tuple(sorted(own.get("annotated", ()))),
+            )
+        )
+    return tuple(found)
+
+
+def _state(name: str, moment: Moment) -> tuple[SiteState, str, float | None]:
+    """What a site does in the round in hand: its answer, else the last that was heard of it, else its connection."""
+    driver, job = moment.driver, moment.job
+    if name in moment.delivered:
+        return "done", "", None
+    answered = job.get("answered") or {}
+    if name in answered:
+        return "answered", "", float(answered[name])
+    connection: SiteState = "unknown"
+    if driver.alive:
+        connection = "connected" if name in driver.connected else "absent"
+    heard = _last_trouble(name, moment.events, moment.number, float(job.get("since") or 0.0))
+    if heard is not None and connection != "absent":
+        return heard[0], heard[1], None
+    if name in (job.get("asked") or ()) and connection != "absent":
+        return "working", str(job.get("kind", "")), None
+    return connection, heard[1] if heard else "", None
+
+
+def _last_trouble(
+    name: str, events: Sequence[Event], number: int, since: float
+) -> tuple[Literal["missing", "failed", "refused"], str] | None:
+    """The last thing that went wrong with a site in the round in hand, after it was asked the last time.
+
+    Introductions bear the number 0. One that was refused counts until the site has joined.
+    """
+    for event in reversed(events):
+        facts = event.facts
+        if (event.kind == "joined" and name in facts.get("sites", ())) or (
+            event.kind == "late_join" and facts.get("site") == name
+        ):
+            return None
+        if facts.get("number") not in (number, 0) or event.time < since:
+            continue
+        if event.kind == "refused" and facts.get("site") == name:
+            return "refused", str(facts.get("reason", ""))
+        if event.kind == "failed" and facts.get("site") == name:
+            code = str(facts.get("code", ""))
+            return "failed", f"{code}: {MEANING.get(code, 'unknown reason')}"
+        if event.kind == "missing" and name in facts.get("sites", ()):
+            return "missing", "did not answer in time"
+    return None

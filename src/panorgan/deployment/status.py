@@ -1,0 +1,252 @@
+"""Where a federation stands, read from the run folder: what happened, and what runs just now.
+
+Three sources, each of which may be missing or old. `events.jsonl` is what happened and always true. `control/job.json`
+is the round in hand, rewritten by the job that runs it. `control/driver.json` is what the driver (`start`) knows: its
+own state and which sites are connected.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from panorgan.config import load_agreement
+from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.folders import ServerKit
+from panorgan.deployment.settings import CoordinatorFile
+from panorgan.deployment.site_status import Driver, Moment, SiteStatus, read_job, sites_now
+from panorgan.errors import PanorganError
+from panorgan.federation.events import Event, read_events
+from panorgan.federation.failures import MEANING
+
+RunState = Literal["new", "waiting", "running", "silent", "interrupted", "stopped", "failed", "finished"]
+
+
+_LAST_ROUNDS = 9
+_RECENT_EVENTS = 12
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An answer that was refused, or a failure that a site reported."""
+
+    time: float
+    number: int
+    site: str
+    reason: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The newest scores: mean Dice per structure over the sites that annotate it."""
+
+    number: int
+    mean: float
+    structures: Mapping[str, float]
+    best: float | None = None
+    best_round: int | None = None
+
+
+@dataclass(frozen=True)
+class FederationStatus:
+    """Everything `panorgan federation status` shows.
+
+    `number` is the round in hand, or the next one, counted over all stages; `task` what the sites are asked to do in it
+    (empty between rounds). `eta_seconds` counts from `time`. `bytes_*` are messages of the whole run, `last_bytes_*`
+    of the last round.
+    """
+
+    federation: str
+    experiment: str
+    method: str
+    time: float
+    state: RunState
+    why: str
+    advice: str
+    stage: str = ""
+    task: str = ""
+    number: int = 1
+    rounds_done: int = 0
+    total: int | None = None
+    since: float | None = None
+    round_seconds: float | None = None
+    eta_seconds: float | None = None
+    segment: int | None = None
+    job: str = ""
+    updated: float | None = None
+    sites: tuple[SiteStatus, ...] = ()
+    validation: Validation | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    last_bytes_sent: int = 0
+    last_bytes_received: int = 0
+    refusals: tuple[Trouble, ...] = ()
+    failures: tuple[Trouble, ...] = ()
+    recent: tuple[Event, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        content = asdict(self)
+        content["recent"] = [{"time": event.time, "event": event.kind, **_short(event.facts)} for event in self.recent]
+        return content
+
+
+def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
+    """Read the run folder. Starts nothing, asks nobody, and works while others write."""
+    from panorgan.deployment.kit_files import load_coordinator_file
+
+    return status_of(kit, load_coordinator_file(kit), time.time() if now is None else now)
+
+
+def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> FederationStatus:
+    """The same with settings that are read already."""
+    events = list(read_events(kit.run(settings) / "events.jsonl"))
+    control = Control(kit.control(settings))
+    driver = Driver.read(control, now)
+    done = _rounds(events)
+    last = done[max(done)].facts if done else {}
+    number = max(done, default=0) + 1
+    ended = any(event.kind == "finished" for event in events)
+    state, why, advice = _run_state(kit, driver, bool(events), ended)
+    job = read_job(control, number) if state in ("running", "silent") else {}
+    delivered = frozenset(read_json(control.delivered).get("sites", ()))
+    name, method, planned = _plan(kit)
+    total = last.get("total") or job.get("total") or planned
+    seconds = _median_seconds(done)
+    return FederationStatus(
+        federation=settings.federation,
+        experiment=name,
+        method=method,
+        time=now,
+        state=state,
+        why=why,
+        advice=advice,
+        stage=str(job.get("stage") or last.get("stage", "")),
+        task=str(job.get("kind", "")),
+        number=min(number, total) if total else number,
+        rounds_done=number - 1,
+        total=total,
+        since=job.get("since"),
+        round_seconds=seconds,
+        eta_seconds=_eta(seconds, number - 1, total, done, now if state == "running" else None),
+        segment=driver.segment,
+        job=driver.job,
+        updated=driver.updated,
+        sites=sites_now(settings, Moment(events, driver, job, number, delivered)),
+        validation=_validation(done),
+        bytes_sent=sum(event.facts.get("bytes_sent", 0) for event in done.values()),
+        bytes_received=sum(event.facts.get("bytes_received", 0) for event in done.values()),
+        last_bytes_sent=last.get("bytes_sent", 0),
+        last_bytes_received=last.get("bytes_received", 0),
+        refusals=tuple(_troubles(events, "refused")),
+        failures=tuple(_troubles(events, "failed")),
+        recent=tuple(events[-_RECENT_EVENTS:]),
+    )
+
+
+# -- the files -----------------------------------------------------------------------------------------------------
+
+
+def _plan(kit: ServerKit) -> tuple[str, str, int | None]:
+    """Name, method and number of rounds of the experiment; a damaged file does not keep anyone from the status."""
+    try:
+        agreement = load_agreement(kit.experiment)
+    except PanorganError:
+        return "", "", None
+    stages = agreement.build_method().stages(agreement.training.rounds)
+    return agreement.name, str(agreement.method["name"]), sum(stage.rounds for stage in stages)
+
+
+def _rounds(events: Sequence[Event]) -> dict[int, Event]:
+    """Finished rounds by number; one that was done again after a kill counts once."""
+    return {int(event.facts["number"]): event for event in events if event.kind == "round"}
+
+
+# -- what follows from them ----------------------------------------------------------------------------------------
+
+
+def _run_state(kit: ServerKit, driver: Driver, begun: bool, ended: bool) -> tuple[RunState, str, str]:
+    """State of the whole, why, and what to do about it."""
+    start = f"panorgan federation start {kit.path}"
+    if ended:
+        return "finished", "", ""
+    if not driver.state:
+        if begun:
+            return "interrupted", "the driver is not running", f"Go on with: {start}"
+        return "new", "nothing has been started", f"Start it with: {start}"
+    if driver.state == "stopped":
+        return "stopped", driver.why, f"Go on with: {start}"
+    if driver.state == "failed":
+        return "failed", driver.why, f"Mend that, then go on with: {start}"
+    if driver.state == "finished":
+        return "finished", driver.why, ""
+    if not driver.alive:
+        return "interrupted", "the driver is not running", f"Go on with: {start}"
+    if not driver.fresh:
+        look = "It may be stuck: look at its output, or stop it with Ctrl-C and start it again."
+        return "silent", "the driver has not reported for a while", look
+    return ("waiting" if driver.state == "waiting" else "running"), driver.why, ""
+
+
+def _median_seconds(done: Mapping[int, Event]) -> float | None:
+    """Middle duration of the last rounds, with the pauses between them: from one round's end to the next one's."""
+    found = []
+    for number in sorted(done)[-_LAST_ROUNDS:]:
+        before = done.get(number - 1)
+        working = sum((done[number].facts.get("seconds") or {}).values())
+        found.append(max(done[number].time - before.time, 0.0) if before else working)
+    return statistics.median(found) if found else None
+
+
+def _eta(
+    seconds: float | None, rounds_done: int, total: int | None, done: Mapping[int, Event], now: float | None
+) -> float | None:
+    """Seconds until the last round ends. What has passed of the round in hand counts; `now` None: nothing runs."""
+    if seconds is None or total is None:
+        return None
+    left = max(total - rounds_done, 0) * seconds
+    if now is None or not left:
+        return left
+    return left - min(max(now - done[rounds_done].time, 0.0), seconds)
+
+
+def _validation(done: Mapping[int, Event]) -> Validation | None:
+    for number in sorted(done, reverse=True):
+        scores = done[number].facts.get("validation") or {}
+        means = [statistics.fmean(own.values()) for own in scores.values() if own]
+        if not means:
+            continue
+        found: dict[str, list[float]] = {}
+        for own in scores.values():
+            for structure, value in own.items():
+                found.setdefault(structure, []).append(value)
+        best = done[max(done)].facts.get("best") or {}
+        return Validation(
+            number=number,
+            mean=statistics.fmean(means),
+            structures={structure: statistics.fmean(values) for structure, values in sorted(found.items())},
+            best=best.get("dice"),
+            best_round=int(best["round"]) if "round" in best else None,
+        )
+    return None
+
+
+def _troubles(events: Sequence[Event], kind: str) -> list[Trouble]:
+    found = []
+    for event in events:
+        if event.kind == kind:
+            facts = event.facts
+            reason = facts.get("reason") or facts.get("code", "")
+            why = facts.get("why") or MEANING.get(facts.get("code", ""), "")
+            found.append(Trouble(event.time, int(facts.get("number") or 0), str(facts.get("site", "")), reason, why))
+    return found
+
+
+def _short(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """An event without what is long and stands in the file: the plan, and each site's numbers."""
+    kept = {key: value for key, value in facts.items() if key not in ("plan", "validation")}
+    return {key: sorted(value) if key == "sites" else value for key, value in kept.items()}

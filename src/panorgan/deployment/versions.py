@@ -1,0 +1,52 @@
+"""Which versions run here. Participants compare theirs: other versions may compute other bits, or not talk at all."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import panorgan
+from panorgan.deployment.check import Check
+
+_PACKAGES = ("torch", "monai", "nvflare")
+_NEEDED = "nvflare"
+
+
+def versions_here() -> dict[str, str]:
+    """Versions of what decides the numbers and the connection; a package that is not installed is left out."""
+    found = {"panorgan": panorgan.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def check_versions(agreed: Mapping[str, str]) -> list[Check]:
+    """Compare with those of the machine that made the kit; the first two numbers count (2.9.0 is like 2.9.4)."""
+    here = versions_here()
+    if _NEEDED not in here:
+        return [Check("versions", "failed", "NVFlare is not installed here.", "pip install 'panorgan[network]'")]
+    if not agreed:
+        shown = ", ".join(f"{name} {number}" for name, number in here.items())
+        return [Check("versions", "ok", f"{shown}. The kit does not say which versions the others use.")]
+    others = [name for name, number in agreed.items() if _minor(here.get(name, "")) != _minor(number)]
+    if not others:
+        return [Check("versions", "ok", ", ".join(f"{name} {here[name]}" for name in agreed))]
+    words = ", ".join(f"{name} {here.get(name, 'missing')} instead of {agreed[name]}" for name in others)
+    return [
+        Check(
+            "versions",
+            "warning",
+            f"Other versions than where the kit was made: {words}. Results may differ in the last digits, or more.",
+            "Install the same versions if you can: "
+            + " ".join(f"{name}=={agreed[name]}" for name in others)
+            + ", or agree with the coordinator on these.",
+        )
+    ]
+
+
+def _minor(number: str) -> str:
+    return ".".join(number.split("+")[0].split(".")[:2])

@@ -1,0 +1,344 @@
+"""What has left a site, written down so that later changes show: an append-only, hash-chained log.
+
+One line is one JSON record: `n`, `time`, what happened, `previous` (the hash of the record before) and, last, `hash`:
+the SHA-256 of the line without that last field. Change, remove or insert a line, and the chain breaks there.
+
+The chain alone cannot show that lines are missing at its *end*. So a small file beside it (`egress-log.head`) holds
+number and hash of the newest record. Together they show every accident, and every edit by somebody who does not
+recompute both files. There is no secret in them: who may write both can forge both. Against that helps only to keep
+the newest hash somewhere else (`panorgan federation egress` shows it), or to ship the log to a machine of its own.
+
+A line that a killed process or a full disk left unfinished stays where it is; the next record says how long it is and
+what its hash is. Its message did not leave: a record is on disk before its message goes out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from panorgan.federation.failures import EgressError
+from panorgan.federation.files import flush_folder, write_atomically
+
+_BEGINNING = "0" * 64
+_APPENDING = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+_OWN_FIELDS = ("n", "time", "previous", "hash")
+TORN = "torn"
+"""`kind` of the record that tells of an unfinished line before it."""
+
+
+class AuditError(EgressError):
+    """The log cannot be trusted or written, so nothing may leave."""
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What verifying a log found. `line` counts from 1; `head` is the hash of the newest record.
+
+    `torn`: unfinished lines that a later record tells of. `unfinished`: bytes of one at the very end.
+    """
+
+    entries: int
+    ok: bool
+    head: str
+    line: int | None = None
+    why: str = ""
+    torn: int = 0
+    unfinished: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass
+class _Chain:
+    """How far a log has been followed. `end` and `lines` are those of the last good record, `hashes` of all of them."""
+
+    end: int = 0
+    lines: int = 0
+    hashes: list[str] = field(default_factory=list)
+    listings: dict[str, list[Any]] = field(default_factory=dict)
+    torn: int = 0
+    broken: tuple[int, str] | None = None
+
+    @property
+    def head(self) -> str:
+        return self.hashes[-1] if self.hashes else _BEGINNING
+
+    def follow(self, content: bytes) -> Iterator[dict[str, Any]]:
+        """Go on with what comes after `end`; yields good records until something is wrong."""
+        pending = bytearray()  # bytes since the last good record that are no record
+        skipped = 0
+        for line in io.BytesIO(content):
+            whole = line.endswith(b"\n")
+            record = _parsed(line if whole else line + b"\n")
+            if record is not None and (why := self._objection(record, bytes(pending))):
+                self.broken = (self.lines + 1, why)
+                return
+            if record is None or not whole:
+                pending += line
+                skipped += 1
+                continue
+            self.end += len(pending) + len(line)
+            self.lines += skipped + 1
+            self.torn += bool(pending)
+            pending, skipped = bytearray(), 0
+            self.hashes.append(record["hash"])
+            yield record
+
+    def _objection(self, record: Mapping[str, Any], pending: bytes) -> str:
+        """Why a record that is sound in itself does not belong here."""
+        if record["n"] != len(self.hashes) + 1 or record["previous"] != self.head:
+            return "the line was changed" if pending else f"entry {len(self.hashes) + 1} was removed or changed"
+        if (pending or record.get("kind") == TORN) and not _tells_of(record, pending):
+            return "the line was changed" if pending else "the unfinished line that it tells of was removed"
+        if (name := record.get("listing")) is not None:
+            if "listed" in record:
+                if _hash(_text(record["listed"])) != name:
+                    return "the list does not have the hash that it is given"
+                self.listings[name] = record["listed"]
+            if name not in self.listings:
+                return "it refers to a list that was never written"
+        return ""
+
+
+class AuditLog:
+    """Appends records. Safe for several processes of one site, and for a process that is killed at any moment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._chain = _Chain()
+        self._file_id: tuple[int, int] | None = None
+        self._threads = threading.Lock()
+
+    def append(self, entry: Mapping[str, Any], listed: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Write a record and flush it to disk; returns it.
+
+        `listed` is a long list that repeats, such as the tensors of a model. It is written out where it first occurs;
+        later records name it by its hash, so that the line of a round stays short.
+
+        The whole log is verified when an object first appends, then whatever has been added since. A log that does not
+        verify gets no new records: nothing may leave on top of it.
+        """
+        if clash := [name for name in (*_OWN_FIELDS, "listing", "listed") if name in entry]:
+            raise ValueError(f"the log itself fills in {', '.join(clash)}")
+        if entry.get("kind") == TORN:
+            raise ValueError("only the log itself tells of unfinished lines")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._threads, _locked(self.path, exclusive=True):
+            is_new = not self.path.exists()
+            handle = os.open(self.path, _APPENDING, 0o640)
+            try:
+                rest = self._finished(handle, self._catch_up(handle))
+                lines = self._lines(entry, listed, rest)
+                _write_all(handle, b"".join(lines))
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            if is_new:
+                flush_folder(self.path.parent)
+            (*_, record) = self._chain.follow(rest + b"".join(lines))
+            _write_head(self.path, len(self._chain.hashes), self._chain.head)
+            return record
+
+    def _catch_up(self, handle: int) -> bytes:
+        """Verify what was added since the last time; returns what an unfinished write left at the end."""
+        status = os.fstat(handle)
+        if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._chain.end:
+            self._chain = _Chain()  # somebody moved or replaced the file: look at all of it
+        self._file_id = (status.st_dev, status.st_ino)
+        head = _read_head(self.path)
+        content = _read_from(handle, self._chain.end)
+        before = self._chain.end
+        for _ in self._chain.follow(content):
+            pass
+        report = _judged(self._chain, head, before + len(content))
+        if not report.ok:
+            self._chain = _Chain()
+            place = f"{self.path}, line {report.line}" if report.line else str(self.path)
+            raise AuditError(
+                "The log of what left this site does not verify, so nothing may leave.",
+                where=place,
+                why=report.why,
+                fix="Find out what happened to it. Then move the log and its .head file to a safe place: "
+                "a new log begins with the next message.",
+            )
+        return content[self._chain.end - before :]
+
+    def _finished(self, handle: int, rest: bytes) -> bytes:
+        """A record that lacks nothing but its line break gets it; anything else stays unfinished."""
+        if rest and any(True for _ in self._chain.follow(rest + b"\n")):
+            _write_all(handle, b"\n")
+            return b""
+        return rest
+
+    def _lines(self, entry: Mapping[str, Any], listed: Sequence[Any] | None, rest: bytes) -> list[bytes]:
+        """The record's line; before it, if need be, one that tells of an unfinished line."""
+        lines: list[bytes] = []
+        number, previous = len(self._chain.hashes), self._chain.head
+        content = dict(entry)
+        if listed is not None:
+            text = _text(listed)
+            content["listing"] = name = _hash(text)
+            if name not in self._chain.listings:
+                content["listed"] = json.loads(text)
+        told: list[dict[str, Any]] = []
+        if rest:
+            lines.append(b"" if rest.endswith(b"\n") else b"\n")
+            told.append({"kind": TORN, "bytes": len(rest), "sha256": hashlib.sha256(rest).hexdigest()})
+        for one in (*told, content):
+            number += 1
+            line, previous = _line(number, one, previous)
+            lines.append(line)
+        return lines
+
+
+def verify(path: Path) -> AuditReport:
+    """Follow the whole chain and compare it with the head file. Changes nothing."""
+    return read_log(path)[0]
+
+
+def read_log(path: Path) -> tuple[AuditReport, list[dict[str, Any]]]:
+    """A log's verdict, and its records up to the first that cannot be trusted; lists are filled in everywhere."""
+    with _locked(path, exclusive=False):
+        head = _read_head(path)  # first: a record may be added in between, but none is ever taken away
+        content = path.read_bytes() if path.is_file() else b""
+    chain = _Chain()
+    records = []
+    for record in chain.follow(content):
+        if "listing" in record:
+            record["listed"] = chain.listings[record["listing"]]
+        records.append(record)
+    return _judged(chain, head, len(content)), records
+
+
+def _judged(chain: _Chain, head: tuple[int, str] | str | None, size: int) -> AuditReport:
+    """The verdict on a chain that was followed to the end of its file."""
+    entries = len(chain.hashes)
+    line, why = chain.broken or (None, "")
+    if not why and isinstance(head, str):
+        why = head
+    elif not why and head is None and entries > 1:
+        why = "the head file is missing, so nobody can tell whether the end of the log is missing too"
+    elif not why and isinstance(head, tuple):
+        number, expected = head
+        if number > entries:
+            line = chain.lines + 1
+            why = f"the head file tells of {number} entries, the log holds {entries}: the end was changed or removed"
+        elif chain.hashes[number - 1] != expected:
+            why = f"the head file tells of another entry {number}: one of the two files was replaced"
+    unfinished = 0 if why else size - chain.end
+    return AuditReport(entries, not why, chain.head, line, why, chain.torn, unfinished)
+
+
+# -- one record ------------------------------------------------------------------------------------------------
+
+
+def _line(number: int, entry: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
+    """The line of a record, and its hash."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    # Read back as a reader would see it: tuples become lists, keys become text.
+    body = json.loads(_text({"n": number, "time": time, **entry, "previous": previous}))
+    digest = _hash(_text(body))
+    return (_text({**body, "hash": digest}) + "\n").encode(), digest
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record in a line whose hash is right and which is written exactly as we write it, else None."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or (_text(record) + "\n").encode() != line:
+            return None
+        body = {name: value for name, value in record.items() if name != "hash"}
+        sound = list(record)[-1:] == ["hash"] and record["hash"] == _hash(_text(body))
+        return record if sound and isinstance(record.get("n"), int) and "previous" in record else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tells_of(record: Mapping[str, Any], pending: bytes) -> bool:
+    """Whether a record vouches for the unfinished bytes before it; one line break may have been added to them."""
+    length = record.get("bytes")
+    if record.get("kind") != TORN or not isinstance(length, int) or length < 1:
+        return False
+    if pending[length:] not in (b"", b"\n"):
+        return False
+    return hashlib.sha256(pending[:length]).hexdigest() == record.get("sha256")
+
+
+def _text(content: Any) -> str:
+    """JSON in one way only; order is the writer's."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def head_path(log: Path) -> Path:
+    """The file with number and hash of the newest record."""
+    return log.with_suffix(".head")
+
+
+def _write_head(log: Path, number: int, digest: str) -> None:
+    write_atomically(head_path(log), _text({"n": number, "hash": digest}) + "\n", durable=True)
+
+
+def _read_head(log: Path) -> tuple[int, str] | str | None:
+    """Number and hash; a sentence where the file is damaged; None where there is none."""
+    try:
+        content = head_path(log).read_bytes()
+    except FileNotFoundError:
+        return None
+    with suppress(ValueError, KeyError, TypeError):
+        head = json.loads(content)
+        number, digest = head["n"], head["hash"]
+        if (_text({"n": number, "hash": digest}) + "\n").encode() == content and type(number) is int and number > 0:
+            return number, str(digest)
+    return "the head file is damaged"
+
+
+def _read_from(handle: int, offset: int) -> bytes:
+    os.lseek(handle, offset, os.SEEK_SET)
+    with os.fdopen(os.dup(handle), "rb") as file:
+        return file.read()
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+@contextmanager
+def _locked(log: Path, exclusive: bool) -> Iterator[None]:
+    """Keep other processes out while writing; a reader who may not lock reads without."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock, no protection
+        yield
+        return
+    lock = log.with_name(f".{log.stem}.lock")
+    try:
+        file = lock.open("a" if exclusive else "r")
+    except OSError:
+        if exclusive:
+            raise
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield

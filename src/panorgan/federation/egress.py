@@ -1,0 +1,394 @@
+"""What may leave a site. Everything else is refused before it is sent, and both are written down.
+
+The guard looks at a finished message, just before it goes to the network. It knows the site's policy, the weights that
+the site's network holds and the shapes of its images. It stops what a method sends by mistake or without having said
+so. It cannot read minds: values inside a tensor that may leave are not judged, and trained weights always carry traces
+of what they were trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, ValidationError
+
+from panorgan.cases.store import StoredCase
+from panorgan.errors import ConfigError, MessageError, did_you_mean
+from panorgan.federation.audit import AuditLog
+from panorgan.federation.failures import CODES, EgressError
+from panorgan.federation.message import Message
+from panorgan.methods.base import Method
+from panorgan.methods.exchange import Federation
+from panorgan.methods.registry import find_method
+from panorgan.networks import UNetSettings
+from panorgan.settings import Settings
+
+TensorType = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+_USUAL_TYPES: tuple[TensorType, ...] = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32")
+
+COMMON_NUMBERS = {
+    "train_cases": "how many training cases the site has",
+    "annotated/*": "how many of them show each structure",
+    "plan/*": "middle voxel size and extent, and the range of intensities per structure",
+    "cases": "how many cases a result rests on",
+    "dice/*": "mean validation score per structure",
+}
+"""Numbers that every site sends, whatever the method: when it joins, and when it scores the model."""
+
+META = ("answers", "run", "site", "experiment", "failed")
+"""All that an answer says about itself."""
+
+_POLICY = "the egress policy (local/egress.yaml)"
+_LONGEST_NAME = 200
+_LONGEST_META = 100
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+-]*)*")
+_TASK_LABEL = re.compile(r"[a-z_-]{1,20}/[A-Za-z0-9_-]{0,40}/[0-9]{1,9}")
+_DRIVE = re.compile(r"[A-Za-z]:")
+_FILE = re.compile(
+    r"\.(nii|gz|dcm|ima|mha|mhd|nrrd|npy|npz|pt|pth|json|jsonl|csv|tsv|txt|ya?ml|h5|zip|tar|xlsx?|png|jpe?g)$", re.I
+)
+# So many digits in a row are a patient's number, a date of birth or a DICOM identifier rather than a name.
+_IDENTIFIER = re.compile(r"[0-9]{6}")
+# Below this, a tensor may have as many elements as a small patch by pure chance.
+_FEWEST_VOXELS = 4096
+# JSON knows integers of any length; a float holds them exactly up to here.
+_LARGEST_WHOLE = 2**53
+# A refusal names everything; its line in the log names so many of a kind.
+_LOGGED_NAMES = 20
+
+
+class TensorRule(Settings):
+    """Limits for tensors that are not weights. One with the very shape of a weight may be larger."""
+
+    what: str = Field("", description="what it is, in a sentence")
+    types: tuple[TensorType, ...] = Field(_USUAL_TYPES, min_length=1)
+    max_dimensions: int = Field(3, ge=0)
+    max_elements: int = Field(2**22, ge=1, description="per tensor")
+
+
+class EgressPolicy(Settings):
+    """`local/egress.yaml` at a site: what may leave. What is not named stays."""
+
+    weights: bool = Field(False, description="tensors of the site's own network, by key, shape and type")
+    numbers: tuple[str, ...] = Field((), description="names or patterns of numbers")
+    tensors: dict[str, TensorRule] = Field(default_factory=dict, description="extra tensors: key or pattern → limits")
+    failures: bool = Field(False, description="codes for why a site could not answer; without them it stays silent")
+    max_numbers: int = Field(1000, ge=0, description="per message: many numbers can be an image too")
+    max_message_mb: float = Field(1024.0, gt=0, description="1 MB is 10^6 bytes")
+
+
+def default_policy(method_name: str) -> EgressPolicy:
+    """What a method says that it sends, and what every site sends."""
+    method = find_method(method_name)
+    numbers = tuple(dict.fromkeys((*COMMON_NUMBERS, *method.numbers)))
+    tensors = {key: TensorRule(what=what) for key, what in method.tensors.items()}
+    return EgressPolicy(weights=True, numbers=numbers, tensors=tensors, failures=True)
+
+
+def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
+    """A policy from plain data, as read from `local/egress.yaml`; `where` names the file in an error."""
+    try:
+        return EgressPolicy.model_validate(dict(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        *groups, name = [str(part) for part in first["loc"]] or [""]
+        known = TensorRule.model_fields if groups[:1] == ["tensors"] else EgressPolicy.model_fields
+        unknown = first["type"] == "extra_forbidden"
+        raise ConfigError(
+            f"There is no setting called {name!r}." if unknown else "A setting cannot be used as written.",
+            where=": ".join(part for part in (where, ".".join([*groups, name])) if part),
+            why=did_you_mean(name, known) if unknown else f"{first['msg']} (got {first['input']!r:.80})",
+            fix=f"Known here: {', '.join(known)}." if unknown else "Correct it; nothing leaves before that.",
+        ) from error
+
+
+def policy_text(policy: EgressPolicy) -> str:
+    """The policy as YAML with comments, for people who decide about it."""
+    lines = [
+        "# What may leave this site. Anything else is refused before it is sent; the refusal is written to the log.",
+        "# Arrays with the shape of an image or a mask, and names that look like a file or a patient's number, are",
+        "# refused whatever is written here.",
+        "# See what has left: panorgan federation egress",
+        "",
+        "# Weights of the network that this site trains. Without them the site cannot take part in training.",
+        f"weights: {_yaml(policy.weights)}",
+        "",
+        "# Numbers, by name; * stands for anything.",
+        "numbers:" if policy.numbers else "numbers: []",
+        *(
+            _with_comment(f"  - {_yaml(name)}", COMMON_NUMBERS.get(name, "reported by the method"))
+            for name in policy.numbers
+        ),
+        "",
+        "# Tensors besides the weights, by key; * stands for anything.",
+        "tensors:" if policy.tensors else "tensors: {}",
+        *(line for key, rule in policy.tensors.items() for line in _rule_lines(key, rule)),
+        "",
+        "# If this site cannot answer, it sends a code such as 'data' or 'memory': no file names, no details.",
+        "# false: it stays silent instead.",
+        f"failures: {_yaml(policy.failures)}",
+        "",
+        "# Most numbers in a message, and its largest size (1 MB is 10^6 bytes).",
+        f"max_numbers: {policy.max_numbers}",
+        f"max_message_mb: {policy.max_message_mb:g}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rule_lines(key: str, rule: TensorRule) -> Iterator[str]:
+    yield f"  {_yaml(key)}:"
+    for name, value in rule.as_json().items():
+        yield f"    {name}: {_yaml(value)}"
+
+
+def _with_comment(line: str, comment: str) -> str:
+    return f"{line:<24}# {comment}"
+
+
+def _yaml(value: Any) -> str:
+    """JSON is YAML, and quotes what needs it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def weights_of_site(
+    method: Method, network: UNetSettings, federation: Federation, site: str
+) -> dict[str, torch.Tensor]:
+    """Keys, shapes and types of what a site's network holds, without its memory."""
+    with torch.device("meta"):
+        return dict(method.build_network(network, federation, site=site).state_dict())
+
+
+def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[tuple[int, ...]]:
+    """Shapes in which a site holds images: its prepared volumes, and the patches cut from them."""
+    return {tuple(patch_size), *(tuple(case.image.shape) for case in cases)}
+
+
+class _Objection(NamedTuple):
+    """Why something may not leave, and what would let it; `item` names it."""
+
+    why: str
+    fix: str
+    item: str
+
+
+class Egress:
+    """Stands between a site's worker and the network.
+
+    Parameters
+    ----------
+    known_weights : what the site's network holds (see `weights_of_site`); set it anew when the network changes.
+    forbidden_shapes : shapes of the site's volumes and patches (see `image_shapes`); add those of the original scans.
+    """
+
+    def __init__(
+        self,
+        policy: EgressPolicy,
+        known_weights: Mapping[str, torch.Tensor],
+        audit: AuditLog,
+        forbidden_shapes: Iterable[Iterable[int]] = (),
+    ) -> None:
+        self.policy, self.known_weights, self.audit = policy, known_weights, audit
+        self._looks_like_an_image = image_test(forbidden_shapes)
+
+    def release(self, answer: bytes, task: str, round: int = 0, stage: str = "") -> bytes:
+        """The same bytes, once they are checked and written down. Raises `EgressError` where they must stay.
+
+        The record is on disk before the bytes are returned, so nothing leaves unrecorded. A site that is killed in
+        between has recorded something that did not leave.
+        """
+        entry = {"direction": "out", "kind": "sent", "task": task, "stage": stage, "round": round}
+        size = {"bytes": len(answer), "sha256": hashlib.sha256(answer).hexdigest()}
+        message, objections = self._examined(answer)
+        if message is None or objections:
+            grouped = _grouped(objections)
+            reasons = [f"{_names(items[:_LOGGED_NAMES], len(items))}: {why}" for why, _, items in grouped]
+            self.audit.append({**entry, "kind": "refused", "reasons": reasons, **size})
+            raise _refusal(task, stage, round, grouped, len(objections))
+        entry["run"] = str(message.meta.get("run", ""))
+        if "failed" in message.meta:
+            self.audit.append({**entry, "kind": "failed", "code": message.meta["failed"], **size})
+        else:
+            tensors = [[key, list(value.shape), type_name(value)] for key, value in sorted(message.arrays.items())]
+            entry |= {"tensors": len(tensors), "numbers": dict(message.numbers), **size}
+            self.audit.append(entry, listed=tensors if tensors else None)
+        return answer
+
+    def _examined(self, answer: bytes) -> tuple[Message | None, list[_Objection]]:
+        limit = self.policy.max_message_mb
+        if len(answer) > limit * 1e6:
+            why = f"it has {len(answer) / 1e6:.1f} MB, {limit:g} MB may leave"
+            return None, [_Objection(why, f"raise 'max_message_mb' in {_POLICY}", "the message")]
+        try:
+            message = Message.from_bytes(answer)
+        except MessageError as error:
+            return None, [_Objection(f"it cannot be read ({error.why or error.what})", "", "the message")]
+        objections = [*self._meta(message), *self._numbers(message), *self._tensors(message)]
+        if not objections and message.to_bytes() != answer:
+            why = "it holds more than tensors, numbers and the words that belong to an answer"
+            objections.append(_Objection(why, "", "the message"))
+        return message, objections
+
+    # -- words ---------------------------------------------------------------------------------------------
+
+    def _meta(self, message: Message) -> Iterator[_Objection]:
+        for name, value in message.meta.items():
+            item = f"meta {_short(name)}"
+            if name not in META:
+                yield _Objection(f"an answer says only {', '.join(META)}", "", item)
+            elif name == "failed":
+                yield from self._failure(message, value)
+            elif name == "answers":
+                if not isinstance(value, str) or not _TASK_LABEL.fullmatch(value):
+                    yield _Objection("it is not a task, a stage and a round", "", item)
+            elif not isinstance(value, str) or len(value) > _LONGEST_META:
+                yield _Objection(f"it is not a text of at most {_LONGEST_META} characters", "", item)
+            elif re.search(r"[/\\]", value) or not value.isprintable():
+                yield _Objection("it looks like a path", "", item)
+
+    def _failure(self, message: Message, code: Any) -> Iterator[_Objection]:
+        if not self.policy.failures:
+            yield _Objection("the policy keeps failures here", f"set 'failures: true' in {_POLICY}", "meta 'failed'")
+        if code not in CODES:
+            yield _Objection("it is not one of the codes for failures", "", "meta 'failed'")
+        if message.arrays or message.numbers:
+            yield _Objection("it carries tensors or numbers beside the code", "", "the message about a failure")
+
+    # -- numbers -------------------------------------------------------------------------------------------
+
+    def _numbers(self, message: Message) -> Iterator[_Objection]:
+        if len(message.numbers) > self.policy.max_numbers:
+            why = f"{len(message.numbers)} numbers, {self.policy.max_numbers} may leave at once"
+            yield _Objection(why, f"raise 'max_numbers' in {_POLICY}", "the message")
+        for name, value in message.numbers.items():
+            item = f"number {_short(name)}"
+            if why := suspicious_name(name):
+                yield _Objection(why, "rename it in the method", item)
+            elif not any(fnmatchcase(name, pattern) for pattern in self.policy.numbers):
+                yield _Objection("the policy does not name it", f"add it to 'numbers' in {_POLICY}", item)
+            if type(value) is not float and (type(value) is not int or abs(value) > _LARGEST_WHOLE):
+                yield _Objection("it is not a plain number", "", item)
+
+    # -- tensors -------------------------------------------------------------------------------------------
+
+    def _tensors(self, message: Message) -> Iterator[_Objection]:
+        for key, tensor in sorted(message.arrays.items()):
+            item = f"tensor {_short(key)}"
+            known = self.known_weights.get(key)
+            if why := suspicious_name(key, is_ours=known is not None):
+                yield _Objection(why, "rename it in the method", item)
+            elif known is not None:
+                yield from self._weight(tensor, known, item)
+            else:
+                yield from self._extra(key, tensor, item)
+
+    def _weight(self, tensor: torch.Tensor, known: torch.Tensor, item: str) -> Iterator[_Objection]:
+        if not self.policy.weights:
+            yield _Objection("the policy keeps weights here", f"set 'weights: true' in {_POLICY}", item)
+        if tensor.shape != known.shape or tensor.dtype != known.dtype:
+            why = f"it is {_described(tensor)}, but that weight is {_described(known)}"
+            yield _Objection(why, "send it under a name of its own", item)
+
+    def _extra(self, key: str, tensor: torch.Tensor, item: str) -> Iterator[_Objection]:
+        if self._looks_like_an_image(tensor):
+            yield _Objection("it has the shape of an image, a patch or a mask; these never leave", "", item)
+            return
+        rule = next((rule for pattern, rule in self.policy.tensors.items() if fnmatchcase(key, pattern)), None)
+        if rule is None:
+            fix = f"if it is harmless, add it to 'tensors' in {_POLICY}"
+            yield _Objection("it is no weight of the site's network, and the policy does not name it", fix, item)
+            return
+        if type_name(tensor) not in rule.types:
+            why = f"it is {type_name(tensor)}, allowed are {', '.join(rule.types)}"
+            yield _Objection(why, f"add the type to its rule in {_POLICY}", item)
+        if any(tensor.shape == weight.shape for weight in self.known_weights.values()):
+            return
+        if tensor.dim() > rule.max_dimensions:
+            why = f"it has {tensor.dim()} dimensions, {rule.max_dimensions} may leave"
+            yield _Objection(why, f"raise 'max_dimensions' of its rule in {_POLICY}", item)
+        if tensor.numel() > rule.max_elements:
+            why = f"it has {tensor.numel()} elements, {rule.max_elements} may leave"
+            yield _Objection(why, f"raise 'max_elements' of its rule in {_POLICY}", item)
+
+
+def image_test(shapes: Iterable[Iterable[int]]) -> Callable[[torch.Tensor], bool]:
+    """A test whether a tensor is shaped like one of these volumes or patches.
+
+    Axes in any order, alone or stacked (a batch, channels); or flattened, one value or one bit per voxel.
+    """
+    wanted = {tuple(sorted(_without_ones(shape))) for shape in shapes}
+    wanted = {shape for shape in wanted if len(shape) > 1}
+    counts = {math.prod(shape) for shape in wanted}
+    flat = {count for count in counts if count >= _FEWEST_VOXELS}
+    packed = {length for count in counts if (length := -(-count // 8)) >= _FEWEST_VOXELS}
+    ranks = {len(shape) for shape in wanted}
+
+    def looks_like_an_image(tensor: torch.Tensor) -> bool:
+        # Ones at the end stay: [64, 64, 1, 1, 1] are the weights of a convolution, not a slice of 64 × 64.
+        shape = list(tensor.shape)
+        while shape and shape[0] == 1:
+            shape.pop(0)
+        if any(len(shape) >= rank and tuple(sorted(shape[-rank:])) in wanted for rank in ranks):
+            return True
+        if not shape or len(shape) > 2:
+            return False
+        return shape[-1] in flat or (tensor.dtype == torch.uint8 and shape[-1] in packed)
+
+    return looks_like_an_image
+
+
+def _without_ones(shape: Iterable[int]) -> Iterator[int]:
+    return (int(size) for size in shape if size != 1)
+
+
+def suspicious_name(name: str, is_ours: bool = False) -> str:
+    """Why a key or a number's name may not leave; empty if it is harmless. `is_ours`: a weight of our own network."""
+    if len(name) > _LONGEST_NAME:
+        return f"its name is longer than {_LONGEST_NAME} characters"
+    if not _NAME.fullmatch(name) or _DRIVE.match(name) or any(_FILE.search(part) for part in name.split("/")):
+        return "its name looks like a path or a file"
+    if not is_ours and _IDENTIFIER.search(name):
+        return "its name holds a long number, which may be a patient's"
+    return ""
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """`float32`, `uint8`…"""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{type_name(tensor)} {list(tensor.shape)}"
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= _LONGEST_NAME else name[:40] + "…")
+
+
+def _grouped(objections: Iterable[_Objection]) -> list[tuple[str, str, list[str]]]:
+    """Reason, remedy, and everything it holds for."""
+    ordered = sorted(objections, key=lambda o: (o.why, o.fix))
+    return [(why, fix, [o.item for o in group]) for (why, fix), group in groupby(ordered, lambda o: (o.why, o.fix))]
+
+
+def _names(items: list[str], total: int) -> str:
+    more = f" and {total - len(items)} more" if total > len(items) else ""
+    return ", ".join(items) + more
+
+
+def _refusal(task: str, stage: str, round: int, grouped: list[tuple[str, str, list[str]]], count: int) -> EgressError:
+    place = [f"the answer to {task!r}", *([f"stage {stage}"] if stage else []), *([f"round {round}"] if round else [])]
+    fixes = [f"{_names(items, len(items))}: {fix}." for _, fix, items in grouped if fix]
+    return EgressError(
+        f"{'Something' if count == 1 else f'{count} things'} in an answer may not leave this site.",
+        where=", ".join(place),
+        why="\n".join(f"{_names(items, len(items))}: {why}" for why, _, items in grouped),
+        fix="\n".join(fixes) or "Nothing was sent. Tell the coordinator and the method's author.",
+    )

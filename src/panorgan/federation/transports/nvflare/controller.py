@@ -1,0 +1,135 @@
+"""The server's half: our coordinator as an NVFlare controller. One job is one segment of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from panorgan.errors import RunError
+from panorgan.federation.transports.base import MakeRequest, OnReply
+
+MESSAGE = "message"
+"""Under this key our own bytes travel, in both directions."""
+TASK = "panorgan"
+
+_LOOK_EVERY = 0.05
+
+
+class SegmentAbortedError(RunError):
+    """The network engine ends the job; the rounds that were finished are saved."""
+
+
+class NVFlareTransport:
+    """Carries requests as NVFlare tasks, one per site. Identity and encryption are NVFlare's.
+
+    `gone` names sites that are known not to answer any more, so that nobody waits for them until the deadline.
+    """
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        self._controller, self._context, self._abort = controller, fl_ctx, abort_signal
+        self.gone: Callable[[], set[str]] = set
+        self.listed: set[str] | None = None
+        """Names that may take part; all that NVFlare lets in, if None."""
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """The sites that take part in this job."""
+        names = (client.name for client in self._context.get_engine().get_clients())
+        return tuple(sorted(name for name in names if self.listed is None or name in self.listed))
+
+    def exchange(
+        self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None
+    ) -> None:
+        """Ask every site that takes part in this job, and wait for their answers."""
+        errors: list[Exception] = []
+        asked = [self._ask(site, make_request, on_reply, errors) for site in sites if site in self.sites]
+        ends = None if deadline is None else time.monotonic() + deadline
+        while waiting := [(site, task) for site, task in asked if task.completion_status is None]:
+            if self._abort.triggered:
+                raise SegmentAbortedError("The job was stopped.", fix="It goes on with the next one.")
+            if errors:
+                break
+            late = ends is not None and time.monotonic() > ends
+            for site, task in waiting:
+                if late or site in self.gone():
+                    self._controller.cancel_task(task)
+            time.sleep(_LOOK_EVERY)
+        for _, task in asked:
+            if task.completion_status is None:
+                self._controller.cancel_task(task)
+        if errors:
+            raise errors[0]
+
+    def _ask(
+        self, site: str, make_request: MakeRequest, on_reply: OnReply, errors: list[Exception]
+    ) -> tuple[str, Task]:
+        # NVFlare calls these one at a time, under a lock of its own, and swallows what they raise.
+        def before_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            try:
+                client_task.task.data = Shareable({MESSAGE: make_request(site)})
+            except Exception as error:
+                errors.append(error)
+                raise
+
+        def after_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            client_task.task.data = Shareable()  # the request is on its way: no need to keep it until the answer
+
+        def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            result, client_task.result = client_task.result, None
+            answer = result.get(MESSAGE) if result.get_return_code() == ReturnCode.OK else None
+            if isinstance(answer, bytes) and not errors:
+                try:
+                    on_reply(site, answer)
+                except Exception as error:
+                    errors.append(error)
+
+        task = Task(
+            TASK,
+            Shareable(),
+            before_task_sent_cb=before_sending,
+            after_task_sent_cb=after_sending,
+            result_received_cb=on_result,
+        )
+        self._controller.send(task, self._context, targets=[site])
+        return site, task
+
+
+class SegmentController(Controller):
+    """Runs one segment when its job starts; subclasses say what a segment does."""
+
+    def __init__(self) -> None:
+        super().__init__(task_check_period=_LOOK_EVERY)
+
+    def run_segment(self, transport: NVFlareTransport, kit: Path, job: str) -> None:
+        """Do the segment's rounds. `kit` is the server's folder."""
+        raise NotImplementedError
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Called by NVFlare once the sites of the job are ready."""
+        root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+        transport = NVFlareTransport(self, fl_ctx, abort_signal)
+        try:
+            self.run_segment(transport, root, fl_ctx.get_job_id())
+        except SegmentAbortedError:
+            self.log_info(fl_ctx, "the segment was aborted")
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to prepare."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to tidy up."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that nobody waits for any more: it came after the deadline, or was never asked for."""
+        self.log_warning(fl_ctx, f"an answer of {client.name} came too late or was not asked for; it is dropped")

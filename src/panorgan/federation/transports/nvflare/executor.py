@@ -1,0 +1,53 @@
+"""The site's half: our site worker as an NVFlare executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from panorgan.federation.transports.local import Answering
+from panorgan.federation.transports.nvflare.controller import MESSAGE
+
+
+class TaskAbortedError(Exception):
+    """The coordinator no longer wants the answer."""
+
+
+class SiteExecutor(Executor):
+    """Hands requests to the site's machine; subclasses say what that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._machine: Answering | None = None
+        self._abort: Signal | None = None
+
+    def open_site(self, kit: Path, name: str) -> Answering:
+        """What answers requests. `kit` is the site's folder, `name` is in its certificate."""
+        raise NotImplementedError
+
+    def check_abort(self) -> None:
+        """Called in long work: raises when the answer is no longer wanted."""
+        if self._abort is not None and self._abort.triggered:
+            raise TaskAbortedError
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Called by NVFlare for every task."""
+        request = shareable.get(MESSAGE)
+        if not isinstance(request, bytes):
+            return make_reply(ReturnCode.BAD_TASK_DATA)
+        self._abort = abort_signal
+        if self._machine is None:
+            root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+            self._machine = self.open_site(root, fl_ctx.get_identity_name())
+        try:
+            return Shareable({MESSAGE: self._machine.handle(request)})
+        except TaskAbortedError:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except Exception:
+            # Not even a code may leave (the site's policy says so), or the request was none: the site's log has it.
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)

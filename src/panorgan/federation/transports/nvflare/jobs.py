@@ -1,0 +1,39 @@
+"""A job for NVFlare: three small JSON files that name installed classes. No code is shipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+_FETCH_EVERY = 0.1
+"""Seconds between a site's questions whether there is something to do."""
+
+
+def write_job(
+    folder: Path, name: str, controller: str, executor: str, min_sites: int, mandatory: Sequence[str] = ()
+) -> Path:
+    """Write a job folder. `controller` and `executor` are dotted names of installed classes."""
+    meta = {
+        "name": name,
+        "resource_spec": {},
+        "min_clients": min_sites,
+        "mandatory_clients": list(mandatory),
+        "deploy_map": {"app": ["@ALL"]},
+    }
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": _FETCH_EVERY},
+        "workflows": [{"id": "segment", "path": controller, "args": {}}],
+    }
+    site = {
+        "format_version": 2,
+        "default_task_fetch_interval": _FETCH_EVERY,
+        "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}],
+    }
+    config = folder / "app" / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    (config / "config_fed_server.json").write_text(json.dumps(server, indent=1))
+    (config / "config_fed_client.json").write_text(json.dumps(site, indent=1))
+    return folder

@@ -1,0 +1,111 @@
+"""The coordinator as a person: submit a job, look at it, see who is connected."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from panorgan.errors import RunError
+
+Result = TypeVar("Result")
+
+_DONE = "FINISHED"
+
+
+class NotConnectedError(RunError):
+    """The server cannot be reached just now."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What NVFlare says of a job. Its end says little: the checkpoint knows what was done."""
+
+    status: str
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.status.startswith(_DONE)
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.status == "RUNNING"
+
+
+class AdminSession:
+    """A connection to the server with the coordinator's own certificate; opened when needed, and again if it broke."""
+
+    def __init__(self, kit: Path, user: str) -> None:
+        self._kit, self._user = kit, user
+        self._session: Session | None = None
+
+    def submit(self, job: Path) -> str:
+        """Hand a job folder over; returns its id."""
+        return self._ask(lambda session: str(session.submit_job(str(job))))
+
+    def job(self, job: str) -> JobState:
+        """How a job is doing."""
+        return self._ask(lambda session: JobState(str(session.get_job_meta(job).get("status", "UNKNOWN"))))
+
+    def running_jobs(self) -> list[str]:
+        """Ids of jobs that have not ended."""
+        jobs = self._ask(lambda session: session.list_jobs())
+        return [str(job["job_id"]) for job in jobs if not str(job.get("status", "")).startswith(_DONE)]
+
+    def abort(self, job: str) -> None:
+        """End a job now."""
+        self._ask(lambda session: session.abort_job(job))
+
+    def connected(self) -> dict[str, float]:
+        """Sites that are connected, and when they were last heard."""
+        clients = self._ask(lambda session: session.get_connected_client_list())
+        return {str(client.name): float(client.last_connect_time) for client in clients}
+
+    def sites_in_jobs(self) -> dict[str, set[str]] | None:
+        """Ids of the jobs that run at each connected site; None if the sites could not be asked."""
+        found: list[dict[str, Any]] | None = self._ask(lambda session: session.get_client_job_status())
+        if found is None:
+            return None
+        jobs: dict[str, set[str]] = {}
+        for row in found:
+            name, job = str(row.get("client_name", "")), str(row.get("job_id", ""))
+            jobs.setdefault(name, set())
+            if job and job != "?":
+                jobs[name].add(job)
+        return jobs
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._session is not None:
+            with contextlib.suppress(Exception), _quietly():
+                self._session.close()
+            self._session = None
+
+    def _ask(self, question: Callable[[Session], Result]) -> Result:
+        try:
+            with _quietly():
+                if self._session is None:
+                    self._session = new_secure_session(self._user, str(self._kit), timeout=10.0)
+                return question(self._session)
+        except Exception as error:
+            # NVFlare's own errors are many; all of them mean that this session is of no use any more.
+            self.close()
+            raise NotConnectedError(
+                "The server does not answer.",
+                why=f"{type(error).__name__}: {error}",
+                fix="Is 'panorgan federation server' running? It is tried again.",
+            ) from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """NVFlare prints to the terminal, which belongs to the command line."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

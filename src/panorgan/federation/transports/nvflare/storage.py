@@ -1,0 +1,17 @@
+"""NVFlare's file storage, inside the kit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+
+
+class KitStorage(FilesystemStorage):
+    """Stores below a folder that is relative to the kit, so that a kit may be moved.
+
+    NVFlare's own storage wants an absolute path. Its processes change into the kit before they build this.
+    """
+
+    def __init__(self, folder: str = ".") -> None:
+        super().__init__(root_dir=str(Path(folder).resolve()))

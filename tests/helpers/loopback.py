@@ -1,0 +1,114 @@
+"""A real federation on 127.0.0.1: provisioned kits, mutual TLS, server and sites as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from panorgan.config import Experiment, SiteSettings
+from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.deployment.kits import make_kits
+from panorgan.deployment.settings import FederationSettings
+
+PLUGIN = Path(__file__).parent / "plugin"
+HOST = "localhost"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Loopback:
+    """Server and sites from kits in a folder. Use as a context manager: nothing outlives it."""
+
+    def __init__(self, folder: Path, experiment: Experiment, sites: Mapping[str, SiteSettings], **rounds: Any) -> None:
+        self.folder, self.sites = folder, dict(sites)
+        self.settings = FederationSettings(
+            name="loopback",
+            experiment=Path("experiment.yaml"),
+            server={"host": HOST, "port": free_port()},
+            sites={name: {} for name in sites},
+            rounds={"deadline_minutes": 2, **rounds},
+            heartbeat_seconds=15,
+        )
+        make_kits(self.settings, experiment.agreement(), folder)
+        self.server_kit = ServerKit(folder / "server")
+        self.site_kits = {name: SiteKit(folder / "sites" / name) for name in sites}
+        for name, site in sites.items():
+            self.fill_in(name, data=site.as_json(), hardware={"device": "cpu", "threads": 1, "workers": 1})
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def fill_in(self, name: str, **changes: Any) -> None:
+        """What a hospital does with an editor."""
+        path = self.site_kits[name].settings
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+    def agree_on(self, experiment: Experiment, run: str, **rounds: Any) -> Path:
+        """Give everybody another experiment and the server another run folder, without restarting anything."""
+        agreement = experiment.agreement()
+        text = yaml.safe_dump(agreement.as_json())
+        for kit in (self.server_kit, *self.site_kits.values()):
+            kit.experiment.write_text(text)
+            content = yaml.safe_load(kit.settings.read_text())
+            content["experiment_fingerprint"] = agreement.fingerprint()
+            if isinstance(kit, ServerKit):
+                content["run"] = run
+                content["rounds"] = {**content["rounds"], **rounds}
+            kit.settings.write_text(yaml.safe_dump(content))
+        return self.server_kit.path / run
+
+    def start(self, name: str) -> None:
+        """Start the server (`server`) or a site."""
+        kit = self.server_kit if name == "server" else self.site_kits[name]
+        command = [sys.executable, "-m", "panorgan", "federation", "server" if name == "server" else "site"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        out = (self.folder / f"{name}.out").open("ab")
+        with out:
+            self.processes[name] = subprocess.Popen(
+                [*command, str(kit.path)], env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """kill -9 of what was started, and of all that it started."""
+        process = self.processes.pop(name, None)
+        if process is not None:
+            for child in reversed(descendants(process.pid)):
+                _kill(child)
+            _kill(process.pid)
+            process.wait(10)
+
+    def __enter__(self) -> Loopback:
+        for name in ("server", *self.site_kits):
+            self.start(name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+
+def descendants(process: int) -> list[int]:
+    """Process ids below a process, nearest first."""
+    try:
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [found for child in children for found in (child, *descendants(child))]
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
