@@ -18,6 +18,7 @@ from panorgan.config import Experiment, SiteSettings
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kits import make_kits
 from panorgan.deployment.settings import FederationSettings
+from panorgan.federation.egress import default_policy, policy_text
 
 PLUGIN = Path(__file__).parent / "plugin"
 HOST = "localhost"
@@ -65,6 +66,8 @@ class Loopback:
             if isinstance(kit, ServerKit):
                 content["run"] = run
                 content["rounds"] = {**content["rounds"], **rounds}
+            else:
+                kit.egress_policy.write_text(policy_text(default_policy(agreement.method["name"])))
             kit.settings.write_text(yaml.safe_dump(content))
         return self.server_kit.path / run
 

@@ -2,7 +2,8 @@
 
 Two checks of content that survive a change of type, scale and offset. *Images*: sixteen voxels in a row have 16!
 possible orders; a tensor that holds the same order of values as a row of an image, several times, holds the image.
-*Masks*: blocks of 8 × 8 × 8 bits. Methods that leak on purpose show that the checks can fail.
+*Masks*: blocks of 8 × 8 × 8 bits. Methods that leak on purpose show that the checks can fail. What they do not see:
+an image that was resampled, encrypted or learnt by heart.
 """
 
 from __future__ import annotations
@@ -223,7 +224,10 @@ class Leaking(Method):
             return super().step(batch)
 
         def update(self) -> Content:
-            weights = {key: value.clone() for key, value in self.model.state_dict().items()}
+            weights = {
+                key: value.clone(memory_format=torch.contiguous_format)
+                for key, value in self.model.state_dict().items()
+            }
             numbers = {"cases": 1.0}
             image, mask = self.batch.image[0, 0], self.batch.masks[0]
             extra: dict[str, torch.Tensor] = {}
@@ -262,9 +266,10 @@ def leaked(experiment: Experiment, folder: Path, how: str, policy: EgressPolicy 
     method = Leaking(MethodConfig())
     workers = make_workers(experiment, folder / "run", method)
     sites = {name: Watched(worker, policy, folder) for name, worker in workers.items()}
-    task = Task("train", "run", Moment("train", 1, 1), {name: worker.facts() for name, worker in workers.items()})
+    facts = {name: worker.facts() for name, worker in workers.items()}
+    task = Task("train", "run", Moment("train", 1, 1), facts, experiment=experiment.agreement().fingerprint())
     for name, site in sites.items():
-        network = method.build_network(experiment.network, Federation(workers[name].setup.vocabulary, task.sites))
+        network = method.build_network(experiment.network, Federation(workers[name].setup.vocabulary, facts))
         site.handle(Message(network.state_dict(), meta=task.to_meta()).to_bytes())
     return leaks(sites)
 

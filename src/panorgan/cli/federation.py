@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from panorgan.cli.egress import egress
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ def stop(
         print(json.dumps({"stop": when}), flush=True)
         return
     print(f"The run will stop {when}. Go on with: panorgan federation start {found.path}", flush=True)
+
+
+app.command()(egress)
 
 
 # -- which kit -----------------------------------------------------------------------------------------------------

@@ -200,9 +200,6 @@ def run_in_foreground(kit: ServerKit | SiteKit) -> int:
     what = "server" if isinstance(kit, ServerKit) else "site"
     say_with_time(f"{what} {kit.path} starts; Ctrl-C stops it")
     with following(kit, say_with_time):
-        if isinstance(kit, ServerKit):
-            code = run_server(kit, say_with_time)
-        else:
-            code = run_site(kit, say_with_time)
+        code = run_server(kit, say_with_time) if isinstance(kit, ServerKit) else run_site(kit, say_with_time)
     say_with_time("stopped" if code == 0 else f"ended with code {code}; engine.out and log.txt say more")
     return code

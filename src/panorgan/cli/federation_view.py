@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
@@ -13,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from panorgan.cli.view import duration, joined_in_words, mean_validation
-from panorgan.deployment.status import FederationStatus, SiteStatus, Trouble
+from panorgan.deployment.site_status import SiteStatus
+from panorgan.deployment.status import FederationStatus, Trouble
 from panorgan.federation.events import Event
 from panorgan.federation.failures import MEANING
 
@@ -49,14 +51,14 @@ _SHOWN_EVENTS, _SHOWN_TROUBLES = 6, 4
 def picture(status: FederationStatus, width: int) -> RenderableType:
     """The whole state, for a terminal of this many columns."""
     parts: list[RenderableType] = [_headline(status)]
-    if status.why or status.advice:
-        parts.append(_reason(status))
+    if status.advice:
+        parts.append(Text(status.advice))
     parts += [_progress(status, width), Text(""), _site_table(status), Text("")]
     parts += _facts(status)
     troubles = sorted((*status.refusals, *status.failures), key=lambda trouble: trouble.time)
     if troubles:
         parts += [Text(""), _troubles(status, troubles)]
-    lines = [(event.time, line) for event in status.recent if (line := event_line(event))]
+    lines = _repeated((event.time, line) for event in status.recent if (line := event_line(event)))
     if lines:
         parts += [Text(""), Text("recent", style="bold")]
         parts += [
@@ -89,17 +91,18 @@ def event_line(event: Event) -> str:
 def _headline(status: FederationStatus) -> Text:
     what = " · ".join(part for part in (status.experiment, status.method) if part)
     return Text.assemble(
-        (status.federation, "bold"), (f"  {what}", "dim"), "  ", (status.state, _RUN_STYLES[status.state])
+        (status.federation, "bold"), (f"  {what}", "dim"), "  ", (_state_words(status), _RUN_STYLES[status.state])
     )
 
 
-def _reason(status: FederationStatus) -> Text:
-    text = Text(status.why, style=_RUN_STYLES[status.state].removeprefix("bold "))
+def _state_words(status: FederationStatus) -> str:
+    """`waiting for south`, `interrupted: the driver is not running (last heard of 3 min ago)`."""
+    why = status.why
     if status.state in ("interrupted", "silent") and status.updated:
-        text.append(f" (last heard of {_ago(status.time - status.updated)})")
-    if status.advice:
-        text.append(("\n" if status.why else "") + status.advice, style="")
-    return text
+        why += f" (last heard of {_ago(status.time - status.updated)})"
+    if not why:
+        return status.state
+    return f"{status.state} {why}" if why.startswith("for ") else f"{status.state}: {why}"
 
 
 def _progress(status: FederationStatus, width: int) -> RenderableType:
@@ -111,8 +114,9 @@ def _progress(status: FederationStatus, width: int) -> RenderableType:
         where = f"{stage}round {status.number} of {total or '?'}"
     asked = _QUESTIONS.get(status.task, status.task)
     if asked:
-        where += f": {asked}"
-        where += f" ({duration(status.time - status.since)})" if status.since else ""
+        where += f": {asked}" + (f" ({duration(status.time - status.since)})" if status.since else "")
+    elif status.state == "running":
+        where += ": the next job starts"
     row = Table.grid(padding=(0, 2))
     row.add_row(ProgressBar(total or 1, status.rounds_done, width=min(_BAR, width // 3)), Text(where))
     if (timing := _timing(status)) and status.state != "finished":
@@ -145,7 +149,7 @@ def _site_table(status: FederationStatus) -> Table:
             Text(site.name, style="bold"),
             site_words(site),
             _seconds(site.seconds) if site.seconds is not None else "",
-            _ago(status.time - site.last_seen) if site.last_seen else "never" if status.updated else "",
+            _ago(status.time - site.last_seen) if site.last_seen else "–",
             "" if site.train_cases is None else str(site.train_cases),
             Text(", ".join(site.annotated).replace("_", " ") or ("" if site.joined else "not joined"), style="dim"),
         )
@@ -180,16 +184,24 @@ def _facts(status: FederationStatus) -> list[RenderableType]:
 
 
 def _troubles(status: FederationStatus, troubles: list[Trouble]) -> RenderableType:
-    counts = f"{len(status.refusals)} refused, {len(status.failures)} failed"
+    counts = f"{status.refusal_count} refused, {status.failure_count} failed"
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for trouble in troubles[-_SHOWN_TROUBLES:]:
-        refused = trouble in status.refusals
-        words = f"{'refused' if refused else 'failed'} {trouble.site}, {_round(trouble.number)}: {trouble.reason}"
+    told = []
+    for trouble in troubles:
+        what = "refused" if trouble in status.refusals else "failed"
         why = f" ({trouble.why})" if trouble.why else ""
-        table.add_row(f"  {_clock(trouble.time)}", Text(words + why, style="red"))
+        told.append((trouble.time, f"{what} {trouble.site}, {_round(trouble.number)}: {trouble.reason}{why}"))
+    for at, words in _repeated(told)[-_SHOWN_TROUBLES:]:
+        table.add_row(f"  {_clock(at)}", Text(words, style="red"))
     return Group(Text.assemble(("troubles", "bold"), f"  {counts}"), table)
+
+
+def _repeated(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """What is said several times in a row, once: `4 × …`, at the last time."""
+    groups = [list(group) for _, group in itertools.groupby(lines, key=lambda line: line[1])]
+    return [(group[-1][0], f"{len(group)} × " * (len(group) > 1) + group[0][1]) for group in groups]
 
 
 # -- plain lines ---------------------------------------------------------------------------------------------------
@@ -200,9 +212,9 @@ def _told_round(facts: dict[str, Any]) -> str:
     score = mean_validation(facts)
     parts = [
         f"round {facts['number']}/{facts['total']} ({facts['stage']})",
-        f"loss {losses}" if losses else "",
-        f"validation Dice {score:.3f}" if score is not None else "",
         _seconds(sum((facts.get("seconds") or {}).values())),
+        f"validation Dice {score:.3f}" if score is not None else "",
+        f"loss {losses}" if losses else "",
     ]
     return "  ".join(part for part in parts if part)
 

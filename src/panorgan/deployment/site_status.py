@@ -64,15 +64,21 @@ class Driver:
         )
 
 
-def read_job(control: Control, number: int) -> dict[str, Any]:
-    """The round in hand; empty if the file is about a round that is over."""
+def read_job(control: Control, driver: Driver, events: Sequence[Event], number: int) -> dict[str, Any]:
+    """The question in hand; empty if the file is about an earlier job, or a round that is over.
+
+    Every job begins with an event that names it; what was written before that is an earlier job's.
+    """
+    begun = next((event for event in reversed(events) if event.kind in ("started", "resumed")), None)
     content = read_json(control.job)
+    if begun is None or begun.facts.get("job") != driver.job or float(content.get("since") or 0.0) < begun.time:
+        return {}
     over = content.get("kind") in ("train", "evaluate") and int(content.get("round") or 0) < number
     return {} if over else content
 
 
 @dataclass(frozen=True)
-class Moment:
+class Known:
     """What is known when the sites are looked at: `number` is the round in hand, `job` what the job wrote about it."""
 
     events: Sequence[Event]
@@ -82,17 +88,17 @@ class Moment:
     delivered: frozenset[str] = frozenset()
 
 
-def sites_now(settings: CoordinatorFile, moment: Moment) -> tuple[SiteStatus, ...]:
+def sites_now(settings: CoordinatorFile, known: Known) -> tuple[SiteStatus, ...]:
     """Every site that has a kit, and every one that has joined."""
     joined: dict[str, Mapping[str, Any]] = {}
-    for event in moment.events:
+    for event in known.events:
         if event.kind == "joined":
             joined.update(event.facts.get("sites", {}))
         elif event.kind == "late_join":
             joined[str(event.facts["site"])] = event.facts
     found = []
     for name in sorted({*settings.sites, *joined}):
-        state, detail, seconds = _state(name, moment)
+        state, detail, seconds = _state(name, known)
         if state == "absent" and name in settings.sites and settings.sites[name].joins_later and name not in joined:
             detail = "joins later"
         own = joined.get(name, {})
@@ -102,7 +108,7 @@ def sites_now(settings: CoordinatorFile, moment: Moment) -> tuple[SiteStatus, ..
                 state=state,
                 detail=detail,
                 seconds=seconds,
-                last_seen=moment.driver.connected.get(name),
+                last_seen=known.driver.connected.get(name),
                 joined=name in joined,
                 train_cases=own.get("train_cases"),
                 annotated=tuple(sorted(own.get("annotated", ()))),
@@ -111,10 +117,10 @@ def sites_now(settings: CoordinatorFile, moment: Moment) -> tuple[SiteStatus, ..
     return tuple(found)
 
 
-def _state(name: str, moment: Moment) -> tuple[SiteState, str, float | None]:
+def _state(name: str, known: Known) -> tuple[SiteState, str, float | None]:
     """What a site does in the round in hand: its answer, else the last that was heard of it, else its connection."""
-    driver, job = moment.driver, moment.job
-    if name in moment.delivered:
+    driver, job = known.driver, known.job
+    if name in known.delivered:
         return "done", "", None
     answered = job.get("answered") or {}
     if name in answered:
@@ -122,7 +128,7 @@ def _state(name: str, moment: Moment) -> tuple[SiteState, str, float | None]:
     connection: SiteState = "unknown"
     if driver.alive:
         connection = "connected" if name in driver.connected else "absent"
-    heard = _last_trouble(name, moment.events, moment.number, float(job.get("since") or 0.0))
+    heard = _last_trouble(name, known.events, known.number, float(job.get("since") or 0.0))
     if heard is not None and connection != "absent":
         return heard[0], heard[1], None
     if name in (job.get("asked") or ()) and connection != "absent":
@@ -137,12 +143,13 @@ def _last_trouble(
 
     Introductions bear the number 0. One that was refused counts until the site has joined.
     """
+    missing = False
     for event in reversed(events):
         facts = event.facts
         if (event.kind == "joined" and name in facts.get("sites", ())) or (
             event.kind == "late_join" and facts.get("site") == name
         ):
-            return None
+            break
         if facts.get("number") not in (number, 0) or event.time < since:
             continue
         if event.kind == "refused" and facts.get("site") == name:
@@ -150,6 +157,6 @@ def _last_trouble(
         if event.kind == "failed" and facts.get("site") == name:
             code = str(facts.get("code", ""))
             return "failed", f"{code}: {MEANING.get(code, 'unknown reason')}"
-        if event.kind == "missing" and name in facts.get("sites", ()):
-            return "missing", "did not answer in time"
-    return None
+        # A site that failed is missing as well; why it failed says more.
+        missing = missing or (event.kind == "missing" and name in facts.get("sites", ()))
+    return ("missing", "did not answer in time") if missing else None

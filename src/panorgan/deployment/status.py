@@ -17,15 +17,15 @@ from panorgan.config import load_agreement
 from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.settings import CoordinatorFile
-from panorgan.deployment.site_status import Driver, Moment, SiteStatus, read_job, sites_now
+from panorgan.deployment.site_status import Driver, Known, SiteStatus, read_job, sites_now
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.failures import MEANING
+from panorgan.runs.folder import RunFolder
 
 RunState = Literal["new", "waiting", "running", "silent", "interrupted", "stopped", "failed", "finished"]
 
-
-_LAST_ROUNDS = 9
+_LAST_ROUNDS, _LAST_TROUBLES = 9, 50
 _RECENT_EVENTS = 12
 
 
@@ -57,7 +57,7 @@ class FederationStatus:
 
     `number` is the round in hand, or the next one, counted over all stages; `task` what the sites are asked to do in it
     (empty between rounds). `eta_seconds` counts from `time`. `bytes_*` are messages of the whole run, `last_bytes_*`
-    of the last round.
+    of the last round. `refusals` and `failures` are the newest ones, the counts those of the whole run.
     """
 
     federation: str
@@ -85,7 +85,9 @@ class FederationStatus:
     last_bytes_sent: int = 0
     last_bytes_received: int = 0
     refusals: tuple[Trouble, ...] = ()
+    refusal_count: int = 0
     failures: tuple[Trouble, ...] = ()
+    failure_count: int = 0
     recent: tuple[Event, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
 
 def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> FederationStatus:
     """The same with settings that are read already."""
-    events = list(read_events(kit.run(settings) / "events.jsonl"))
+    events = list(read_events(RunFolder(kit.run(settings)).events))
     control = Control(kit.control(settings))
     driver = Driver.read(control, now)
     done = _rounds(events)
@@ -112,11 +114,15 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
     number = max(done, default=0) + 1
     ended = any(event.kind == "finished" for event in events)
     state, why, advice = _run_state(kit, driver, bool(events), ended)
-    job = read_job(control, number) if state in ("running", "silent") else {}
+    if state == "finished":
+        advice = f"The model is in {RunFolder(kit.run(settings)).model}"
+    job = read_job(control, driver, events, number) if state in ("running", "silent") else {}
     delivered = frozenset(read_json(control.delivered).get("sites", ()))
     name, method, planned = _plan(kit)
     total = last.get("total") or job.get("total") or planned
-    seconds = _median_seconds(done)
+    pace = Pace.of(events)
+    refusals, failures = _troubles(events, "refused"), _troubles(events, "failed")
+    running = now - done[number - 1].time if state == "running" and done else None
     return FederationStatus(
         federation=settings.federation,
         experiment=name,
@@ -131,19 +137,21 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
         rounds_done=number - 1,
         total=total,
         since=job.get("since"),
-        round_seconds=seconds,
-        eta_seconds=_eta(seconds, number - 1, total, done, now if state == "running" else None),
+        round_seconds=pace.round,
+        eta_seconds=_eta(pace, max(total - number + 1, 0), settings.rounds.per_segment, running) if total else None,
         segment=driver.segment,
         job=driver.job,
         updated=driver.updated,
-        sites=sites_now(settings, Moment(events, driver, job, number, delivered)),
+        sites=sites_now(settings, Known(events, driver, job, number, delivered)),
         validation=_validation(done),
         bytes_sent=sum(event.facts.get("bytes_sent", 0) for event in done.values()),
         bytes_received=sum(event.facts.get("bytes_received", 0) for event in done.values()),
         last_bytes_sent=last.get("bytes_sent", 0),
         last_bytes_received=last.get("bytes_received", 0),
-        refusals=tuple(_troubles(events, "refused")),
-        failures=tuple(_troubles(events, "failed")),
+        refusals=tuple(refusals[-_LAST_TROUBLES:]),
+        refusal_count=len(refusals),
+        failures=tuple(failures[-_LAST_TROUBLES:]),
+        failure_count=len(failures),
         recent=tuple(events[-_RECENT_EVENTS:]),
     )
 
@@ -192,26 +200,45 @@ def _run_state(kit: ServerKit, driver: Driver, begun: bool, ended: bool) -> tupl
     return ("waiting" if driver.state == "waiting" else "running"), driver.why, ""
 
 
-def _median_seconds(done: Mapping[int, Event]) -> float | None:
-    """Middle duration of the last rounds, with the pauses between them: from one round's end to the next one's."""
-    found = []
-    for number in sorted(done)[-_LAST_ROUNDS:]:
-        before = done.get(number - 1)
-        working = sum((done[number].facts.get("seconds") or {}).values())
-        found.append(max(done[number].time - before.time, 0.0) if before else working)
-    return statistics.median(found) if found else None
+@dataclass(frozen=True)
+class Pace:
+    """How fast it goes: seconds of a round, and of the pause until the next job has started. None: not known yet."""
+
+    round: float | None
+    pause: float = 0.0
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Pace:
+        """Middle values of the last rounds, from one round's end to the next one's; pauses are counted apart."""
+        rounds: list[float] = []
+        pauses: list[float] = []
+        before: Event | None = None
+        began = False  # whether a job has begun since the last round
+        for event in events:
+            if event.kind in ("started", "resumed"):
+                began = True
+            if event.kind != "round":
+                continue
+            working = sum((event.facts.get("seconds") or {}).values())
+            passed = event.time - before.time if before else working
+            rounds.append(working if began else max(passed, 0.0))
+            if began and before:
+                pauses.append(max(passed - working, 0.0))
+            before, began = event, False
+        recent = statistics.median(rounds[-_LAST_ROUNDS:]) if rounds else None
+        return cls(recent, statistics.median(pauses[-_LAST_ROUNDS:]) if pauses else 0.0)
+
+    def left(self, rounds: int, per_job: int) -> float | None:
+        """Seconds for so many rounds."""
+        return None if self.round is None else rounds * self.round + (max(rounds - 1, 0) // per_job) * self.pause
 
 
-def _eta(
-    seconds: float | None, rounds_done: int, total: int | None, done: Mapping[int, Event], now: float | None
-) -> float | None:
-    """Seconds until the last round ends. What has passed of the round in hand counts; `now` None: nothing runs."""
-    if seconds is None or total is None:
-        return None
-    left = max(total - rounds_done, 0) * seconds
-    if now is None or not left:
+def _eta(pace: Pace, rounds: int, per_job: int, last: float | None) -> float | None:
+    """Seconds until the last round ends. `last`: seconds since a round ended, if something runs; they count."""
+    left = pace.left(rounds, per_job)
+    if not left or last is None or pace.round is None:
         return left
-    return left - min(max(now - done[rounds_done].time, 0.0), seconds)
+    return left - min(max(last, 0.0), pace.round)
 
 
 def _validation(done: Mapping[int, Event]) -> Validation | None:
