@@ -72,9 +72,11 @@ class Loopback:
         return self.server_kit.path / run
 
     def start(self, name: str) -> None:
-        """Start the server (`server`) or a site."""
-        kit = self.server_kit if name == "server" else self.site_kits[name]
-        command = [sys.executable, "-m", "panorgan", "federation", "server" if name == "server" else "site"]
+        """Start the server (`server`), a site, or the coordinator's `start` (`driver`)."""
+        verb, kit = {"server": ("server", self.server_kit), "driver": ("start", self.server_kit)}.get(
+            name, ("site", self.site_kits.get(name))
+        )
+        command = [sys.executable, "-m", "panorgan", "federation", verb]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         out = (self.folder / f"{name}.out").open("ab")
@@ -83,13 +85,19 @@ class Loopback:
                 [*command, str(kit.path)], env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
 
+    def restart_dead(self) -> None:
+        """What a service manager does. A driver that has finished its run stays away."""
+        for name, process in list(self.processes.items()):
+            if process.poll() is not None and not (name == "driver" and process.returncode == 0):
+                self.start(name)
+
     def kill(self, name: str) -> None:
         """kill -9 of what was started, and of all that it started."""
         process = self.processes.pop(name, None)
         if process is not None:
             for child in reversed(descendants(process.pid)):
-                _kill(child)
-            _kill(process.pid)
+                kill_process(child)
+            kill_process(process.pid)
             process.wait(10)
 
     def __enter__(self) -> Loopback:
@@ -112,6 +120,6 @@ def descendants(process: int) -> list[int]:
     return [found for child in children for found in (child, *descendants(child))]
 
 
-def _kill(process: int) -> None:
+def kill_process(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)

@@ -14,10 +14,12 @@ from rich.live import Live
 
 from panorgan.cli import federation_view, preflight_view
 from panorgan.cli.doctor import reading
+from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.status import FederationStatus, read_status, status_of
 from panorgan.federation.events import Event, Listener
+from panorgan.runs.folder import RunFolder
 
 _LOOK_SECONDS = 1.0
 _ENDED = ("finished", "failed", "stopped")
@@ -90,29 +92,28 @@ def _follow_json(kit: ServerKit) -> str:
     while True:
         status = read_status(kit)
         content = status.as_json()
+        line = json.dumps(content)
+        for site in content["sites"]:
+            del site["last_seen"]
         changed = {key: value for key, value in content.items() if key not in ("time", "eta_seconds", "updated")}
-        for site in changed["sites"]:
-            site.pop("last_seen")
         if changed != last:
             last = changed
-            print(json.dumps(read_status(kit).as_json()), flush=True)
+            print(line, flush=True)
         if status.state in _ENDED:
             return status.state
         time.sleep(_LOOK_SECONDS)
 
 
 def _follow_lines(kit: ServerKit, status: FederationStatus) -> str:
-    """The picture once, then a line per event."""
+    """The picture once, then a line per event and per change of state."""
+    tail = EventsTail(RunFolder(kit.run(load_coordinator_file(kit))).events)
     federation_view.show(Console(), status)
-    told = status.recent[-1].time if status.recent else 0.0
     state = status.state
     while status.state not in _ENDED:
         time.sleep(_LOOK_SECONDS)
         status = read_status(kit)
-        for event in status.recent:
-            if event.time > told:
-                told = event.time
-                _print_line(sys.stdout, event)
+        for event in tail.new():
+            _print_line(sys.stdout, event)
         if status.state != state:
             state = status.state
             print(" ".join(filter(None, (f"{_now()}  {state}:", status.why, status.advice))), flush=True)
@@ -160,7 +161,7 @@ def watching(kit: ServerKit, as_json: bool) -> Iterator[Listener]:
         redirect_stderr=False,
     ):
         yield lambda event: None
-    console.print(view.render(), highlight=False)
+    federation_view.show(console, read_status(kit))  # fresh: the last picture may be a second old
 
 
 class _Lines:

@@ -50,10 +50,9 @@ _SERVER_ENGINE: Phrases = {
     re.compile(r"Client Name:\s*([\w-]+) left"): lambda m: f"{m[1]} left",
     re.compile(r"Remove the dead Client\. Name: ([\w-]+)"): lambda m: f"{m[1]} is silent and counts as gone",
 }
-_SERVER_OUTPUT: Phrases = {
-    re.compile(r"Handshake failed .*(CERTIFICATE_VERIFY_FAILED|PEER_DID_NOT_RETURN_A_CERTIFICATE)"): lambda m: (
-        "refused a connection: no certificate of this federation"
-    ),
+_TURNED_AWAY: Phrases = {
+    # Without the port: a stranger that tries again and again is told once.
+    re.compile(r" turned away (\S+?)(:\d+)?: (.*)"): lambda m: f"turned away {m[1]}: {m[3]}",
 }
 
 
@@ -69,7 +68,7 @@ def following(kit: ServerKit | SiteKit, say: Say) -> Iterator[None]:
     if isinstance(kit, SiteKit):
         logs = {kit.path / "log.txt": _SITE_ENGINE, kit.log: _SITE}
     else:
-        logs = {kit.path / "log.txt": _SERVER_ENGINE, kit.path / "engine.out": _SERVER_OUTPUT}
+        logs = {kit.path / "log.txt": _SERVER_ENGINE, kit.turned_away: _TURNED_AWAY}
     tails = [(LogTail(path), phrases) for path, phrases in logs.items()]
     ended = threading.Event()
     last = ""

@@ -30,6 +30,9 @@ from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.tensorboard import tensorboard_listener
 
+_ORPHANS_END_WITHIN = 60.0
+"""Seconds. A killed server leaves its job's process behind for a moment; the next job waits for its end."""
+
 
 class CoordinatorJob(SegmentController):
     """NVFlare's controller: the server's folder says everything else."""
@@ -70,7 +73,7 @@ def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport,
     agreement = agreed_experiment(kit, settings)
     run, control = RunFolder(kit.run(settings)), Control(kit.control(settings))
     run.path.mkdir(parents=True, exist_ok=True)
-    with only_one_process(run.path):
+    with only_one_process(run.path, wait=_ORPHANS_END_WITHIN):
         resumed = run.started
         manifest = _manifest(run, agreement, settings)
         mend_tail(run.events)

@@ -19,7 +19,7 @@ from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
-from panorgan.deployment.network_engine import NotConnectedError, open_session, write_job
+from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
 from panorgan.errors import RunError
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event
@@ -66,6 +66,44 @@ def request_stop(kit: ServerKit, now: bool = False) -> None:
             session.abort(str(job))
         finally:
             session.close()
+
+
+class _Watched:
+    """What is known of a running job. The engine's word that it runs outlives the server that ran it."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.seen: set[str] = set()
+        self.gone: set[str] = set()
+        self._server: str | None = None
+        self._running_since: float | None = None
+        self._absent_since: float | None = None
+        self._asked = 0.0
+
+    def lost(self, running: bool, system: SystemState) -> bool:
+        """Whether the server that ran it was restarted, or no longer runs it."""
+        now = time.monotonic()
+        self._server = self._server or system.server_started
+        if running and self._running_since is None:
+            self._running_since = now
+        if not running or self.job in system.jobs:
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = now
+        absent = self._absent_since is not None and now - self._absent_since > _SETTLE
+        return absent or self._server != system.server_started
+
+    def time_to_ask(self) -> bool:
+        """Whether the sites should be asked what they run."""
+        if self._running_since is None or time.monotonic() - self._asked < _ASK_SITES_EVERY:
+            return False
+        self._asked = time.monotonic()
+        return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether every site had time to start."""
+        return self._running_since is not None and time.monotonic() - self._running_since > _SETTLE
 
 
 class Driver:
@@ -117,7 +155,7 @@ class Driver:
     def _unfinished(self, last: str | None) -> str | None:
         """A job that still runs: the last one of a driver that was killed. Any other is in the way and is ended."""
         found = None
-        for job in self._session.running_jobs():
+        for job in {*self._session.look().jobs, *self._session.queued_jobs()}:
             if job == last:
                 found = job
             else:
@@ -134,7 +172,7 @@ class Driver:
     def _next_segment(self) -> str | None:
         """Submit the next segment if enough sites are there."""
         rounds_done, needed = self._needed()
-        connected = self._session.connected()
+        connected = self._session.look().connected
         absent = sorted(needed - connected.keys())
         waits = self.settings.rounds.on_missing == "wait"
         if absent:
@@ -167,42 +205,34 @@ class Driver:
 
     def _watch(self, job: str) -> None:
         """Until the job has ended: pass its events on, and tell it which sites will not answer any more."""
-        seen: set[str] = set()
-        gone: set[str] = set()
-        running_since: float | None = None
-        asked = 0.0
+        watched = _Watched(job)
         while True:
             self._pass_on_events()
             try:
-                state = self._session.job(job)
-                if state.done:
+                state, system = self._session.job(job), self._session.look()
+                self._state["connected"] = system.connected
+                if state.done or watched.lost(state.running, system):
                     break
-                if state.running and running_since is None:
-                    running_since = time.monotonic()
-                if running_since is not None and time.monotonic() - asked > _ASK_SITES_EVERY:
-                    asked = time.monotonic()
-                    self._look_at_sites(job, seen, gone, asked - running_since > _SETTLE)
+                if watched.time_to_ask():
+                    self._look_at_sites(watched, system)
                 self._say("running", "" if state.running else state.status.lower(), job=job)
             except NotConnectedError as error:
-                # A server that comes back knows its jobs; one that lost this job says so.
                 self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
             time.sleep(_LOOK_EVERY)
         self._pass_on_events()
 
-    def _look_at_sites(self, job: str, seen: set[str], gone: set[str], settled: bool) -> None:
-        connected = self._session.connected()
-        self._state["connected"] = connected
+    def _look_at_sites(self, watched: _Watched, system: SystemState) -> None:
+        """Tell the job whom not to wait for, and when somebody waits to come in."""
         jobs = self._session.sites_in_jobs()
         if jobs is None:
             return
-        inside = {site for site, running in jobs.items() if job in running}
-        left = {site for site in seen - inside if site in jobs or site not in connected}
-        if left - gone:
-            gone |= left
-            self.control.say_gone(job, gone)
-        seen |= inside
-        outside = {site for site in jobs if site in self.settings.sites} - seen
-        if settled and outside:
+        inside = {site for site, running in jobs.items() if watched.job in running}
+        left = {site for site in watched.seen - inside if site in jobs or site not in system.connected}
+        if left - watched.gone:
+            watched.gone |= left
+            self.control.say_gone(watched.job, watched.gone)
+        watched.seen |= inside
+        if watched.settled and (jobs.keys() & self.settings.sites.keys()) - watched.seen:
             self.control.request_segment_end()
 
     def _pass_on_events(self) -> None:

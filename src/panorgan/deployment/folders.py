@@ -49,6 +49,11 @@ class ServerKit(Kit):
         """Kit of the coordinator as a person."""
         return self.path / "admin"
 
+    @property
+    def turned_away(self) -> Path:
+        """Who wanted to connect and could not, and why."""
+        return self.path / "turned-away.log"
+
     def run(self, settings: CoordinatorFile) -> Path:
         """The run folder."""
         return self.path / settings.run

@@ -6,7 +6,7 @@ from panorgan.errors import ConfigError
 
 try:
     from panorgan.federation.transports.nvflare.jobs import write_job
-    from panorgan.federation.transports.nvflare.session import AdminSession, NotConnectedError
+    from panorgan.federation.transports.nvflare.session import AdminSession, NotConnectedError, SystemState
 except ImportError as error:
     raise ConfigError(
         "The network engine is not installed.",
@@ -16,4 +16,4 @@ except ImportError as error:
 
 open_session = AdminSession
 
-__all__ = ["AdminSession", "NotConnectedError", "open_session", "write_job"]
+__all__ = ["AdminSession", "NotConnectedError", "SystemState", "open_session", "write_job"]

@@ -39,7 +39,7 @@ def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = 
     name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _told_by(kit)
     agreement, experiment_check = _load_experiment(kit, agreed)
     credentials = Credentials.of_site(kit.startup)
-    checks = [site_check, experiment_check, _check_egress(kit)]
+    checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit)]
     checks += check_credentials(credentials, name)
     checks += _check_server(kit, server, credentials)
     checks.append(check_clock(credentials))
@@ -57,7 +57,7 @@ def preflight_server(kit: ServerKit) -> list[Check]:
     """Check the server before it starts. Changes nothing."""
     settings, settings_check = _load_coordinator(kit)
     experiment_check = _load_experiment(kit, settings.experiment_fingerprint if settings else "")[1]
-    checks = [settings_check, experiment_check]
+    checks = [*_check_place(kit), settings_check, experiment_check]
     if settings is None:
         names = ("certificate", "admin certificate", "clock", "port", "disk: run", "versions")
         return checks + [Check(title, "skipped", "coordinator.yaml cannot be used yet") for title in names]
@@ -71,6 +71,13 @@ def preflight_server(kit: ServerKit) -> list[Check]:
 
 
 # -- files -------------------------------------------------------------------------------------------------------
+
+
+def _check_place(kit: Kit) -> list[Check]:
+    """The network engine starts its jobs through a command line that breaks at spaces."""
+    if not any(character.isspace() for character in str(kit.path)):
+        return []
+    return [Check("kit folder", "failed", f"Its path holds spaces: {kit.path}", "Move the kit to a path without them.")]
 
 
 def _load_site(kit: SiteKit) -> tuple[SiteFile | None, Check]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import IO
 
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
+from panorgan.federation.transports.nvflare.handshakes import TRACING, Handshakes
 
 _RESTART_AFTER = 5.0
 _STOP_WITHIN = 15.0
 _LINUX_PARENT_DEATH_SIGNAL = 1
+_ENGINE_LOG = "engine.out"
 
 OnLine = Callable[[str], None]
 
@@ -64,6 +71,13 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
             why="startup/sub_start.sh is missing",
             fix="Point to the folder that 'panorgan federation init' made for this machine.",
         )
+    if any(character.isspace() for character in str(kit.path)):
+        raise ConfigError(
+            "A kit cannot run from a folder with spaces in its path.",
+            where=str(kit.path),
+            why="the network engine starts its jobs through a command line that would break there",
+            fix="Move the kit to a path without spaces.",
+        )
     if (other := running_process(kit)) is not None and other != os.getpid():
         raise RunError(
             "Something runs from this kit already.", where=str(kit.path), why=f"process {other}", fix="Stop it first."
@@ -83,16 +97,15 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
 
 def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool]:
     """Exit code, and whether somebody asked for the end."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    engine_log = (kit.path / "engine.out").open("ab")
-    stopped = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-        _end(process)
-
-    with engine_log:
+    scratch = kit.path / "tmp"
+    scratch.mkdir(exist_ok=True)
+    # The engine's scripts say python3: it must be ours. What it writes for a moment stays in the kit.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "PATH": path, "TMPDIR": str(scratch)}
+    if isinstance(kit, ServerKit):
+        environment |= TRACING
+    asked_to_stop = threading.Event()
+    with (kit.path / "engine.out").open("ab") as engine_log:
         process = subprocess.Popen(
             ["bash", str(script), "--once"],
             cwd=kit.path,
@@ -103,27 +116,28 @@ def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            if on_line:
-                on_line(f"running, process {process.pid}; the engine's own words are in engine.out and log.txt")
-            return process.wait(), stopped
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            _end(process)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *about: asked_to_stop.set()) for number in signals}
+    try:
+        if on_line:
+            on_line(f"running, process {process.pid}; the engine's own words are in engine.out and log.txt")
+        while process.poll() is None and not asked_to_stop.is_set():
+            asked_to_stop.wait(0.2)
+        return (0, True) if asked_to_stop.is_set() else (process.returncode, False)
+    finally:
+        _end(process)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask the whole process group to end; insist if it does not."""
     for number, patience in ((signal.SIGTERM, _STOP_WITHIN), (signal.SIGKILL, 5.0)):
-        if process.poll() is not None:
-            break
-        try:
-            os.killpg(process.pid, number)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)  # also what the engine left behind when it ended by itself
             process.wait(patience)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+            if number == signal.SIGTERM:
+                time.sleep(0.2)
 
 
 def _die_with_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -23,7 +24,11 @@ from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAb
 from panorgan.methods.exchange import Federation
 from panorgan.runs.delivered import save_model
 from panorgan.runs.device import use_hardware
+from panorgan.runs.lock import only_one_process
 from panorgan.runs.one_site import SiteFolder
+
+_ORPHANS_END_WITHIN = 60.0
+"""Seconds. A killed site leaves its job's process behind for a moment; the next job waits for its end."""
 
 
 class SiteJob(SiteExecutor):
@@ -44,6 +49,7 @@ class SiteMachine:
         self.kit, self.name, self._check_abort = kit, name, check_abort
         self._log = _log_of(kit)
         self._audit = AuditLog(kit.audit_log)
+        self._lock = ExitStack()
         self._worker: SiteWorker | None = None
         self._egress: Egress | None = None
 
@@ -69,6 +75,9 @@ class SiteMachine:
     def _open(self) -> SiteWorker:
         if self._worker is None:
             settings = load_site_file(self.kit)
+            state = self.kit.state(settings)
+            state.mkdir(parents=True, exist_ok=True)
+            self._lock.enter_context(only_one_process(state, wait=_ORPHANS_END_WITHIN))
             self._worker = self._make_worker(settings, self._agreement(settings))
         return self._worker
 

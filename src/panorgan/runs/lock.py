@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,22 +11,31 @@ from panorgan.errors import RunError
 
 
 @contextmanager
-def only_one_process(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
+def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it when the process ends, however it ends.
+
+    `wait`: seconds to give another process that is about to end.
+    """
     try:
         import fcntl
     except ImportError:  # Windows: no lock, no protection
         yield
         return
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                "Another process is working in this run folder.",
-                where=str(folder),
-                fix="Wait until it has finished, or stop it, then resume.",
-            ) from error
+        ends = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() < ends:
+                    time.sleep(0.1)
+                    continue
+                raise RunError(
+                    "Another process is working in this run folder.",
+                    where=str(folder),
+                    fix="Wait until it has finished, or stop it, then resume.",
+                ) from error
         yield
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +26,8 @@ MESSAGE = "message"
 TASK = "panorgan"
 
 _LOOK_EVERY = 0.05
+_LOOK_FOR_PARENT_EVERY = 0.5
+_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class SegmentAbortedError(RunError):
@@ -103,6 +109,28 @@ class NVFlareTransport:
         return site, task
 
 
+def end_with_parent() -> None:
+    """End this job's process when the one that started it is gone.
+
+    NVFlare looks whether the parent's process id exists, which a dead process keeps until somebody collects it.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_FOR_PARENT_EVERY)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def tidy_jobs(kit: Path, current: str) -> None:
+    """Remove the folders of earlier jobs: a long run has hundreds, and everything worth keeping is elsewhere."""
+    for folder in kit.iterdir():
+        if _JOB_ID.fullmatch(folder.name) and folder.name != current and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class SegmentController(Controller):
     """Runs one segment when its job starts; subclasses say what a segment does."""
 
@@ -116,6 +144,8 @@ class SegmentController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Called by NVFlare once the sites of the job are ready."""
         root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+        end_with_parent()
+        tidy_jobs(root, fl_ctx.get_job_id())
         transport = NVFlareTransport(self, fl_ctx, abort_signal)
         try:
             self.run_segment(transport, root, fl_ctx.get_job_id())

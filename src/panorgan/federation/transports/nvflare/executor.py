@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from panorgan.federation.transports.local import Answering
-from panorgan.federation.transports.nvflare.controller import MESSAGE
+from panorgan.federation.transports.nvflare.controller import MESSAGE, end_with_parent, tidy_jobs
 
 
 class TaskAbortedError(Exception):
@@ -43,6 +43,8 @@ class SiteExecutor(Executor):
         self._abort = abort_signal
         if self._machine is None:
             root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+            end_with_parent()
+            tidy_jobs(root, fl_ctx.get_job_id())
             self._machine = self.open_site(root, fl_ctx.get_identity_name())
         try:
             return Shareable({MESSAGE: self._machine.handle(request)})

@@ -71,6 +71,14 @@ def _restricted(default: dict[str, Any]) -> dict[str, Any]:
     return resources
 
 
+def connections() -> dict[str, Any]:
+    """NVFlare's `comm_config.json`: the processes of one participant, too, talk to each other with mutual TLS.
+
+    They meet on loopback, where NVFlare's default is plain TCP: whoever is on the machine could listen, or join in.
+    """
+    return {"internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}}
+
+
 def server_authorization() -> dict[str, Any]:
     """The coordinator may start, watch and stop jobs; nobody may send code or run commands on the machine."""
     return _authorization(

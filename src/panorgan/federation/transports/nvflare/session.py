@@ -16,6 +16,9 @@ from panorgan.errors import RunError
 Result = TypeVar("Result")
 
 _DONE = "FINISHED"
+_QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
+_UNHEARD = ("error", "no_reply", "no reply")
+_COMMAND_TIMEOUT = 8.0
 
 
 class NotConnectedError(RunError):
@@ -39,6 +42,15 @@ class JobState:
         return self.status == "RUNNING"
 
 
+@dataclass(frozen=True)
+class SystemState:
+    """`server_started` changes when the server was restarted, and all its jobs are gone then."""
+
+    server_started: str
+    connected: dict[str, float]
+    jobs: frozenset[str]
+
+
 class AdminSession:
     """A connection to the server with the coordinator's own certificate; opened when needed, and again if it broke."""
 
@@ -54,19 +66,24 @@ class AdminSession:
         """How a job is doing."""
         return self._ask(lambda session: JobState(str(session.get_job_meta(job).get("status", "UNKNOWN"))))
 
-    def running_jobs(self) -> list[str]:
-        """Ids of jobs that have not ended."""
+    def look(self) -> SystemState:
+        """Who is connected and what runs, as the server itself sees it."""
+        info = self._ask(lambda session: session.get_system_info())
+        return SystemState(
+            str(info.server_info.start_time),
+            {str(client.name): float(client.last_connect_time) for client in info.client_info},
+            frozenset(str(job.job_id) for job in info.job_info),
+        )
+
+    def queued_jobs(self) -> list[str]:
+        """Ids of jobs that wait for their start."""
         jobs = self._ask(lambda session: session.list_jobs())
-        return [str(job["job_id"]) for job in jobs if not str(job.get("status", "")).startswith(_DONE)]
+        return [str(job["job_id"]) for job in jobs if str(job.get("status", "")) in _QUEUED]
 
     def abort(self, job: str) -> None:
-        """End a job now."""
-        self._ask(lambda session: session.abort_job(job))
-
-    def connected(self) -> dict[str, float]:
-        """Sites that are connected, and when they were last heard."""
-        clients = self._ask(lambda session: session.get_connected_client_list())
-        return {str(client.name): float(client.last_connect_time) for client in clients}
+        """End a job now; one that has ended already is as good."""
+        with contextlib.suppress(NotConnectedError):
+            self._ask(lambda session: session.abort_job(job))
 
     def sites_in_jobs(self) -> dict[str, set[str]] | None:
         """Ids of the jobs that run at each connected site; None if the sites could not be asked."""
@@ -75,10 +92,11 @@ class AdminSession:
             return None
         jobs: dict[str, set[str]] = {}
         for row in found:
-            name, job = str(row.get("client_name", "")), str(row.get("job_id", ""))
-            jobs.setdefault(name, set())
-            if job and job != "?":
-                jobs[name].add(job)
+            if str(row.get("status", "")).lower() in _UNHEARD:
+                continue
+            own = jobs.setdefault(str(row.get("client_name", "")), set())
+            if job := row.get("job_id"):
+                own.add(str(job))
         return jobs
 
     def close(self) -> None:
@@ -92,7 +110,9 @@ class AdminSession:
         try:
             with _quietly():
                 if self._session is None:
-                    self._session = new_secure_session(self._user, str(self._kit), timeout=10.0)
+                    self._session = new_secure_session(
+                        self._user, str(self._kit), timeout=10.0, command_timeout=_COMMAND_TIMEOUT
+                    )
                 return question(self._session)
         except Exception as error:
             # NVFlare's own errors are many; all of them mean that this session is of no use any more.

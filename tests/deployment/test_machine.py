@@ -1,0 +1,96 @@
+"""The machine: clock, folders, device, port."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cryptography", reason="the network extra is not installed")
+
+from trial_federation import Authority, free_port
+
+from panorgan.config import HardwareSettings
+from panorgan.deployment import machine
+from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
+
+DAY = 86400
+
+
+@pytest.mark.parametrize(("synchronised", "verdict"), [(True, "ok"), (None, "ok"), (False, "warning")])
+def test_a_clock_that_may_be_right(monkeypatch, tmp_path: Path, synchronised: bool | None, verdict: str) -> None:
+    monkeypatch.setattr(machine, "_is_synchronised", lambda: synchronised)
+    assert check_clock(Authority().write(tmp_path, "north")).verdict == verdict
+
+
+def test_a_clock_behind_the_day_of_the_kit_is_wrong(tmp_path: Path) -> None:
+    own = Authority().write(tmp_path, "north", begin=-1)
+    assert check_clock(own, time.time() - 2 * DAY).verdict == "failed"
+    assert check_clock(own, time.time() - DAY / 2).verdict != "failed"
+
+
+def test_a_clock_without_certificates_cannot_be_judged(tmp_path: Path) -> None:
+    own = Authority().write(tmp_path, "north")
+    own.root.unlink()
+    assert check_clock(own).verdict == "skipped"
+
+
+def test_the_kernel_gives_the_same_answer_twice() -> None:
+    assert machine._is_synchronised() is machine._is_synchronised()
+
+
+def test_a_folder_that_is_not_there_yet_is_judged_by_its_disk(tmp_path: Path) -> None:
+    found = check_folder("cache", tmp_path / "a" / "b", 0.0)
+    assert (found.name, found.verdict) == ("disk: cache", "ok")
+    assert str(tmp_path) in found.what
+    assert not list(tmp_path.iterdir()), "something was left behind"
+
+
+def test_a_disk_without_room(tmp_path: Path) -> None:
+    found = check_folder("cache", tmp_path, 1e9)
+    assert found.verdict == "failed"
+    assert "1e+09 GB are asked for" in found.what
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert check_folder("state", file, 0.0).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    ("device", "need_gb", "has_gpu", "verdict"),
+    [
+        ("cpu", 0, False, "ok"),
+        ("cpu", 8, True, "failed"),
+        ("auto", 0, False, "warning"),
+        ("auto", 8, False, "failed"),
+        ("cuda", 0, False, "failed"),
+        ("auto", 8, True, "ok"),
+        ("cuda", 12, True, "failed"),
+        ("cuda", 32, True, "failed"),
+    ],
+)
+def test_device(monkeypatch, device: str, need_gb: float, has_gpu: bool, verdict: str) -> None:
+    """A card with 10 of 24 GB free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10_000_000_000, 24_000_000_000))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    found = check_device(HardwareSettings(device=device), need_gb)
+    assert found.verdict == verdict
+    if need_gb == 12:
+        assert "10.0 of 24.0 GB free" in found.what
+        assert found.fix.startswith("End what else runs on it")
+    if need_gb == 32:
+        assert found.fix.startswith("Use a larger GPU")
+
+
+def test_port() -> None:
+    assert check_port("localhost", free_port(), running=False).verdict == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert check_port("localhost", port, running=False).verdict == "failed"
+        assert check_port("localhost", port, running=True).verdict == "ok"
