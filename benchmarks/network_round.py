@@ -20,6 +20,7 @@ the aim is at most 1.0 against the faster one of NVFlare's two formats at our in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -44,7 +45,7 @@ from panorgan.deployment.kit_files import load_coordinator_file  # noqa: E402
 from panorgan.federation.events import read_events  # noqa: E402
 from panorgan.federation.transports.local import LocalTransport  # noqa: E402
 from panorgan.federation.transports.nvflare.jobs import write_job  # noqa: E402
-from panorgan.federation.transports.nvflare.session import AdminSession  # noqa: E402
+from panorgan.federation.transports.nvflare.session import AdminSession, NotConnectedError  # noqa: E402
 
 SITES = ("east", "north", "south")
 WARM_UP = 2
@@ -58,7 +59,7 @@ def experiment(rounds: int) -> Experiment:
             "name": "network-round",
             "vocabulary": list(network_bench.VOCABULARY),
             "sites": {name: {"folder": "nowhere"} for name in SITES},
-            "plan": {"spacing_mm": [2, 2, 2], "window_hu": [-160, 240]},
+            "plan": {"spacing_mm": [2, 2, 2], "intensity": "window", "window_hu": [-160, 240]},
             "network": {"features": list(network_bench.FEATURES)},
             "training": {"rounds": rounds, "validate_every": 0, "min_sites": len(SITES)},
         }
@@ -81,11 +82,9 @@ class Bench:
         """Until all are connected."""
         ends = time.monotonic() + 120
         while time.monotonic() < ends:
-            try:
-                if set(self.session.connected()) >= set(SITES):
+            with contextlib.suppress(NotConnectedError):
+                if self.session.look().connected.keys() >= set(SITES):
                     return
-            except Exception:
-                pass
             time.sleep(1)
         raise SystemExit("the sites did not connect; see engine.out in the kits")
 
@@ -205,11 +204,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All systems in turns."""
     with make_federation(folder, arguments.rounds + WARM_UP) as federation:
         bench = Bench(federation, arguments.rounds + WARM_UP)
-        bench.wait_for_sites()
-        for _ in range(arguments.repeats):
-            for name in arguments.systems:
-                SYSTEMS[name](bench)
-        bench.session.close()
+        try:
+            bench.wait_for_sites()
+            for _ in range(arguments.repeats):
+                for name in arguments.systems:
+                    SYSTEMS[name](bench)
+        finally:
+            bench.session.close()  # its threads would keep this process alive
     model = network_bench.Model()
     parameters = sum(value.numel() for value in model.state_dict().values())
     return {

@@ -100,6 +100,11 @@ class Loopback:
             kill_process(process.pid)
             process.wait(10)
 
+    def words(self) -> str:
+        """The last words of everybody, for a failing test."""
+        files = sorted(self.folder.glob("*.out"))
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
+
     def __enter__(self) -> Loopback:
         for name in ("server", *self.site_kits):
             self.start(name)

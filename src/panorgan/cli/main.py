@@ -181,6 +181,21 @@ def plan(
 
 
 @app.command()
+def phantom(
+    folder: Annotated[Path, typer.Argument(help="Where the hospitals go; new or empty.", metavar="FOLDER")],
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="An experiment with a 'phantom' section; the demo's if left out.", metavar="FILE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write generated hospitals as ordinary data folders, to try things on without data."""
+    from panorgan.cli.phantom import write_hospitals
+
+    write_hospitals(folder, experiment, as_json)
+
+
+@app.command()
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
     """Score the model of a finished run again and rewrite metrics.csv."""
     from panorgan.cli.training import evaluate_run

@@ -43,7 +43,6 @@ class CoordinatorJob(SegmentController):
         settings = load_coordinator_file(own)
         control = Control(own.control(settings))
         transport.gone = lambda: control.gone(job)
-        transport.listed = set(settings.sites)
         try:
             run_segment(own, settings, transport, job)
         except SegmentAbortedError:
@@ -113,6 +112,7 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
         plan=agreement.plan,
         patience=Patience(rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
         required=tuple(begin_with) if rounds.on_missing == "wait" else (),
+        listed=frozenset(settings.sites),
     )
 
 

@@ -22,7 +22,7 @@ from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
 from panorgan.errors import RunError
 from panorgan.federation.checkpoint import Checkpoints
-from panorgan.federation.events import Event
+from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
@@ -123,6 +123,7 @@ class Driver:
         }
         self._waiting_since = time.monotonic()
         self._idle_segments = 0
+        self._uninvited: set[str] = set()
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -169,10 +170,19 @@ class Driver:
             return known[0], set(known[1])
         return -1, {name for name, site in self.settings.sites.items() if not site.joins_later}
 
+    def _members(self, connected: dict[str, float]) -> dict[str, float]:
+        """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
+        listed = self.settings.sites.keys()
+        for name in sorted(connected.keys() - listed - self._uninvited):
+            self._uninvited.add(name)
+            reason, why = f"Site {name} is not in this federation.", f"it is not listed in {self.kit.settings.name}"
+            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=reason, why=why)
+        return {name: heard for name, heard in connected.items() if name in listed}
+
     def _next_segment(self) -> str | None:
         """Submit the next segment if enough sites are there."""
         rounds_done, needed = self._needed()
-        connected = self._session.look().connected
+        connected = self._members(self._session.look().connected)
         absent = sorted(needed - connected.keys())
         waits = self.settings.rounds.on_missing == "wait"
         if absent:
@@ -194,6 +204,7 @@ class Driver:
             EXECUTOR,
             min_sites=len(needed) if waits else self.min_sites,
             mandatory=sorted(needed) if waits else (),
+            sites=sorted(self.settings.sites),
         )
         self.control.begin_segment()
         job = self._session.submit(folder)
@@ -210,7 +221,7 @@ class Driver:
             self._pass_on_events()
             try:
                 state, system = self._session.job(job), self._session.look()
-                self._state["connected"] = system.connected
+                self._state["connected"] = self._members(system.connected)
                 if state.done or watched.lost(state.running, system):
                     break
                 if watched.time_to_ask():

@@ -90,8 +90,12 @@ class Collector:
         began = time.perf_counter()
 
         def on_reply(site: str, answer: bytes) -> None:
-            answered.add(site)
             traffic.received += len(answer)
+            if site not in sites or site in answered:
+                why = "it has answered already" if site in answered else "it was not asked"
+                self.refuse(number, site, MessageError(f"Site {site} sent an answer that nobody waits for.", why=why))
+                return
+            answered.add(site)
             try:
                 read(site, answer)
             except SiteFailedError as failure:

@@ -49,6 +49,8 @@ class CoordinatorSetup:
     patience: Patience = field(default_factory=Patience)
     required: tuple[str, ...] = ()
     """Sites without which the run does not begin."""
+    listed: frozenset[str] | None = None
+    """Sites that may take part; whoever the transport reaches, if None."""
 
 
 class Coordinator:
@@ -59,12 +61,12 @@ class Coordinator:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._spool = folder / "spool"
         self._collector = Collector(transport, events, setup.patience)
+        self._turned_away: set[str] = set()
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_event()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
         self.rule = self._rule_of(self.state)
-        self._turned_away: set[str] = set()
         stages = setup.method.stages(setup.training.rounds)
         self.moments = [
             Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
@@ -121,7 +123,7 @@ class Coordinator:
     def _start(self) -> CoordinatorState:
         """Ask who takes part, agree on a plan, draw the first weights, and write checkpoint 0."""
         setup = self.setup
-        told = self._introductions(sorted(self.transport.sites))
+        told = self._introductions(self._invited(0))
         facts = told.facts
         if absent := sorted(set(setup.required) - facts.keys()):
             raise SitesMissingError(
@@ -147,6 +149,16 @@ class Coordinator:
         self.events.record("joined", sites=sites, plan=plan)
         return state
 
+    def _invited(self, number: int) -> list[str]:
+        """Sites within reach that may take part; others are refused by name, once."""
+        found = set(self.transport.sites) - self._turned_away
+        listed = found if self.setup.listed is None else self.setup.listed
+        for site in sorted(found - listed):
+            error = MessageError(f"Site {site} is not in this federation.", why="the coordinator's list lacks it")
+            self._collector.refuse(number, site, error)
+            self._turned_away.add(site)
+        return sorted(found & listed)
+
     def _introductions(self, sites: Sequence[str]) -> Introductions:
         plan = self.setup.plan
         task = Task("join", self.setup.run, experiment=self.setup.experiment)
@@ -156,7 +168,7 @@ class Coordinator:
 
     def _admit_newcomers(self) -> None:
         """Sites that were not there at the start take part from the next round; the plan stays as it is."""
-        unknown = sorted(set(self.transport.sites) - self.federation.sites.keys() - self._turned_away)
+        unknown = [site for site in self._invited(self.state.rounds_done) if site not in self.federation.sites]
         if not unknown or self.setup.method.pooled:
             return
         newcomers = self._introductions(unknown).facts

@@ -36,7 +36,7 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
         "data_fingerprint": data_fingerprint(prepared),
         "test_fingerprint": scored_fingerprint(prepared),
         "versions": {"panorgan": panorgan.__version__, "python": platform.python_version(), **_versions()},
-        "git": _git_hash(),
+        "git": git_hash(),
         "hardware": {
             "machine": platform.machine(),
             "system": platform.system(),
@@ -72,7 +72,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git_hash() -> str | None:
+def git_hash() -> str | None:
     """Commit of the source tree that runs, when it is one."""
     try:
         here = Path(panorgan.__file__).parent

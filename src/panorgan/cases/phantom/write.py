@@ -26,7 +26,8 @@ FIRST_NUMBER = 11  # nnU-Net keeps 1 to 10 for the Medical Segmentation Decathlo
 DRAWING = 1
 """Raised whenever the same config draws other images than before."""
 
-Task = tuple[PhantomConfig, PhantomSite, int, Path]
+Task = tuple[PhantomConfig, PhantomSite, int, Path, Path]
+"""Config, site, number of the case, the site's own folder and the one with its withheld labels."""
 
 
 def write_federation(
@@ -34,38 +35,47 @@ def write_federation(
     folder: Path,
     on_case: Callable[[str, int, int], None] | None = None,
     workers: int = 1,
+    plain: bool = False,
 ) -> dict[str, Path]:
     """Generate every site's cases into `folder`, or reuse them if they are already there.
 
-    The folder appears only once it is complete. `on_case` hears (case id, cases done, cases in all).
-    Returns each site's dataset folder by site name.
+    The folder appears only once it is complete. `on_case` hears (case id, cases done, cases in all). `plain`: folders
+    are called as the sites are, not as nnU-Net numbers its data sets. Returns each site's folder by site name.
     """
     folder = Path(folder)
-    if _is_there(config, folder):
-        return site_folders(config, folder)
+    wanted = recipe(config, plain)
+    if _is_there(wanted, folder):
+        return site_folders(config, folder, plain)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(mkdtemp(prefix=f".{folder.name}-", suffix="-building", dir=folder.parent))
     try:
-        _write_descriptions(config, building)
-        tasks = [(config, site, index, building) for site in config.sites for index in range(site.cases)]
+        _write_descriptions(config, building, plain)
+        own = site_folders(config, building, plain)
+        tasks: list[Task] = [
+            (config, site, index, own[site.name], withheld_folder(building, site.name))
+            for site in config.sites
+            for index in range(site.cases)
+        ]
         for done, name in enumerate(_write_cases(tasks, workers), start=1):
             if on_case is not None:
                 on_case(name, done, len(tasks))
-        _dump(building / RECIPE, recipe(config))
+        _dump(building / RECIPE, wanted)
         building.chmod(0o755)
         try:
             os.rename(building, folder)
         except OSError:
             # Someone else may have finished the same federation meanwhile.
-            if not _is_there(config, folder):
+            if not _is_there(wanted, folder):
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return site_folders(config, folder)
+    return site_folders(config, folder, plain)
 
 
-def site_folders(config: PhantomConfig, folder: Path) -> dict[str, Path]:
+def site_folders(config: PhantomConfig, folder: Path, plain: bool = False) -> dict[str, Path]:
     """The dataset folder of each site."""
+    if plain:
+        return {site.name: folder / site.name for site in config.sites}
     numbered = enumerate(config.sites, start=FIRST_NUMBER)
     return {site.name: folder / f"Dataset{number:03d}_{site.name}" for number, site in numbered}
 
@@ -75,9 +85,9 @@ def withheld_folder(folder: Path, site: str) -> Path:
     return folder / WITHHELD / site
 
 
-def recipe(config: PhantomConfig) -> dict[str, Any]:
+def recipe(config: PhantomConfig, plain: bool = False) -> dict[str, Any]:
     """What `phantom.json` holds: all that decides the content of the folder."""
-    return {"drawing": DRAWING, "config": config.as_json()}
+    return {"drawing": DRAWING, "config": config.as_json(), **({"folders": "plain"} if plain else {})}
 
 
 def label_ids(names: Iterable[str]) -> dict[str, int]:
@@ -95,8 +105,8 @@ def label_map(case: PhantomCase, ids: dict[str, int]) -> NDArray[np.uint8]:
     return labels
 
 
-def _is_there(config: PhantomConfig, folder: Path) -> bool:
-    """Whether `folder` already holds exactly this federation; refuses a folder that holds something else."""
+def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
+    """Whether `folder` already holds exactly what the recipe says; refuses a folder that holds something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     fix = "choose another folder, or delete this one to generate it anew"
@@ -109,11 +119,11 @@ def _is_there(config: PhantomConfig, folder: Path) -> bool:
             why=f"no readable {RECIPE}",
             fix=fix,
         ) from error
-    if found != recipe(config):
+    if found != wanted:
         raise DataError(
             "The folder holds phantoms of another config.",
             where=str(folder / RECIPE),
-            why="differs in: " + ", ".join(_differences(found, recipe(config))),
+            why="differs in: " + ", ".join(_differences(found, wanted)),
             fix=fix,
         )
     return True
@@ -123,13 +133,15 @@ def _differences(found: Any, wanted: dict[str, Any]) -> list[str]:
     """Names of the top settings that differ."""
     old = found.get("config", {}) if isinstance(found, dict) else {}
     names = [name for name, value in wanted["config"].items() if old.get(name) != value]
+    if not names and isinstance(found, dict) and found.get("folders") != wanted.get("folders"):
+        return ["the names of the folders"]
     return names or ["the version of the drawing"]
 
 
-def _write_descriptions(config: PhantomConfig, folder: Path) -> None:
+def _write_descriptions(config: PhantomConfig, folder: Path, plain: bool) -> None:
     """The dataset.json files and empty folders of every site."""
     for site in config.sites:
-        own = site_folders(config, folder)[site.name]
+        own = site_folders(config, folder, plain)[site.name]
         hidden = withheld_folder(folder, site.name)
         (own / "imagesTr").mkdir(parents=True)
         (hidden / "labelsTr").mkdir(parents=True)
@@ -160,15 +172,13 @@ def _write_cases(tasks: list[Task], workers: int) -> Iterator[str]:
 
 def _write_case(task: Task) -> str:
     """Write the image, the site's labels and the withheld labels of one case; returns its id."""
-    config, site, index, folder = task
+    config, site, index, own, hidden = task
     case = generate_case(config, site, index)
-    own = site_folders(config, folder)[site.name]
     name = case_id(site, index)
     _save(case.hu, case.affine, own / "imagesTr" / f"{name}_0000.nii.gz")
     if not site.external:
         _save(label_map(case, label_ids(site.annotated)), case.affine, own / "labelsTr" / f"{name}.nii.gz")
-    hidden = withheld_folder(folder, site.name) / "labelsTr" / f"{name}.nii.gz"
-    _save(label_map(case, label_ids(config.organs)), case.affine, hidden)
+    _save(label_map(case, label_ids(config.organs)), case.affine, hidden / "labelsTr" / f"{name}.nii.gz")
     return name
 
 

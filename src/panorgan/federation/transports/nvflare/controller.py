@@ -43,14 +43,11 @@ class NVFlareTransport:
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
         self._controller, self._context, self._abort = controller, fl_ctx, abort_signal
         self.gone: Callable[[], set[str]] = set
-        self.listed: set[str] | None = None
-        """Names that may take part; all that NVFlare lets in, if None."""
 
     @property
     def sites(self) -> Sequence[str]:
         """The sites that take part in this job."""
-        names = (client.name for client in self._context.get_engine().get_clients())
-        return tuple(sorted(name for name in names if self.listed is None or name in self.listed))
+        return tuple(sorted(str(client.name) for client in self._context.get_engine().get_clients()))
 
     def exchange(
         self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None

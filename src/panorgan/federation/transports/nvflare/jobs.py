@@ -11,15 +11,24 @@ _FETCH_EVERY = 0.1
 
 
 def write_job(
-    folder: Path, name: str, controller: str, executor: str, min_sites: int, mandatory: Sequence[str] = ()
+    folder: Path,
+    name: str,
+    controller: str,
+    executor: str,
+    min_sites: int,
+    mandatory: Sequence[str] = (),
+    sites: Sequence[str] = (),
 ) -> Path:
-    """Write a job folder. `controller` and `executor` are dotted names of installed classes."""
+    """Write a job folder. `controller` and `executor` are dotted names of installed classes.
+
+    It goes to `sites`, as far as they are connected; if there are none given, to everybody.
+    """
     meta = {
         "name": name,
         "resource_spec": {},
         "min_clients": min_sites,
         "mandatory_clients": list(mandatory),
-        "deploy_map": {"app": ["@ALL"]},
+        "deploy_map": {"app": ["server", *sites] if sites else ["@ALL"]},
     }
     server = {
         "format_version": 2,

@@ -14,12 +14,20 @@ KINDS = ("site", "site's job", "server", "server's job", "driver")
 
 @dataclass
 class Chaos:
-    """`kills` lists what was killed: seconds since the start, kind, name, rounds done by then."""
+    """`kills` lists what was killed: seconds since the start, kind, name."""
 
     federation: Loopback
     seed: int = 0
     pause: tuple[float, float] = (2.0, 12.0)
     kills: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def wait_for(self, path: Path, timeout: float) -> bool:
+        """Until something is there."""
+        ends = time.monotonic() + timeout
+        while not path.exists() and time.monotonic() < ends:
+            self.federation.restart_dead()
+            time.sleep(0.1)
+        return path.exists()
 
     def run(self, finished: Path, at_least: int, timeout: float, kinds: tuple[str, ...] = KINDS) -> bool:
         """Kill until the run is finished and enough was killed; returns whether it finished in time."""
