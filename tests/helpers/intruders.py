@@ -10,6 +10,8 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def posing_as(kit: SiteKit, own: str, other: str, folder: Path) -> SiteKit:
 
 
 @contextlib.contextmanager
-def running(*kits: SiteKit):
+def running(*kits: SiteKit) -> Iterator[None]:
     """NVFlare's own site process from each kit, without panorgan around it."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     processes = []
@@ -113,3 +115,16 @@ def running(*kits: SiteKit):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Until something has happened; an error if it does not."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.1)
+
+
+def text_of(path: Path) -> str:
+    """A log's content; empty where there is none yet."""
+    return path.read_text(errors="replace") if path.is_file() else ""

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,20 @@ def free_port() -> int:
 class Loopback:
     """Server and sites from kits in a folder. Use as a context manager: nothing outlives it."""
 
-    def __init__(self, folder: Path, experiment: Experiment, sites: Mapping[str, SiteSettings], **rounds: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        sites: Mapping[str, SiteSettings],
+        joins_later: Sequence[str] = (),
+        **rounds: Any,
+    ) -> None:
         self.folder, self.sites = folder, dict(sites)
         self.settings = FederationSettings(
             name="loopback",
             experiment=Path("experiment.yaml"),
             server={"host": HOST, "port": free_port()},
-            sites={name: {} for name in sites},
+            sites={name: {"joins_later": name in joins_later} for name in sites},
             rounds={"deadline_minutes": 2, **rounds},
             heartbeat_seconds=15,
         )
@@ -49,6 +56,12 @@ class Loopback:
         for name, site in sites.items():
             self.fill_in(name, data=site.as_json(), hardware={"device": "cpu", "threads": 1, "workers": 1})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._later: set[str] = set()
+
+    def without(self, *names: str) -> Loopback:
+        """These are not started by `with`."""
+        self._later = set(names)
+        return self
 
     def fill_in(self, name: str, **changes: Any) -> None:
         """What a hospital does with an editor."""
@@ -107,7 +120,8 @@ class Loopback:
 
     def __enter__(self) -> Loopback:
         for name in ("server", *self.site_kits):
-            self.start(name)
+            if name not in self._later:
+                self.start(name)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from capture import Capture, streams, why_not
+from intruders import Knock, foreign_kit, knock, member_kit, posing_as, running, text_of, wait_for
 from loopback import PLUGIN, Loopback
 
 from panorgan.config import Experiment, SiteSettings, parse_experiment
+from panorgan.deployment.certificates import Credentials
+from panorgan.deployment.drive import drive
+from panorgan.deployment.folders import SiteKit
+from panorgan.federation.events import Event
 from panorgan.methods import registry
 from panorgan.runs.site_cases import cache_folder, site_settings
 
@@ -68,3 +77,60 @@ def loopback(
     folder: Path = tmp_path_factory.mktemp("federation")
     with Loopback(folder, experiment_with(), hospitals) as running:
         yield running
+
+
+@dataclass(frozen=True)
+class DisturbedRun:
+    """A run during which everybody who should not came and tried. `captured`: loopback meanwhile, by ports."""
+
+    experiment: Experiment
+    folder: Path
+    knocks: dict[str, Knock]
+    members_connected: set[str]
+    intruders: dict[str, SiteKit]
+    captured: dict[tuple[int, int], bytes] | None
+    packets_missed: int
+
+
+@pytest.fixture(scope="session")
+def disturbed_run(
+    tmp_path_factory: pytest.TempPathFactory, loopback: Loopback, experiment_with: Callable[..., Experiment]
+) -> DisturbedRun:
+    """One whole run, with intruders at the door and somebody who listens."""
+    folder = tmp_path_factory.mktemp("intruders")
+    training = {"rounds": 2, "validate_every": 2, "optimizer": {"keep_state": True}}
+    experiment = experiment_with(method={"name": "fedavg"}, training=training)
+    run = loopback.agree_on(experiment, "run-disturbed")
+    intruders = _intruders(loopback, experiment, folder)
+    foreign = Credentials.of_site(intruders["foreign"].startup)
+    port = loopback.settings.server.port
+    knocks: dict[str, Knock] = {}
+    connected: set[str] = set()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "joined":  # in the middle of the run
+            knocks["plain text"] = knock(port, encrypted=False)
+            knocks["no certificate"] = knock(port)
+            knocks["foreign certificate"] = knock(port, foreign)
+        connected.update(event.facts.get("connected", {}))
+
+    capture = None if why_not() else Capture(folder / "loopback.pcap")
+    with capture or nullcontext(), running(*intruders.values()):
+        # They are there before the run begins, and stay until it has ended.
+        wait_for(lambda: "turned away mallory" in text_of(loopback.server_kit.turned_away))
+        wait_for(lambda: "New client mallory" in text_of(loopback.server_kit.path / "log.txt"))
+        drive(loopback.server_kit, on_event)
+    captured = streams(capture.path) if capture else None
+    return DisturbedRun(experiment, run, knocks, connected, intruders, captured, capture.dropped if capture else 0)
+
+
+def _intruders(loopback: Loopback, experiment: Experiment, folder: Path) -> dict[str, SiteKit]:
+    """Sites that run NVFlare from kits that somebody else made, or that are not theirs."""
+    foreign = foreign_kit(loopback, experiment.agreement(), "north", folder / "foreign")
+    # One who knows the federation's public root certificate gets further: it trusts the server.
+    informed = SiteKit(folder / "informed")
+    shutil.copytree(foreign.path, informed.path)
+    shutil.copyfile(loopback.site_kits["north"].startup / "rootCA.pem", informed.startup / "rootCA.pem")
+    member = member_kit(loopback, "mallory", folder / "member")
+    posing = posing_as(member, "mallory", "north", folder / "posing")
+    return {"foreign": foreign, "informed": informed, "member": member, "posing": posing}

@@ -113,16 +113,40 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Give up the round in hand too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """End the run after the round in hand. Nothing is lost: `start` goes on from there."""
+    """At the server: end the run after the round in hand; nothing is lost, `start` goes on from there.
+
+    At a site: stop taking part, at once.
+    """
+    from panorgan.deployment.folders import SiteKit
+
+    if isinstance(found := find_kit(kit), SiteKit):
+        stop_site(found, as_json)
+        return
     from panorgan.deployment.drive import request_stop
 
-    found = server_kit(kit, "stop")
     request_stop(found, now)
     when = "now" if now else "after the round in hand"
     if as_json:
         print(json.dumps({"stop": when}), flush=True)
         return
     print(f"The run will stop {when}. Go on with: panorgan federation start {found.path}", flush=True)
+
+
+def stop_site(kit: SiteKit, as_json: bool) -> None:
+    """Stop the site's process on this machine."""
+    from panorgan.deployment.processes import stop_process
+
+    stopped = stop_process(kit)
+    words = "The site has stopped." if stopped else "Nothing runs from this kit on this machine."
+    print(json.dumps({"stopped": stopped}) if as_json else words, flush=True)
+
+
+@app.command()
+def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
+    """Score the delivered model on this site's own test cases. The scores stay here."""
+    from panorgan.cli.federation_run import score_and_show
+
+    score_and_show(site_kit(kit, "score"), as_json)
 
 
 app.command()(egress)

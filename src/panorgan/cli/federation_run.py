@@ -204,3 +204,17 @@ def run_in_foreground(kit: ServerKit | SiteKit) -> int:
         code = run_server(kit, say_with_time) if isinstance(kit, ServerKit) else run_site(kit, say_with_time)
     say_with_time("stopped" if code == 0 else f"ended with code {code}; engine.out and log.txt say more")
     return code
+
+
+def score_and_show(kit: SiteKit, as_json: bool) -> None:
+    """Score the delivered model at a site."""
+    from panorgan.cli.training import score_table
+    from panorgan.deployment.score import score_site
+
+    with reading() as show:
+        rows = score_site(kit, lambda done, total: show("scoring test cases", done, total))
+    if as_json:
+        print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
+        return
+    Console().print(score_table(rows, "Dice on this site's test cases (mean over cases)"))
+    print(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. Nothing of this has left.", flush=True)

@@ -75,7 +75,7 @@ def experiment_text(content: Mapping[str, Any], config: PhantomConfig, folder: P
     # What a phantom draws is the vocabulary, also where the file leaves it to the phantom.
     whole = {"name": "phantom", "vocabulary": list(config.organs), **rest, "sites": places}
     return (
-        "# Generated hospitals. 'withheld' labels score a simulation; no hospital has them, and nobody trains on them.\n"
+        "# Generated hospitals. 'withheld' labels score a simulation; no hospital has them, nobody trains on them.\n"
         "# Simulate:  panorgan train experiment.yaml        Between machines: 'sites' is left out, each has its own.\n"
         + yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=110)
     )

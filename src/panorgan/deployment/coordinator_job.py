@@ -100,6 +100,7 @@ def agreed_experiment(kit: ServerKit, settings: CoordinatorFile) -> Agreement:
 
 def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:
     rounds = settings.rounds
+    waits = rounds.on_missing == "wait"
     begin_with = sorted(name for name, site in settings.sites.items() if not site.joins_later)
     return CoordinatorSetup(
         run,
@@ -110,8 +111,10 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
         agreement.seed,
         experiment=agreement.fingerprint(),
         plan=agreement.plan,
-        patience=Patience(rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
-        required=tuple(begin_with) if rounds.on_missing == "wait" else (),
+        # To wait is to wait: a slow site is not given up, or it would be asked for the same round again and again.
+        patience=Patience(None if waits else rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
+        required=tuple(begin_with) if waits else (),
+        awaited=tuple(sorted(settings.sites.keys() - set(begin_with))),
         listed=frozenset(settings.sites),
     )
 

@@ -92,6 +92,11 @@ class SiteKit(Kit):
         """The finished model, once the federation has delivered it."""
         return self.path / "model"
 
+    @property
+    def scores(self) -> Path:
+        """What `panorgan federation score` writes; it stays here."""
+        return self.path / "scores"
+
     def state(self, settings: SiteFile) -> Path:
         """The site's private state."""
         return self.path / settings.state

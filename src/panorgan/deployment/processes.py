@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import signal
 import subprocess
@@ -12,19 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO
 
+from panorgan.deployment.engine_words import ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
-from panorgan.federation.transports.nvflare.handshakes import TRACING, Handshakes
+from panorgan.federation.transports.nvflare.handshakes import TRACING
 
 _RESTART_AFTER = 5.0
 _STOP_WITHIN = 15.0
 _LINUX_PARENT_DEATH_SIGNAL = 1
-_ENGINE_LOG = "engine.out"
 
 OnLine = Callable[[str], None]
 
@@ -105,17 +102,20 @@ def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool
     if isinstance(kit, ServerKit):
         environment |= TRACING
     asked_to_stop = threading.Event()
-    with (kit.path / "engine.out").open("ab") as engine_log:
+    with (kit.path / ENGINE_LOG).open("ab") as engine_log:
         process = subprocess.Popen(
             ["bash", str(script), "--once"],
             cwd=kit.path,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=engine_log,
+            stdout=subprocess.PIPE if isinstance(kit, ServerKit) else engine_log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
+    if isinstance(kit, ServerKit):
+        assert process.stdout is not None
+        listen(process.stdout, kit)
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *about: asked_to_stop.set()) for number in signals}
     try:

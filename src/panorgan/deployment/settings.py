@@ -21,7 +21,9 @@ class RoundsSettings(Settings):
     per_segment: int = Field(
         10, ge=1, description="rounds per job of the network engine; a failure costs at most the current round"
     )
-    deadline_minutes: float = Field(60.0, gt=0, description="a site that has not answered by then counts as missing")
+    deadline_minutes: float = Field(
+        60.0, gt=0, description="with proceed: a site that has not answered by then counts as missing in this round"
+    )
     on_missing: Literal["wait", "proceed"] = Field(
         "wait",
         description="wait: a round needs every site that joined; proceed: training.min_sites answers are enough",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -54,8 +54,8 @@ def first_weights(
     return {key: value.detach().clone() for key, value in built.state_dict().items()}
 
 
-def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> None:
-    """Every site annotates something, and every organ is annotated by somebody."""
+def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], awaited: Sequence[str] = ()) -> None:
+    """Every site annotates something, and every organ is annotated by somebody, or may be once the `awaited` join."""
     for site, facts in sorted(sites.items()):
         if missing := lacks(facts):
             raise ConfigError(
@@ -66,7 +66,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts]) -> No
     federation = Federation(vocabulary, sites)
     known = {organ for site in sites for organ in federation.organs_of(site)}
     orphans = [organ for organ in vocabulary if organ not in known]
-    if orphans:
+    if orphans and not awaited:
         raise ConfigError(
             f"Nobody annotates {', '.join(orphans)}.",
             where="vocabulary",

@@ -49,6 +49,8 @@ class CoordinatorSetup:
     patience: Patience = field(default_factory=Patience)
     required: tuple[str, ...] = ()
     """Sites without which the run does not begin."""
+    awaited: tuple[str, ...] = ()
+    """Sites that may join later, and bring organs that nobody else knows."""
     listed: frozenset[str] | None = None
     """Sites that may take part; whoever the transport reaches, if None."""
 
@@ -140,7 +142,7 @@ class Coordinator:
                 why="the others are absent, or were refused (see events.jsonl)",
                 fix="Start the missing sites, or lower training.min_sites.",
             )
-        check_coverage(setup.vocabulary, facts)
+        check_coverage(setup.vocabulary, facts, sorted(set(setup.awaited) - facts.keys()))
         plan = agreed_plan(setup.plan, told.statistics)
         weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
         sites = {name: facts[name].as_json() for name in sorted(facts)}

@@ -24,6 +24,7 @@ from panorgan.methods.registry import register
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 
 _PREFIX = "site-"
+_NEVER = -1e4
 
 
 class SoloConfig(MethodConfig):
@@ -105,7 +106,9 @@ class MergedMembers(SegmentationNetwork):
             for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
                 if name in self._heard[organ]:
                     scores[organ].append(logits[:, index])
-        merged = [torch.stack(known).mean(0) for known in scores.values()]
+        # An organ that nobody knows yet (its site joins later) is nowhere.
+        nowhere = torch.full_like(logits[:, 0], _NEVER)
+        merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
         if self.convention == "exclusive":
             merged.insert(0, torch.zeros_like(merged[0]))
         return torch.stack(merged, dim=1)

@@ -1,0 +1,32 @@
+"""What the server's engine says on its own output: kept in a file, and searched for who was turned away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from logging.handlers import RotatingFileHandler
+from typing import IO
+
+from panorgan.deployment.folders import ServerKit
+from panorgan.federation.transports.nvflare.handshakes import Handshakes
+
+ENGINE_LOG = "engine.out"
+
+
+def listen(words: IO[bytes], kit: ServerKit) -> None:
+    """Listen in a thread until the engine falls silent."""
+    threading.Thread(target=_keep, args=(words, kit), daemon=True, name="engine's words").start()
+
+
+def _keep(words: IO[bytes], kit: ServerKit) -> None:
+    """It must never stop listening: an engine that nobody listens to would come to a halt."""
+    log = logging.Logger("turned away")  # on its own: nobody else's settings apply
+    log.addHandler(RotatingFileHandler(kit.turned_away, maxBytes=1_000_000, backupCount=3, encoding="utf-8"))
+    log.handlers[0].setFormatter(logging.Formatter("%(asctime)s turned away %(message)s"))
+    handshakes = Handshakes(lambda who, why: log.warning("%s: %s", who, why))
+    with words, (kit.path / ENGINE_LOG).open("ab", buffering=0) as kept:
+        for line in words:
+            if handshakes.keep(line.decode(errors="replace")):
+                with contextlib.suppress(OSError):  # a full disk
+                    kept.write(line)

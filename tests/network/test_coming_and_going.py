@@ -1,0 +1,70 @@
+"""A site that joins late, one that leaves for good, and a stop in between: `on_missing: proceed`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from loopback import Loopback
+
+from panorgan.federation.events import read_events
+
+
+@pytest.mark.slow
+def test_the_run_goes_on_with_those_who_are_there(hospitals, experiment_with, tmp_path):
+    experiment = experiment_with(
+        method={"name": "solo"}, training={"rounds": 14, "local_steps": 12, "min_sites": 2, "validate_every": 7}
+    )
+    folder = tmp_path / "federation"
+    federation = Loopback(
+        folder,
+        experiment,
+        hospitals,
+        per_segment=4,
+        on_missing="proceed",
+        first_wait_minutes=0,
+        joins_later=["north"],
+    )
+    run = federation.server_kit.path / "run"
+
+    def events(kind: str) -> list[dict]:
+        return [event.facts for event in read_events(run / "events.jsonl") if event.kind == kind]
+
+    def until(condition, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends, federation.words()
+            time.sleep(0.2)
+
+    with federation.without("north"):
+        federation.start("driver")
+        until(lambda: events("round"), 90)
+        assert events("joined")[0]["sites"].keys() == {"east", "south"}  # liver is nobody's yet
+        federation.start("north")
+        until(lambda: any("north" in told["sites"] for told in events("round")), 120)
+        federation.kill("east")
+        until((run / "control" / "finished.json").exists, 240)
+
+    told = events("round")
+    assert [one["number"] for one in told] == list(range(1, 15))
+    assert events("late_join")[0]["site"] == "north"
+    first = next(one["number"] for one in told if "north" in one["sites"])
+    assert all("north" in one["sites"] for one in told if one["number"] >= first)
+    assert "east" not in told[-1]["sites"], "it was killed and never came back"
+    assert any(one["sites"] == ["east"] for one in events("missing"))
+    assert events("finished")[0]["without"] == ["east"]
+    card = json.loads((run / "model" / "model.json").read_text())
+    assert set(card["sites"]) == {"east", "north", "south"}, "what the lost site taught is still in the model"
+
+    scored = subprocess.run(
+        [sys.executable, "-m", "panorgan", "federation", "score", str(federation.site_kits["north"].path), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = json.loads(scored.stdout.splitlines()[-1])["rows"]
+    assert {row["organ"] for row in rows} == {"liver"}
+    assert not (federation.site_kits["east"].model).exists()

@@ -1,0 +1,168 @@
+"""Who should not take part gets nothing, is named in a log, and disturbs nobody. Real processes, real certificates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from federations import same
+from intruders import text_of, wait_for
+from loopback import Loopback
+from nvflare.fuel.hci.client import file_transfer
+from safetensors.torch import load_file
+
+from panorgan.deployment.drive import CONTROLLER, EXECUTOR
+from panorgan.deployment.network_engine import AdminSession, open_session, write_job
+from panorgan.federation.checkpoint import Checkpoints
+from panorgan.federation.events import read_events
+from panorgan.runs.execute import train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("stranger", "why"),
+    [
+        ("plain text", "it did not speak TLS"),
+        ("no certificate", "it showed no certificate"),
+        ("foreign certificate", "its certificate is not valid here: unable to get local issuer certificate"),
+    ],
+)
+def test_a_stranger_reads_nothing_and_its_address_is_in_the_log(stranger, why, disturbed_run, loopback):
+    knock = disturbed_run.knocks[stranger]
+    assert knock.received == b""
+    assert f"turned away {knock.address}: {why}" in text_of(loopback.server_kit.turned_away)
+
+
+def test_a_site_with_the_right_certificate_would_read_something(loopback):
+    """The control: the same greeting is answered when the certificate is right."""
+    from intruders import knock
+
+    from panorgan.deployment.certificates import Credentials
+
+    own = Credentials.of_site(loopback.site_kits["north"].startup)
+    assert knock(loopback.settings.server.port, own).received
+
+
+@pytest.mark.parametrize("kind", ["foreign", "informed", "posing"])
+def test_a_site_with_a_false_kit_is_never_registered(kind, disturbed_run):
+    words = text_of(disturbed_run.intruders[kind].path / "engine.out")
+    assert "created secure channel" in words, "it did try"
+    assert "Successfully registered" not in words
+    assert "Got engine" not in words
+
+
+def test_who_poses_as_another_is_named_by_its_certificate(disturbed_run, loopback):
+    assert "turned away mallory: it said it was north" in text_of(loopback.server_kit.turned_away)
+    log = text_of(loopback.server_kit.path / "log.txt")
+    assert "authenticated as 'mallory' but claimed endpoint 'north' requires identity 'north'" in log
+
+
+def test_a_member_that_is_not_listed_gets_no_job(disturbed_run, loopback):
+    """Its certificate is valid (it was a member once), so it may connect; that is all."""
+    kit = disturbed_run.intruders["member"]
+    assert "Successfully registered client:mallory" in text_of(kit.path / "engine.out")
+    assert "Launched job" not in text_of(kit.path / "engine.out")
+    assert disturbed_run.members_connected == set(loopback.site_kits)
+    (refused,) = [e.facts for e in read_events(disturbed_run.folder / "events.jsonl") if e.kind == "refused"]
+    assert refused["site"] == "mallory"
+    assert refused["reason"] == "Site mallory is not in this federation."
+
+
+def test_the_run_is_the_same_as_without_them(disturbed_run, tmp_path):
+    simulated = train(disturbed_run.experiment, tmp_path / "simulated").folder
+    networked, local = (
+        Checkpoints(folder / "checkpoints").load_latest() for folder in (disturbed_run.folder, simulated.path)
+    )
+    assert set(networked.sites) == {"east", "north", "south"}
+    assert networked.rounds_done == local.rounds_done == 2
+    assert same(networked.weights, local.weights)
+    name = Path("model") / "model.safetensors"
+    assert same(load_file(disturbed_run.folder / name), load_file(simulated.path / name))
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(loopback: Loopback) -> Iterator[AdminSession]:
+    """The coordinator's own session, with the coordinator's own certificate."""
+    opened = open_session(loopback.server_kit.admin, loopback.settings.coordinator)
+    wait_for(lambda: _all_connected(opened, loopback))
+    yield opened
+    opened.close()
+
+
+def _all_connected(session: AdminSession, loopback: Loopback) -> bool:
+    try:
+        return session.look().connected.keys() >= loopback.site_kits.keys()
+    except Exception:
+        return False
+
+
+def _carry_code(job: Path, canary: Path) -> None:
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "x.py").write_text(f"open({str(canary)!r}, 'w').close()")
+
+
+def _unsigned(folder: str, *more: object) -> None:
+    """In place of NVFlare's signing."""
+
+
+def _changed_after_signing(sign: Callable[..., None]) -> Callable[..., None]:
+    def sign_and_change(folder: str, *more: object) -> None:
+        sign(folder, *more)
+        with (Path(folder) / "app" / "config" / "config_fed_client.json").open("a") as file:
+            file.write(" ")
+
+    return sign_and_change
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("code", "Failed to deploy app 'app': BYOC not permitted"),
+        ("unsigned", "UNSIGNED_JOB_REJECTED"),
+        ("changed", "app app does not pass signature verification"),
+    ],
+)
+def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback, session, tmp_path, monkeypatch):
+    job, canary = tmp_path / f"intruder-{kind}", tmp_path / "canary"
+    write_job(job, job.name, CONTROLLER, EXECUTOR, len(loopback.site_kits))
+    if kind == "code":
+        _carry_code(job, canary)
+    else:
+        sign = _unsigned if kind == "unsigned" else _changed_after_signing(file_transfer.sign_folders)
+        monkeypatch.setattr(file_transfer, "sign_folders", sign)
+    name = session.submit(job)
+    wait_for(lambda: session.job(name).done)
+    assert session.job(name).status == "FINISHED:FAILED_TO_RUN"
+    lines = text_of(loopback.server_kit.path / "log.txt").splitlines()
+    assert any(f"Failed to run the Job ({name})" in line and reason in line for line in lines)
+    by = f"[U:{loopback.settings.coordinator}][A:job_mgmt.submit_job {job.name}]"
+    assert by in text_of(loopback.server_kit.path / "audit.log")
+    assert not canary.exists()
+    for kit in loopback.site_kits.values():
+        assert name not in text_of(kit.path / "log.txt")
+
+
+def test_a_job_that_names_another_class_does_nothing_anywhere(loopback, session, tmp_path):
+    """Signed by the coordinator, without code; but what it names is not panorgan's."""
+    job, canary = tmp_path / "intruder-class", tmp_path / "canary"
+    write_job(job, job.name, CONTROLLER, EXECUTOR, len(loopback.site_kits))
+    bomb = {"path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}}
+    for file, part in (("config_fed_server.json", "workflows"), ("config_fed_client.json", "executors")):
+        path = job / "app" / "config" / file
+        content = json.loads(path.read_text())
+        content[part][0].update(bomb if part == "workflows" else {"executor": bomb})
+        path.write_text(json.dumps(content))
+    name = session.submit(job)
+    refusal = "Component 'subprocess.Popen' at config path"
+    for kit in (loopback.server_kit, *loopback.site_kits.values()):
+        wait_for(lambda output=kit.path / "engine.out": f"{refusal}" in text_of(output))
+        assert "is not in allow_list" in text_of(kit.path / "engine.out")
+    session.abort(name)
+    wait_for(lambda: session.job(name).done)
+    assert not canary.exists()
