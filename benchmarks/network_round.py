@@ -27,6 +27,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +37,7 @@ BENCHMARKS = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "tests" / "helpers")]
 
 import network_bench  # noqa: E402
-from loopback import Loopback  # noqa: E402
+from loopback import Loopback, descendants  # noqa: E402
 
 from panorgan.config import Experiment, SiteSettings, parse_experiment  # noqa: E402
 from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
@@ -66,6 +67,48 @@ def experiment(rounds: int) -> Experiment:
     )
 
 
+class ProcessorTime:
+    """Samples what a federation's processes have used, so that it can be told for any stretch of time.
+
+    Wall time suffers from whatever else a machine does; this does not.
+    """
+
+    def __init__(self, federation: Loopback) -> None:
+        self._federation = federation
+        self._samples: list[tuple[float, dict[str, float]]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def between(self, began: float, ended: float) -> dict[str, float]:
+        """Seconds used by the server's processes and by those of all sites."""
+        first = min(self._samples, key=lambda sample: abs(sample[0] - began))[1]
+        last = min(self._samples, key=lambda sample: abs(sample[0] - ended))[1]
+        return {who: last[who] - first[who] for who in last}
+
+    def close(self) -> None:
+        """No more samples."""
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.1):
+            used = {"server": 0.0, "sites": 0.0}
+            for name, process in list(self._federation.processes.items()):
+                for one in (process.pid, *descendants(process.pid)):
+                    used["server" if name == "server" else "sites"] += seconds_of(one)
+            self._samples.append((time.time(), used))
+
+
+def seconds_of(process: int) -> float:
+    """Processor time that a process has used itself."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Bench:
     """A running federation, and what was measured on it."""
 
@@ -76,7 +119,14 @@ class Bench:
         self.seconds: dict[str, list[float]] = {}
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.bytes: dict[str, int] = {}
+        self.processor: dict[str, list[dict[str, float]]] = {}
+        self._clock = ProcessorTime(federation)
         self._jobs = 0
+
+    def close(self) -> None:
+        """Let go; the session's threads would keep this process alive."""
+        self._clock.close()
+        self.session.close()
 
     def wait_for_sites(self) -> None:
         """Until all are connected."""
@@ -151,8 +201,10 @@ class Bench:
         if len(rounds) < self.rounds:
             raise SystemExit(f"{name}: only {len(rounds)} of {self.rounds} rounds were done; see the kits' logs")
         warm = rounds[WARM_UP : self.rounds]
+        used = self._clock.between(moments[WARM_UP], moments[self.rounds])
+        self.processor.setdefault(name, []).append({who: value / len(warm) for who, value in used.items()})
         self.seconds.setdefault(name, []).extend(warm)
-        print(f"{name:<26} {statistics.median(warm):7.3f} s per round", file=sys.stderr)
+        print(f"{name:<26} {statistics.median(warm):7.3f} s per round, processor {self.processor[name][-1]}", file=sys.stderr)
 
     def result(self) -> dict[str, Any]:
         """Everything, as JSON."""
@@ -165,6 +217,11 @@ class Bench:
                 "rounds": len(seconds),
                 "seconds": [round(value, 4) for value in seconds],
             }
+            if name != "in_process":
+                used = self.processor[name]
+                systems[name]["processor_seconds_per_round"] = {
+                    who: round(statistics.median(one[who] for one in used), 4) for who in used[0]
+                }
             if name in self.bytes:
                 systems[name]["bytes_per_round"] = self.bytes[name]
                 parts = self.parts[name]
@@ -210,7 +267,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 for name in arguments.systems:
                     SYSTEMS[name](bench)
         finally:
-            bench.session.close()  # its threads would keep this process alive
+            bench.close()
     model = network_bench.Model()
     parameters = sum(value.numel() for value in model.state_dict().values())
     return {

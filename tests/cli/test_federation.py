@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +21,10 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 from rich.console import Console
 from trial_federation import Authority, free_port, write_server_kit, write_site_kit
 
-from panorgan.cli import federation_run, federation_view
+from panorgan.cli import federation_run, federation_view, foreground
 from panorgan.cli import main as cli
 from panorgan.cli.federation_run import show_status
 from panorgan.config import Experiment, validated
-from panorgan.deployment import processes
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -87,11 +89,20 @@ def log_of(kit: ServerKit) -> EventLog:
 
 def test_all_commands_are_there(command) -> None:
     out = command("--help")[1]
-    for name in ("init", "preflight", "server", "site", "start", "status", "stop", "egress"):
+    for name in ("init", "preflight", "server", "site", "start", "status", "stop", "score", "egress"):
         assert f" {name} " in out
 
 
-@pytest.mark.parametrize("name", ["server", "start", "status", "stop"])
+def test_stop_at_a_site_stops_what_runs_there(command, site: SiteKit) -> None:
+    assert command("stop", site.path)[1].strip() == "Nothing runs from this kit on this machine."
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # panorgan"])
+    site.process_id.write_text(str(sleeper.pid))
+    threading.Thread(target=sleeper.wait).start()  # a real parent collects its dead too
+    assert command("stop", site.path, "--json")[1].strip() == '{"stopped": true}'
+    assert sleeper.wait(5) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["server", "start", "status"])
 def test_a_sites_kit_is_refused_at_the_server(command, site: SiteKit, name: str) -> None:
     code, _, err = command(name, site.path)
     assert code == 2
@@ -326,7 +337,7 @@ def test_a_site_in_the_foreground_tells_what_its_logs_say(command, site: SiteKit
             file.write("2026-11-15 16:53:39,115 ERROR could not answer train/train/10 (data)\nTraceback …\n")
         return 0
 
-    monkeypatch.setattr(processes, "run_site", running)
+    monkeypatch.setattr(foreground, "run_site", running)
     code, out, _ = command("site", site.path)
     assert code == 0
     assert [line.partition("  ")[2] for line in out.splitlines()] == [
@@ -349,7 +360,7 @@ def test_a_server_in_the_foreground_names_its_guests(command, server: ServerKit,
         (kit.path / "engine.out").write_text("I1 ssl.cc] Handshake failed with error: CERTIFICATE_VERIFY_FAILED: x\n")
         return 3
 
-    monkeypatch.setattr(processes, "run_server", running)
+    monkeypatch.setattr(foreground, "run_server", running)
     code, out, _ = command("server", server.path)
     assert code == 3
     assert [line.partition("  ")[2] for line in out.splitlines()][1:] == [

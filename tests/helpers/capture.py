@@ -38,7 +38,7 @@ class Capture:
     def __enter__(self) -> Capture:
         with self.path.open("wb") as output:
             self._process = subprocess.Popen(
-                ["tcpdump", "-i", "lo", "-U", "-s", "0", "-B", "65536", "-w", "-", "tcp"],
+                ["tcpdump", "-i", "lo", "--immediate-mode", "-U", "-s", "0", "-B", "65536", "-w", "-", "tcp"],
                 stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -127,10 +126,6 @@ def disturbed_run(
 def _intruders(loopback: Loopback, experiment: Experiment, folder: Path) -> dict[str, SiteKit]:
     """Sites that run NVFlare from kits that somebody else made, or that are not theirs."""
     foreign = foreign_kit(loopback, experiment.agreement(), "north", folder / "foreign")
-    # One who knows the federation's public root certificate gets further: it trusts the server.
-    informed = SiteKit(folder / "informed")
-    shutil.copytree(foreign.path, informed.path)
-    shutil.copyfile(loopback.site_kits["north"].startup / "rootCA.pem", informed.startup / "rootCA.pem")
     member = member_kit(loopback, "mallory", folder / "member")
     posing = posing_as(member, "mallory", "north", folder / "posing")
-    return {"foreign": foreign, "informed": informed, "member": member, "posing": posing}
+    return {"foreign": foreign, "member": member, "posing": posing}

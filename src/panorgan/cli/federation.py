@@ -67,7 +67,7 @@ def preflight(
 @app.command()
 def server(kit: KitPath = _HERE) -> None:
     """Run the server that the sites connect to (the coordinator's machine). Ctrl-C stops it."""
-    from panorgan.cli.federation_run import run_in_foreground
+    from panorgan.cli.foreground import run_in_foreground
 
     raise typer.Exit(run_in_foreground(server_kit(kit, "server")))
 
@@ -75,7 +75,7 @@ def server(kit: KitPath = _HERE) -> None:
 @app.command()
 def site(kit: KitPath = _HERE) -> None:
     """Take part with this hospital's data. Connects out, accepts nothing in. Ctrl-C stops it."""
-    from panorgan.cli.federation_run import run_in_foreground
+    from panorgan.cli.foreground import run_in_foreground
 
     raise typer.Exit(run_in_foreground(site_kit(kit, "site")))
 

@@ -193,19 +193,6 @@ def _now() -> str:
     return time.strftime("%H:%M:%S")
 
 
-def run_in_foreground(kit: ServerKit | SiteKit) -> int:
-    """Run the server or the site of a kit until Ctrl-C; returns the exit code."""
-    from panorgan.cli.follow import following, say_with_time
-    from panorgan.deployment.processes import run_server, run_site
-
-    what = "server" if isinstance(kit, ServerKit) else "site"
-    say_with_time(f"{what} {kit.path} starts; Ctrl-C stops it")
-    with following(kit, say_with_time):
-        code = run_server(kit, say_with_time) if isinstance(kit, ServerKit) else run_site(kit, say_with_time)
-    say_with_time("stopped" if code == 0 else f"ended with code {code}; engine.out and log.txt say more")
-    return code
-
-
 def score_and_show(kit: SiteKit, as_json: bool) -> None:
     """Score the delivered model at a site."""
     from panorgan.cli.training import score_table

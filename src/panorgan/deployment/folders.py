@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from panorgan.deployment.settings import CoordinatorFile, SiteFile
+if TYPE_CHECKING:  # the process that only keeps a site running need not load torch
+    from panorgan.deployment.settings import CoordinatorFile, SiteFile
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,14 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
 
 def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteFacts, Numbers]:
     """What a site that joins tells about itself and measured for the plan, checked."""
+    check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
         raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
     counts = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
+    if min(cases := int(message.numbers["train_cases"]), *counts.values()) < 0 or any(n > cases for n in counts.values()):
+        raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
     for structure in counts:
         try:
             vocabulary.members(structure)
@@ -94,11 +97,12 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
                 f"Site {site} annotates what is no part of the vocabulary.", why=f"{structure!r:.100}"
             ) from error
     measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
-    return SiteFacts(site, int(message.numbers["train_cases"]), counts), measured
+    return SiteFacts(site, cases, counts), measured
 
 
 def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:
     """A site's validation Dice by structure, checked."""
+    check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     scores = _numbers_of(message, "dice/")
