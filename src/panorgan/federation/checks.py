@@ -86,8 +86,9 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
         raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
+    cases = int(message.numbers["train_cases"])
     counts = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
-    if min(cases := int(message.numbers["train_cases"]), *counts.values()) < 0 or any(n > cases for n in counts.values()):
+    if cases < 0 or not all(0 <= count <= cases for count in counts.values()):
         raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
     for structure in counts:
         try:
