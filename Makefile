@@ -24,9 +24,12 @@ $(READY): requirements.txt requirements-network.txt requirements-dev.txt pyproje
 demo: $(READY)
 	$(BIN)/panorgan demo --resume
 
-# One thread per process: two test processes share two cores.
+# One thread per process: two test processes share two cores. The network tests come apart: each file there starts real
+# servers and sites, which its tests share.
+QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 test: $(READY)
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/network
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile tests/network
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -11,9 +11,10 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 _WINDOW = 32
@@ -27,18 +28,32 @@ def why_not() -> str:
     return "" if os.geteuid() == 0 else "capturing takes root's rights"
 
 
-class Capture:
-    """Everything that goes over loopback while it is open."""
+def listening(processes: Iterable[int]) -> set[int]:
+    """Ports on which these processes, and all that they started, listen."""
+    ports = set()
+    for number in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(number)
+            for process in (parent, *parent.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    sockets = process.net_connections("tcp")
+                    ports |= {socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    return ports
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Capture:
+    """What goes over loopback from and to these ports while it is open. Others on the machine are not listened to."""
+
+    def __init__(self, path: Path, ports: Iterable[int]) -> None:
+        self.path, self.ports = path, set(ports)
         self.dropped = -1
         """Packets that were missed; known when it is closed."""
 
     def __enter__(self) -> Capture:
+        only = " or ".join(f"tcp port {port}" for port in sorted(self.ports))
         with self.path.open("wb") as output:
             self._process = subprocess.Popen(
-                ["tcpdump", "-i", "lo", "--immediate-mode", "-U", "-s", "0", "-B", "65536", "-w", "-", "tcp"],
+                ["tcpdump", "-i", "lo", "--immediate-mode", "-U", "-s", "0", "-B", "65536", "-w", "-", only],
                 stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -113,7 +128,10 @@ def seen(secrets: Sequence[bytes], captured: dict[tuple[int, int], bytes]) -> li
 
 def sent_in_the_open(content: bytes, path: Path) -> dict[tuple[int, int], bytes]:
     """Capture a transfer of `content` over a plain connection."""
-    with Capture(path) as capture, socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Capture(path, [listener.getsockname()[1]]) as capture,
+    ):
 
         def receive() -> None:
             connection, _ = listener.accept()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,9 @@ def make_coordinator(
     transport,
     heard: list[Event] | None = None,
     method: Method | None = None,
+    **more: Any,
 ) -> Coordinator:
+    """`more` goes into the coordinator's setup."""
     setup = CoordinatorSetup(
         "test-run",
         Vocabulary(experiment.vocabulary),
@@ -45,6 +48,7 @@ def make_coordinator(
         experiment.training,
         experiment.seed,
         experiment=experiment.agreement().fingerprint(),
+        **more,
     )
     folder.mkdir(parents=True, exist_ok=True)
     listeners = (heard.append,) if heard is not None else ()
@@ -68,6 +72,32 @@ class Tampering(LocalTransport):
         present = [site for site in sites if site not in self.drop]
         self.asked += present
         super().exchange(present, make_request, changed)
+
+
+Meddle = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
+"""Takes a site, the kind of question and the true answer; gives what arrives instead: senders and answers."""
+
+
+class Meddling(LocalTransport):
+    """Lets somebody stand between sites and coordinator; sites in `absent` cannot be reached."""
+
+    def __init__(self, workers, meddle: Meddle = lambda site, kind, answer: [(site, answer)]) -> None:
+        super().__init__(workers)
+        self.meddle, self.absent = meddle, set()
+        self.asked: list[tuple[str, str]] = []
+
+    @property
+    def sites(self):
+        return tuple(site for site in super().sites if site not in self.absent)
+
+    def exchange(self, sites, make_request, on_reply, deadline=None):
+        def meddle(site: str, answer: bytes) -> None:
+            kind = Message.from_bytes(answer).meta["answers"].split("/")[0]
+            self.asked.append((kind, site))
+            for sender, content in self.meddle(site, kind, answer):
+                on_reply(sender, content)
+
+        super().exchange([site for site in sites if site not in self.absent], make_request, meddle)
 
 
 def run(experiment: Experiment, folder: Path, rounds: int | None = None, method: Method | None = None) -> Coordinator:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capture import Capture, streams, why_not
+from capture import Capture, listening, streams, why_not
 from intruders import Knock, foreign_kit, knock, member_kit, posing_as, running, text_of, wait_for
 from loopback import PLUGIN, Loopback
 
@@ -80,7 +80,10 @@ def loopback(
 
 @dataclass(frozen=True)
 class DisturbedRun:
-    """A run during which everybody who should not came and tried. `captured`: loopback meanwhile, by ports."""
+    """A run during which everybody who should not came and tried.
+
+    `captured`: what went over loopback meanwhile, by ports. `ports`: those that anybody of the federation listened on.
+    """
 
     experiment: Experiment
     folder: Path
@@ -88,7 +91,8 @@ class DisturbedRun:
     members_connected: set[str]
     intruders: dict[str, SiteKit]
     captured: dict[tuple[int, int], bytes] | None
-    packets_missed: int
+    ports: set[int]
+    capture: Capture | None
 
 
 @pytest.fixture(scope="session")
@@ -111,16 +115,21 @@ def disturbed_run(
             knocks["plain text"] = knock(port, encrypted=False)
             knocks["no certificate"] = knock(port)
             knocks["foreign certificate"] = knock(port, foreign)
+            ports.update(listening(own))
         connected.update(event.facts.get("connected", {}))
 
-    capture = None if why_not() else Capture(folder / "loopback.pcap")
+    for kit in (loopback.server_kit, *loopback.site_kits.values()):
+        wait_for(lambda log=kit.path / "log.txt": "created backbone internal listener" in text_of(log))
+    own = [process.pid for process in loopback.processes.values()]
+    ports = listening(own)
+    capture = None if why_not() else Capture(folder / "loopback.pcap", ports)
     with capture or nullcontext(), running(*intruders.values()):
         # They are there before the run begins, and stay until it has ended.
         wait_for(lambda: "turned away mallory" in text_of(loopback.server_kit.turned_away))
         wait_for(lambda: "New client mallory" in text_of(loopback.server_kit.path / "log.txt"))
         drive(loopback.server_kit, on_event)
     captured = streams(capture.path) if capture else None
-    return DisturbedRun(experiment, run, knocks, connected, intruders, captured, capture.dropped if capture else 0)
+    return DisturbedRun(experiment, run, knocks, connected, intruders, captured, ports, capture)
 
 
 def _intruders(loopback: Loopback, experiment: Experiment, folder: Path) -> dict[str, SiteKit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ def start_and_watch(kit: ServerKit, as_json: bool) -> None:
     """Drive the run to its end."""
     from panorgan.deployment.drive import drive
 
+    # The engine logs every failed attempt to connect; without a handler Python would write it into the picture.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         with watching(kit, as_json) as listener:
             drive(kit, listener)

@@ -55,12 +55,11 @@ class SiteMachine:
 
     def handle(self, request: bytes) -> bytes:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
-        message = Message.from_bytes(request)
-        task = Task.from_meta(message.meta)
+        task = Task.from_meta(Message.outline(request).meta)
         self._log.info("asked: %s", task.label)
         try:
             worker = self._open()
-            answer = self._keep_model(message, task) if task.kind == "deliver" else worker.handle(request)
+            answer = self._keep_model(request, task) if task.kind == "deliver" else worker.handle(request)
             released = self._guard(worker, task).release(answer, task.kind, task.moment.round, task.moment.stage)
         except TaskAbortedError:
             self._log.info("no longer wanted: %s", task.label)
@@ -141,13 +140,13 @@ class SiteMachine:
         path = self.kit.egress_policy
         return parse_policy(read_yaml(path, "egress policy"), str(path))
 
-    def _keep_model(self, message: Message, task: Task) -> bytes:
+    def _keep_model(self, request: bytes, task: Task) -> bytes:
         """The finished model stays at the site; the answer says that it arrived, and nothing else."""
         if task.experiment != load_site_file(self.kit).experiment_fingerprint:
             raise WrongExperimentError("The model of another experiment was delivered.")
         if task.card is None:
             raise MessageError("A model came without its card.")
-        save_model(self.kit.model, dict(message.arrays), dict(task.card))
+        save_model(self.kit.model, dict(Message.from_bytes(request).arrays), dict(task.card))
         return Message(meta=answer_meta(task, self.name)).to_bytes()
 
 

@@ -15,6 +15,9 @@ from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
 
 
+_BLOCK = 1 << 18
+
+
 class SpooledUpdates:
     """The accepted answers of one round, lying on disk. Implements `methods.exchange.Updates`."""
 
@@ -64,14 +67,24 @@ def _checked(weight: float, site: str, key: str) -> float:
 
 
 def _mean(tensors: Iterable[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
-    """Σ share·θ in double precision (so that equal inputs stay equal), returned in the tensors' own type."""
+    """Σ share·θ in double precision (so that equal inputs stay equal), returned in the tensors' own type.
+
+    It goes block by block: what stays in the processor's cache takes half the time.
+    """
     total: torch.Tensor | None = None
-    kind = torch.float32
+    example = torch.empty(0)
+    scratch = torch.empty(_BLOCK, dtype=torch.float64)
     for tensor, share in zip(tensors, shares, strict=True):
-        kind = tensor.dtype
-        part = tensor.to(torch.float64, copy=True).mul_(share)
-        total = part if total is None else total.add_(part)
+        example, values = tensor, tensor.reshape(-1)
+        first = total is None
+        total = torch.empty(values.shape, dtype=torch.float64) if total is None else total
+        for start in range(0, values.numel(), _BLOCK):
+            block, target = values[start : start + _BLOCK], total[start : start + _BLOCK]
+            if first:
+                target.copy_(block).mul_(share)
+            else:
+                target.add_(scratch[: len(block)].copy_(block).mul_(share))
     assert total is not None
-    if not kind.is_floating_point:
-        total = total.round()
-    return total.to(kind)
+    if not example.is_floating_point():
+        total = total.round_()
+    return total.to(example.dtype).reshape(example.shape)

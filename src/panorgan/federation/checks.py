@@ -18,6 +18,7 @@ from panorgan.methods.exchange import Numbers, SiteFacts
 
 _ROOM_PER_MESSAGE = 1 << 20
 _ROOM_PER_TENSOR = 1 << 10
+_BLOCK = 1 << 18
 
 
 class SiteFailedError(Exception):
@@ -144,10 +145,19 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
         finite, distance = is_finite(tensor), 0.0
     else:
         # One pass does both: a distance is finite exactly when every value is (nothing that is sound overflows).
-        distance = (
-            float(torch.linalg.vector_norm(tensor.float() - expected[key].cpu().float(), dtype=torch.float64)) ** 2
-        )
+        distance = _squared_distance(tensor, expected[key])
         finite = math.isfinite(distance)
     if not finite:
         raise MessageError(f"Site {site} sent values that are not finite.", why=f"NaN or infinity in {key!r}")
     return distance
+
+
+def _squared_distance(tensor: torch.Tensor, example: torch.Tensor) -> float:
+    """Σ (a − b)², block by block: what stays in the processor's cache takes half the time."""
+    values, others = tensor.reshape(-1), example.reshape(-1)
+    total = 0.0
+    for start in range(0, values.numel(), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        difference = values[block].float() - others[block].cpu().float()
+        total += float(torch.linalg.vector_norm(difference, dtype=torch.float64)) ** 2
+    return total

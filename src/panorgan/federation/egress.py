@@ -227,11 +227,11 @@ class Egress:
             why = f"it has {len(answer) / 1e6:.1f} MB, {limit:g} MB may leave"
             return None, [_Objection(why, f"raise 'max_message_mb' in {_POLICY}", "the message")]
         try:
-            message = Message.from_bytes(answer)
+            message = Message.outline(answer)
         except MessageError as error:
             return None, [_Objection(f"it cannot be read ({error.why or error.what})", "", "the message")]
         objections = [*self._meta(message), *self._numbers(message), *self._tensors(message)]
-        if not objections and message.to_bytes() != answer:
+        if not objections and not message.is_all_of(answer):
             why = "it holds more than tensors, numbers and the words that belong to an answer"
             objections.append(_Objection(why, "", "the message"))
         return message, objections

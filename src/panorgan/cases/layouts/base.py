@@ -206,6 +206,6 @@ def missing_folder(folder: Path) -> DataError:
     return DataError(
         "The data folder does not exist.",
         where=str(folder),
-        fix="Check the path in the experiment file.",
+        fix="Check the path, in the experiment file or in the hospital's site.yaml.",
         kind="folder-missing",
     )

@@ -20,6 +20,7 @@ from nvflare.apis.signal import Signal
 
 from panorgan.errors import RunError
 from panorgan.federation.transports.base import MakeRequest, OnReply
+from panorgan.federation.transports.nvflare.parcels import unpacked
 
 MESSAGE = "message"
 """Under this key our own bytes travel, in both directions."""
@@ -88,8 +89,8 @@ class NVFlareTransport:
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result, client_task.result = client_task.result, None
-            answer = result.get(MESSAGE) if result.get_return_code() == ReturnCode.OK else None
-            if isinstance(answer, bytes) and not errors:
+            answer = unpacked(result.get(MESSAGE)) if result.get_return_code() == ReturnCode.OK else None
+            if answer is not None and not errors:
                 try:
                     on_reply(site, answer)
                 except Exception as error:

@@ -12,6 +12,7 @@ from nvflare.apis.signal import Signal
 
 from panorgan.federation.transports.local import Answering
 from panorgan.federation.transports.nvflare.controller import MESSAGE, end_with_parent, tidy_jobs
+from panorgan.federation.transports.nvflare.parcels import packed
 
 
 class TaskAbortedError(Exception):
@@ -47,7 +48,7 @@ class SiteExecutor(Executor):
             tidy_jobs(root, fl_ctx.get_job_id())
             self._machine = self.open_site(root, fl_ctx.get_identity_name())
         try:
-            return Shareable({MESSAGE: self._machine.handle(request)})
+            return Shareable({MESSAGE: packed(self._machine.handle(request))})
         except TaskAbortedError:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception:

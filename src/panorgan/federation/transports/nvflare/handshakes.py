@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from urllib.parse import unquote
 
 TRACING = {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
 """Environment in which gRPC tells its handshakes."""
@@ -49,7 +50,7 @@ class Handshakes:
         elif self._in_trace and not _MORE.match(line):
             self._in_trace, self._why = False, ""
         if self._why and (peer := _PEER.search(line)):
-            self._on_turned_away(peer["peer"], _plainly(self._why))
+            self._on_turned_away(unquote(peer["peer"]), _plainly(self._why))
             self._why = ""
         if posed := _POSES.search(line):
             self._on_turned_away(posed["name"], f"it said it was {posed['claimed']}")

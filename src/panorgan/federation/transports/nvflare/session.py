@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from panorgan.errors import RunError
 
@@ -19,6 +19,7 @@ _DONE = "FINISHED"
 _QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 _UNHEARD = ("error", "no_reply", "no reply")
 _COMMAND_TIMEOUT = 8.0
+_CONNECT_TIMEOUT = 10.0
 
 
 class NotConnectedError(RunError):
@@ -106,13 +107,26 @@ class AdminSession:
                 self._session.close()
             self._session = None
 
+    def _connected(self) -> Session:
+        """A new session. One that was interrupted while it connected (Ctrl-C) is closed too.
+
+        Its threads would keep the process alive for ever, which NVFlare's own `new_secure_session` lets happen.
+        """
+        session = Session(self._user, str(self._kit))
+        session.set_timeout(_COMMAND_TIMEOUT)
+        try:
+            session.try_connect(_CONNECT_TIMEOUT)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                session.close()
+            raise
+        return session
+
     def _ask(self, question: Callable[[Session], Result]) -> Result:
         try:
             with _quietly():
                 if self._session is None:
-                    self._session = new_secure_session(
-                        self._user, str(self._kit), timeout=10.0, command_timeout=_COMMAND_TIMEOUT
-                    )
+                    self._session = self._connected()
                 return question(self._session)
         except Exception as error:
             # NVFlare's own errors are many; all of them mean that this session is of no use any more.

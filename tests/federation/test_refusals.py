@@ -1,0 +1,295 @@
+"""Everything the coordinator refuses: by name, with the reason in events.jsonl, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from federations import Meddling, make_coordinator, make_workers, same
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.planning import PlanSettings
+from panorgan.errors import MessageError
+from panorgan.federation.checks import check_answer, check_size, outliers, read_introduction, read_scores
+from panorgan.federation.events import read_events
+from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.tasks import Task, answer_meta
+
+ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
+THREE = {
+    "sites": [
+        {"name": "north", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
+        {"name": "south", "annotated": ALL, "cases": 3, "spacing_mm": [14, 14, 14]},
+        {"name": "west", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
+    ]
+}
+SMALL = {"rounds": 1, "validate_every": 0, "local_steps": 1}
+
+Change = Callable[[dict[str, torch.Tensor], dict[str, float], dict[str, Any]], None]
+
+
+def edited(answer: bytes, change: Change) -> bytes:
+    message = Message.from_bytes(answer)
+    arrays, numbers, meta = dict(message.arrays), dict(message.numbers), dict(message.meta)
+    change(arrays, numbers, meta)
+    return Message(arrays, numbers, meta).to_bytes()
+
+
+def happened(folder, kind: str) -> list[dict[str, Any]]:
+    return [event.facts for event in read_events(folder / "events.jsonl") if event.kind == kind]
+
+
+@pytest.fixture
+def three(tiny):
+    return lambda **training: tiny(phantom=THREE, training={**SMALL, **training})
+
+
+def set_key(key: str, value: torch.Tensor) -> Change:
+    return lambda arrays, numbers, meta: arrays.update({key: value})
+
+
+def set_meta(**values: object) -> Change:
+    return lambda arrays, numbers, meta: meta.update(values)
+
+
+def _not_finite(arrays, numbers, meta) -> None:
+    arrays["head.conv.conv.bias"] = torch.full_like(arrays["head.conv.conv.bias"], float("nan"))
+
+
+def _out_of_all_proportion(arrays, numbers, meta) -> None:
+    arrays["head.conv.conv.bias"] = arrays["head.conv.conv.bias"] + 1e6
+
+
+BIAS = "head.conv.conv.bias"
+TAMPERED: dict[str, tuple[Change, str, str]] = {
+    "another experiment": (set_meta(experiment="0" * 16), "does not belong here", "its 'experiment' is"),
+    "another run": (set_meta(run="another"), "does not belong here", "its 'run' is 'another'"),
+    "another question": (set_meta(answers="evaluate/train/1"), "does not belong here", "'evaluate/train/1'"),
+    "another name": (set_meta(site="south"), "does not belong here", "its 'site' is 'south'"),
+    "shape": (set_key(BIAS, torch.zeros(99)), "wrong shape", "(99,), expected (5,)"),
+    "type": (set_key(BIAS, torch.zeros(5, dtype=torch.float16)), "wrong type", "torch.float16"),
+    "key": (set_key("backdoor", torch.zeros(1)), "unknown key", "'backdoor'"),
+    "not finite": (_not_finite, "not finite", BIAS),
+    "size": (set_key("ballast", torch.zeros(1 << 20)), "sent too much", "bytes, where at most"),
+    "outlier": (_out_of_all_proportion, "out of all proportion", "training.outlier_factor allows 10"),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_a_tampered_update_is_refused_and_the_others_go_on(what, three, tmp_path):
+    change, reason, why = TAMPERED[what]
+
+    def meddle(site: str, kind: str, answer: bytes):
+        return [(site, edited(answer, change) if (site, kind) == ("north", "train") else answer)]
+
+    experiment = three()
+    coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
+    coordinator.run()
+    (refused,) = happened(tmp_path, "refused")
+    assert (refused["number"], refused["site"]) == (1, "north")
+    assert reason in refused["reason"]
+    assert why in refused["why"]
+    (round_,) = happened(tmp_path, "round")
+    assert set(round_["sites"]) == {"south", "west"}
+    assert not happened(tmp_path, "missing")
+
+
+def test_a_message_of_an_earlier_round_cannot_be_used_again(three, tmp_path):
+    first: dict[str, bytes] = {}
+
+    def replay(site: str, kind: str, answer: bytes):
+        return [(site, first.setdefault(site, answer) if (site, kind) == ("north", "train") else answer)]
+
+    experiment = three(rounds=2)
+    make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), replay)).run()
+    (refused,) = happened(tmp_path, "refused")
+    assert (refused["number"], refused["site"]) == (2, "north")
+    assert "'train/train/1', expected 'train/train/2'" in refused["why"]
+
+
+def test_nobody_can_speak_for_another(three, tmp_path):
+    """West sends what south has answered, byte for byte."""
+    south: list[bytes] = []
+
+    def meddle(site: str, kind: str, answer: bytes):
+        if (site, kind) == ("west", "train"):
+            return [(site, south[0])]
+        south.extend([answer] if (site, kind) == ("south", "train") else [])
+        return [(site, answer)]
+
+    experiment = three()
+    make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
+    (refused,) = happened(tmp_path, "refused")
+    assert refused["site"] == "west"
+    assert "its 'site' is 'south', expected 'west'" in refused["why"]
+
+
+@pytest.mark.parametrize("kind", ["join", "train", "evaluate"])
+@pytest.mark.parametrize(("sender", "why"), [("nobody", "it was not asked"), ("north", "it has answered already")])
+def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, why, three, tmp_path):
+    experiment = three(validate_every=1)
+
+    def forged(arrays, numbers, meta) -> None:
+        meta["site"] = sender
+        arrays.update({key: value + 1 for key, value in arrays.items()})
+        numbers.update(dict.fromkeys(numbers, 0.0))
+
+    def meddle(site: str, asked: str, answer: bytes):
+        more = [(sender, edited(answer, forged))] if (site, asked) == ("north", kind) else []
+        return [(site, answer), *more]
+
+    disturbed = make_coordinator(experiment, tmp_path / "a", Meddling(make_workers(experiment, tmp_path / "a"), meddle))
+    disturbed.run()
+    quiet = make_coordinator(experiment, tmp_path / "b", Meddling(make_workers(experiment, tmp_path / "b")))
+    quiet.run()
+    (refused,) = happened(tmp_path / "a", "refused")
+    assert (refused["site"], refused["why"]) == (sender, why)
+    assert same(disturbed.state.weights, quiet.state.weights)
+    assert disturbed.state.scores == quiet.state.scores
+    assert disturbed.state.sites == quiet.state.sites
+
+
+def test_a_site_that_is_not_listed_is_not_even_asked(three, tmp_path):
+    experiment = three(rounds=2)
+    transport = Meddling(make_workers(experiment, tmp_path))
+    listed = frozenset({"north", "south"})
+    coordinator = make_coordinator(experiment, tmp_path, transport, listed=listed)
+    coordinator.run()
+    assert set(coordinator.state.sites) == listed
+    assert "west" not in {site for _, site in transport.asked}
+    (refused,) = happened(tmp_path, "refused")  # once, not every round
+    assert (refused["site"], refused["reason"]) == ("west", "Site west is not in this federation.")
+
+
+def test_an_unknown_code_of_failure_does_not_travel_further(three, tmp_path):
+    """A code is one of a few words. Anything else could carry what should have stayed at the site."""
+
+    def meddle(site: str, kind: str, answer: bytes):
+        leak = edited(answer, set_meta(failed="/data/patient-0815.nii.gz"))
+        return [(site, leak if (site, kind) == ("north", "train") else answer)]
+
+    experiment = three()
+    make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
+    (failed,) = happened(tmp_path, "failed")
+    assert (failed["site"], failed["code"]) == ("north", "internal")
+    assert "0815" not in (tmp_path / "events.jsonl").read_text()
+
+
+# -- introductions and scores ------------------------------------------------------------------------------------
+
+MEASURED = {"plan/cases": 3.0, "plan/ct_cases": 3.0, "plan/hu_low/liver": -50.0, "plan/hu_high/liver": 150.0} | {
+    f"plan/{what}_mm/{axis}": value for what, value in (("spacing", 14.0), ("extent", 300.0)) for axis in "RAS"
+}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"annotated/unicorn": 1.0}, "annotates what is no part of the vocabulary"),
+        ({"train_cases": -3.0}, "counts its cases wrongly"),
+        ({"annotated/liver": -1.0}, "counts its cases wrongly"),
+        ({"annotated/liver": 1000.0}, "counts its cases wrongly"),
+        ({"plan/spacing_mm/R": -14.0}, "make no sense"),
+        ({"plan/cases": 0.0}, "make no sense"),
+        ({"plan/ct_cases": 4.0}, "make no sense"),
+        ({"plan/hu_low/liver": 200.0}, "make no sense"),
+        ({"n" * (1 << 20): 0.0}, "sent too much"),
+    ],
+    ids=["structure", "no cases", "less than none", "more than all", "spacing", "none", "CT", "range", "size"],
+)
+def test_a_nonsensical_introduction_is_refused(numbers, reason, three, tmp_path):
+    def meddle(site: str, kind: str, answer: bytes):
+        told = MEASURED | (numbers if site == "north" else {})
+        return [(site, edited(answer, lambda arrays, own, meta: own.update(told)))]
+
+    experiment = three()
+    transport = Meddling(make_workers(experiment, tmp_path), meddle)
+    plan = PlanSettings(spacing_mm="pooled", window_hu="pooled")
+    coordinator = make_coordinator(experiment, tmp_path, transport, plan=plan)
+    assert set(coordinator.state.sites) == {"south", "west"}
+    assert coordinator.state.plan is not None
+    assert coordinator.state.plan["spacing_mm"] == [14.0, 14.0, 14.0]
+    (refused,) = happened(tmp_path, "refused")
+    assert refused["site"] == "north"
+    assert reason in refused["reason"]
+
+
+@pytest.mark.parametrize("score", [1.0000001, -0.1, 7.0])
+def test_a_score_outside_0_and_1_is_refused(score, three, tmp_path):
+    def meddle(site: str, kind: str, answer: bytes):
+        boast = edited(answer, lambda arrays, numbers, meta: numbers.update({"dice/liver": score}))
+        return [(site, boast if (site, kind) == ("north", "evaluate") else answer)]
+
+    experiment = three(validate_every=1)
+    coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
+    coordinator.run()
+    (refused,) = happened(tmp_path, "refused")
+    assert (refused["site"], refused["reason"]) == ("north", "Site north sent a score that is no Dice.")
+    assert set(coordinator.state.scores) == {"south", "west"}
+
+
+TASK = Task("evaluate", "run", experiment="e")
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_the_ends_of_the_scale_are_scores(score):
+    answer = Message(numbers={"dice/liver": score}, meta=answer_meta(TASK, "a")).to_bytes()
+    assert read_scores(answer, TASK, "a") == {"liver": score}
+
+
+def test_a_site_may_annotate_nothing_and_all_of_its_cases():
+    numbers = {"train_cases": 3.0, "annotated/liver": 3.0}
+    for told, expected in ((numbers, {"liver": 3}), ({"train_cases": 0.0}, {})):
+        answer = Message(numbers=told, meta=answer_meta(TASK, "a")).to_bytes()
+        facts, _ = read_introduction(answer, TASK, "a", Vocabulary(["liver"]))
+        assert facts.annotated == expected
+
+
+# -- how large is too large --------------------------------------------------------------------------------------
+
+
+def test_the_largest_answer_that_can_be_right():
+    """10 numbers of 4 bytes, 1 KiB for a name, 1 MiB for the rest: 40 + 1024 + 1048576."""
+    expected = {"weight": torch.zeros(10)}
+    check_size(bytes(1_049_640), "a", expected)
+    with pytest.raises(MessageError, match="too much") as caught:
+        check_size(bytes(1_049_641), "a", expected)
+    assert caught.value.why == "1049641 bytes, where at most 1049640 can be right"
+
+
+def test_the_norm_of_an_update(tmp_path):
+    """(3, 4) and 12 away from what was sent out: √(9 + 16 + 144) = 13. Whole numbers do not count."""
+    task = Task("train", "run")
+    expected = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[5.0]]), "steps": torch.tensor(0)}
+    sent = {"a": torch.tensor([4.0, 5.0]), "b": torch.tensor([[-7.0]]), "steps": torch.tensor(1000)}
+    path = tmp_path / "answer.safetensors"
+    path.write_bytes(Message(sent, meta=answer_meta(task, "x")).to_bytes())
+    assert check_answer(MessageFile(path), task, "x", expected) == 13.0
+
+
+@pytest.mark.parametrize(
+    ("norms", "factor", "refused"),
+    [
+        ({"a": 3.0, "b": 4.0, "c": 40.0}, 10.0, set()),  # exactly ten times the middle one
+        ({"a": 3.0, "b": 4.0, "c": 40.1}, 10.0, {"c"}),
+        ({"a": 3.0, "b": 4.0, "c": 8.1}, 2.0, {"c"}),
+        ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 80.0}, 10.0, {"d"}),  # the middle of four: 4
+        ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 40.0}, 10.0, set()),
+        ({"a": 3.0, "b": 4.0, "c": 1e9}, None, set()),  # switched off
+        ({"a": 3.0, "b": 1e9}, 10.0, set()),  # two cannot tell which of them is wrong
+        ({"a": 0.0, "b": 0.0, "c": 1.0}, 10.0, set()),  # nobody else moved: nothing to compare with
+    ],
+)
+def test_which_update_is_out_of_all_proportion(norms, factor, refused):
+    assert outliers(norms, factor).keys() == refused
+
+
+def test_outliers_are_let_through_where_the_experiment_says_so(three, tmp_path):
+    def meddle(site: str, kind: str, answer: bytes):
+        return [(site, edited(answer, _out_of_all_proportion) if (site, kind) == ("north", "train") else answer)]
+
+    experiment = three(outlier_factor=None)
+    make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
+    assert not happened(tmp_path, "refused")
