@@ -16,6 +16,9 @@ PORT=8002
 SERVER_ADDRESS=192.0.2.1 # addresses of RFC 5737, which nobody uses
 declare -A ADDRESS=([north]=192.0.2.11 [east]=192.0.2.12 [south]=192.0.2.13)
 OPEN_DOOR=8080 # something listens here at every participant, so that only the firewall stands in the way
+# Python's own web server would ask for a name, and be counted.
+LISTEN="import socket; s = socket.create_server(('0.0.0.0', $OPEN_DOOR))
+while True: s.accept()[0].close()"
 PROCESSES=()
 
 say() { printf '\n== %s\n' "$*"; }
@@ -25,9 +28,12 @@ fail() { echo "FAILED: $*" >&2 && exit 1; }
 remove_namespaces() {
     local name
     for name in server "${SITES[@]}"; do
+        # What a run that was killed left behind.
+        ip netns pids "po-$name" 2>/dev/null | xargs --no-run-if-empty kill -9 2>/dev/null || true
         ip netns delete "po-$name" 2>/dev/null || true
         rm -rf "/etc/netns/po-$name"
     done
+    rmdir /etc/netns 2>/dev/null || true
 }
 
 clean_up() {
@@ -45,7 +51,8 @@ make_namespace() { # NAME
     within "$1" ip link set lo up
     mkdir -p "/etc/netns/po-$1"
     printf '127.0.0.1 localhost\n%s %s\n' "$SERVER_ADDRESS" "$HOST" >"/etc/netns/po-$1/hosts"
-    : >"/etc/netns/po-$1/resolv.conf" # nobody to ask for names
+    # Outside, so that a question for any other name is a packet that the firewall counts.
+    echo "nameserver 203.0.113.53" >"/etc/netns/po-$1/resolv.conf"
 }
 
 make_network() {
@@ -102,7 +109,9 @@ try_to_break_in_and_out() {
     local before_in before_out name
     before_in=$(counted north in_refused) before_out=$(counted north other_out)
     echo "listening at north: $(within north ss -Hltn | awk '{print $4}' | sort | tr '\n' ' ')"
-    within north timeout 3 bash -c "exec 3<>/dev/tcp/127.0.0.1/$OPEN_DOOR" || fail "the open door is not there"
+    for name in server north; do
+        within "$name" bash -c "exec 3<>/dev/tcp/127.0.0.1/$OPEN_DOOR" || fail "nothing listens at $name:$OPEN_DOOR"
+    done
     must_not_connect server "${ADDRESS[north]}" "$OPEN_DOOR" "server → north:$OPEN_DOOR, where something listens"
     must_not_connect east "${ADDRESS[north]}" "$OPEN_DOOR" "east → north:$OPEN_DOOR"
     must_not_connect north "$SERVER_ADDRESS" "$OPEN_DOOR" "north → server:$OPEN_DOOR, where something listens"
@@ -147,8 +156,9 @@ YAML
     done
 }
 
-start() { # NAME COMMAND...: in its namespace, in the background
-    within "$1" "${@:2}" >>"$1.out" 2>&1 &
+start() { # NAME COMMAND...: in its namespace, in the background; its output goes to NAME.out
+    # Not through a function: $! must be the command itself, which ip becomes, and no shell around it.
+    ip netns exec "po-$1" "${@:2}" >>"$1.out" 2>&1 &
     PROCESSES+=($!)
 }
 
@@ -156,8 +166,8 @@ run_federation() {
     local name driver
     start server panorgan federation server kits/server
     for name in "${SITES[@]}"; do start "$name" panorgan federation site "kits/sites/$name"; done
-    for name in server "${SITES[@]}"; do start "$name" python3 -m http.server "$OPEN_DOOR" --directory empty; done
-    within server panorgan federation start kits/server >driver.out 2>&1 &
+    for name in server "${SITES[@]}"; do start "$name" python3 -c "$LISTEN"; done
+    ip netns exec po-server panorgan federation start kits/server >driver.out 2>&1 &
     driver=$!
     PROCESSES+=("$driver")
     for _ in $(seq 180); do
@@ -176,9 +186,9 @@ main() {
     for tool in ip nft ss panorgan python3; do
         command -v "$tool" >/dev/null || fail "$tool is not on the PATH"
     done
-    local folder=${1:-$(mktemp -d -t namespaces-XXXX)/trial}
+    local name tool folder=${1:-$(mktemp -d -t namespaces-XXXX)/trial}
     [ ! -e "$folder" ] || fail "$folder is there already; give a new folder"
-    mkdir -p "$folder/empty" && cd "$folder"
+    mkdir -p "$folder" && cd "$folder"
     export PANORGAN_CACHE="$PWD/cache" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONUNBUFFERED=1
     remove_namespaces
     trap clean_up EXIT

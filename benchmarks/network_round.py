@@ -30,15 +30,16 @@ import tempfile
 import threading
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "tests" / "helpers")]
 
-import network_bench  # noqa: E402
 from loopback import Loopback, descendants  # noqa: E402
 
+import network_bench  # noqa: E402
 from panorgan.config import Experiment, SiteSettings, parse_experiment  # noqa: E402
 from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
 from panorgan.deployment.drive import CONTROLLER  # noqa: E402
@@ -197,14 +198,15 @@ class Bench:
         return job
 
     def _note(self, name: str, moments: list[float]) -> None:
-        rounds = [later - sooner for sooner, later in zip(moments, moments[1:], strict=False)]
+        rounds = [later - sooner for sooner, later in pairwise(moments)]
         if len(rounds) < self.rounds:
             raise SystemExit(f"{name}: only {len(rounds)} of {self.rounds} rounds were done; see the kits' logs")
         warm = rounds[WARM_UP : self.rounds]
         used = self._clock.between(moments[WARM_UP], moments[self.rounds])
         self.processor.setdefault(name, []).append({who: value / len(warm) for who, value in used.items()})
         self.seconds.setdefault(name, []).extend(warm)
-        print(f"{name:<26} {statistics.median(warm):7.3f} s per round, processor {self.processor[name][-1]}", file=sys.stderr)
+        busy = {who: round(value / len(warm), 2) for who, value in used.items()}
+        print(f"{name:<26} {statistics.median(warm):7.3f} s per round, processor {busy}", file=sys.stderr)
 
     def result(self) -> dict[str, Any]:
         """Everything, as JSON."""

@@ -357,7 +357,7 @@ def test_a_server_in_the_foreground_names_its_guests(command, server: ServerKit,
             "… - JobRunner - INFO - [identity=server, run=?] - Started run: bbc53ef5-cc for clients: south,north\n"
             "… - INFO - Remove the dead Client. Name: south.  Total clients: 0\n"
         )
-        (kit.path / "engine.out").write_text("I1 ssl.cc] Handshake failed with error: CERTIFICATE_VERIFY_FAILED: x\n")
+        kit.turned_away.write_text("2026-01-01 turned away 192.0.2.9:4711: it showed no certificate\n")
         return 3
 
     monkeypatch.setattr(foreground, "run_server", running)
@@ -367,6 +367,6 @@ def test_a_server_in_the_foreground_names_its_guests(command, server: ServerKit,
         "south connected",
         "a segment starts (job bbc53ef5) with south, north",
         "south is silent and counts as gone",
-        "refused a connection: no certificate of this federation",
+        "turned away 192.0.2.9: it showed no certificate",
         "ended with code 3; engine.out and log.txt say more",
     ]

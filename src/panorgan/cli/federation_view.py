@@ -231,6 +231,8 @@ def _told_late(facts: dict[str, Any]) -> str:
 def _told_driver(facts: dict[str, Any]) -> str:
     if facts.get("state") == "running":
         return f"segment {facts.get('segment')} {facts['why']}".rstrip() if facts.get("why") else ""
+    if facts.get("state") == "waiting" and not facts.get("why"):  # between two segments: the next line says more
+        return ""
     return f"{facts.get('state', '')} {facts.get('why', '')}".rstrip()
 
 

@@ -148,9 +148,9 @@ def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator:
     assert coordinator.state.plan is not None
     card = deliver(run, agreement, Plan(**coordinator.state.plan), coordinator)
     have = set(read_json(control.delivered).get("sites", []))
-    have |= set(coordinator.deliver(card, sorted(coordinator.federation.sites.keys() - have)))
+    have |= set(coordinator.deliver(card, sorted(set(coordinator.members) - have)))
     write_atomically(control.delivered, json.dumps({"sites": sorted(have)}))
-    missing = sorted(coordinator.federation.sites.keys() - have)
+    missing = sorted(set(coordinator.members) - have)
     if missing and coordinator.setup.patience.on_missing == "wait":
         raise SitesMissingError(
             f"The model is ready, but {', '.join(missing)} could not be given it yet.",

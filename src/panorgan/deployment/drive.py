@@ -164,10 +164,10 @@ class Driver:
         return found
 
     def _needed(self) -> tuple[int, set[str]]:
-        """Rounds done, and the sites that take part: those that joined, or before that those that are to begin."""
+        """Rounds done, and the sites that take part: joined and still listed, or first those to begin."""
         known = Checkpoints(self.run_folder.path / "checkpoints").peek()
         if known is not None:
-            return known[0], set(known[1])
+            return known[0], set(known[1]) & self.settings.sites.keys()
         return -1, {name for name, site in self.settings.sites.items() if not site.joins_later}
 
     def _members(self, connected: dict[str, float]) -> dict[str, float]:

@@ -14,7 +14,6 @@ import torch
 from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
 
-
 _BLOCK = 1 << 18
 
 

@@ -52,7 +52,8 @@ class CoordinatorSetup:
     awaited: tuple[str, ...] = ()
     """Sites that may join later, and bring organs that nobody else knows."""
     listed: frozenset[str] | None = None
-    """Sites that may take part; whoever the transport reaches, if None."""
+    """Sites that may take part; whoever the transport reaches, if None. One that joined and is no longer listed has
+    left: what it taught stays, and nobody waits for it."""
 
 
 class Coordinator:
@@ -88,6 +89,12 @@ class Coordinator:
                 return
             self._admit_newcomers()
             self._round(moment)
+
+    @property
+    def members(self) -> list[str]:
+        """Sites that joined and have not left."""
+        listed = self.setup.listed
+        return sorted(site for site in self.federation.sites if listed is None or site in listed)
 
     def deliver(self, card: Mapping[str, Any], sites: Sequence[str]) -> list[str]:
         """Send the delivered model with its card to sites; returns who has it now."""
@@ -189,6 +196,7 @@ class Coordinator:
         # Parts that come with the newcomer (its own member, its own head) begin afresh; all others stay as they are.
         fresh = first_weights(setup.method, setup.network, self.federation, setup.seed, "late", site)
         state.weights = {**fresh, **state.weights}
+        state.best = None  # no earlier round knows what the newcomer brings, or was scored by it
         state.sites = {name: known.as_json() for name, known in sorted(self.federation.sites.items())}
         self.rule = self._rule_of(state)
         self.checkpoints.save(state)
@@ -255,7 +263,7 @@ class Coordinator:
         """The updates of one round. Too few of them end the rounds, but lose nothing."""
         task, training = self._task("train", moment), self.setup.training
         files, heard = self._collector.collect(
-            sorted(self.federation.sites),
+            self.members,
             task,
             self.rule.broadcast,
             self.rule.expects,
@@ -268,7 +276,7 @@ class Coordinator:
         if len(files) < training.min_sites:
             raise SitesMissingError(
                 f"Only {len(files)} usable answers in round {number}, {training.min_sites} are needed.",
-                sorted(self.federation.sites.keys() - files.keys()),
+                sorted(set(self.members) - files.keys()),
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
@@ -293,11 +301,11 @@ class Coordinator:
         def read(site: str, answer: bytes) -> None:
             scores[site] = read_scores(answer, task, site)
 
-        content, sites = Content(self.rule.delivered()), sorted(self.federation.sites)
-        heard = self._collector.ask(sites, task, lambda site: content, read, state.rounds_done, traffic)
+        content = Content(self.rule.delivered())
+        heard = self._collector.ask(self.members, task, lambda site: content, read, state.rounds_done, traffic)
         self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
-        means = [state.scores[site] for site in sorted(state.scores) if site in self.federation.sites]
+        means = [state.scores[site] for site in self.members if site in state.scores]
         if scores and means:
             mean = sum(means) / len(means)
             best = state.best

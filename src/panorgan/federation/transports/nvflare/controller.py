@@ -54,34 +54,31 @@ class NVFlareTransport:
         self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None
     ) -> None:
         """Ask every site that takes part in this job, and wait for their answers."""
-        errors: list[Exception] = []
-        asked = [self._ask(site, make_request, on_reply, errors) for site in sites if site in self.sites]
+        news = _News()
+        asked = {site: self._ask(site, make_request, on_reply, news) for site in sites if site in self.sites}
         ends = None if deadline is None else time.monotonic() + deadline
-        while waiting := [(site, task) for site, task in asked if task.completion_status is None]:
+        while waiting := [site for site, task in asked.items() if not (task.completion_status or site in news.heard)]:
             if self._abort.triggered:
                 raise SegmentAbortedError("The job was stopped.", fix="It goes on with the next one.")
-            if errors:
+            if news.errors:
                 break
             late = ends is not None and time.monotonic() > ends
-            for site, task in waiting:
+            for site in waiting:
                 if late or site in self.gone():
-                    self._controller.cancel_task(task)
-            time.sleep(_LOOK_EVERY)
-        for _, task in asked:
-            if task.completion_status is None:
-                self._controller.cancel_task(task)
-        if errors:
-            raise errors[0]
+                    self._controller.cancel_task(asked[site])
+            news.wait(_LOOK_EVERY)
+        for site in waiting:
+            self._controller.cancel_task(asked[site])
+        if news.errors:
+            raise news.errors[0]
 
-    def _ask(
-        self, site: str, make_request: MakeRequest, on_reply: OnReply, errors: list[Exception]
-    ) -> tuple[str, Task]:
+    def _ask(self, site: str, make_request: MakeRequest, on_reply: OnReply, news: _News) -> Task:
         # NVFlare calls these one at a time, under a lock of its own, and swallows what they raise.
         def before_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
             try:
                 client_task.task.data = Shareable({MESSAGE: make_request(site)})
             except Exception as error:
-                errors.append(error)
+                news.errors.append(error)
                 raise
 
         def after_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -90,11 +87,12 @@ class NVFlareTransport:
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result, client_task.result = client_task.result, None
             answer = unpacked(result.get(MESSAGE)) if result.get_return_code() == ReturnCode.OK else None
-            if answer is not None and not errors:
+            if answer is not None and not news.errors:
                 try:
                     on_reply(site, answer)
                 except Exception as error:
-                    errors.append(error)
+                    news.errors.append(error)
+            news.came_from(site)
 
         task = Task(
             TASK,
@@ -104,7 +102,26 @@ class NVFlareTransport:
             result_received_cb=on_result,
         )
         self._controller.send(task, self._context, targets=[site])
-        return site, task
+        return task
+
+
+class _News:
+    """What the threads of NVFlare tell the one that waits: it need not look again and again."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self.heard: set[str] = set()
+        self._came = threading.Event()
+
+    def came_from(self, site: str) -> None:
+        """A site's answer has been dealt with, whatever it was."""
+        self.heard.add(site)
+        self._came.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until something came, but not longer."""
+        self._came.wait(seconds)
+        self._came.clear()
 
 
 def end_with_parent() -> None:

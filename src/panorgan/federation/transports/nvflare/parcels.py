@@ -7,7 +7,6 @@ download service, as it does with the tensors of its own methods.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -16,7 +15,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-PIECE_BYTES = int(os.environ.get("NB_PIECE", 16 << 20))
+PIECE_BYTES = 16 << 20
 """NVFlare copies a piece once less if it has more than 10 MB; several of them are in memory at a time."""
 
 _SMALL = 1 << 20
@@ -47,7 +46,7 @@ def unpacked(found: object) -> bytes | None:
     return content if isinstance(content, bytes) else None
 
 
-class _Pieces(Downloadable):  # type: ignore[misc]
+class _Pieces(Downloadable):
     """The sender's side. NVFlare lets go of it when the receiver has everything, or no longer asks."""
 
     def __init__(self, parcels: dict[str, Parcel], size: int) -> None:
@@ -71,7 +70,7 @@ class _Pieces(Downloadable):  # type: ignore[misc]
         self.base_obj, self._pieces = None, []
 
 
-class _Collected(Consumer):  # type: ignore[misc]
+class _Collected(Consumer):
     """The receiver's side."""
 
     supports_pipelining = True  # the next piece may be on its way while this one is put down
@@ -107,7 +106,7 @@ class _Arrived(dict[str, Parcel]):
         return super().get(name) or Parcel(None)
 
 
-class ParcelDecomposer(ViaDownloaderDecomposer):  # type: ignore[misc]
+class ParcelDecomposer(ViaDownloaderDecomposer):
     """Tells NVFlare how parcels travel."""
 
     def __init__(self) -> None:
