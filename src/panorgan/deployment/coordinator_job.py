@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
@@ -27,7 +28,7 @@ from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
 from panorgan.runs.deliver import deliver
 from panorgan.runs.folder import RunFolder
-from panorgan.runs.lock import only_one_process
+from panorgan.runs.lock import BusyError, only_one_process
 from panorgan.runs.tensorboard import tensorboard_listener
 
 _ORPHANS_END_WITHIN = 60.0
@@ -56,6 +57,8 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
     outcome: dict[str, Any] = {"job": job, "time": time.time(), "kind": "ended"}
     if isinstance(error, SitesMissingError):
         outcome |= {"kind": "missing", "what": error.what, "why": error.why, "sites": list(error.sites)}
+    elif isinstance(error, OSError | BusyError):
+        outcome |= {"kind": "retry", "what": f"The server could not do it just then: {error}"}
     elif isinstance(error, PanorganError):
         outcome |= {"kind": "error", "what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
     elif error is not None:
@@ -64,7 +67,8 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
             "what": "Something unexpected happened.",
             "why": "".join(traceback.format_exception(error)),
         }
-    write_atomically(control.outcome, json.dumps(outcome))
+    with contextlib.suppress(OSError):  # a full disk: the driver sees that there was no progress
+        write_atomically(control.outcome, json.dumps(outcome))
 
 
 def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport, job: str) -> None:
@@ -114,7 +118,7 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
         # To wait is to wait: a slow site is not given up, or it would be asked for the same round again and again.
         patience=Patience(None if waits else rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
         required=tuple(begin_with) if waits else (),
-        awaited=tuple(sorted(settings.sites.keys() - set(begin_with))),
+        awaited=tuple(sorted(settings.sites.keys() - set(begin_with) if waits else settings.sites)),
         listed=frozenset(settings.sites),
     )
 
@@ -158,4 +162,7 @@ def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator:
             fix="They receive it when they are back.",
         )
     events.record("finished", rounds=coordinator.state.rounds_done, sites=sorted(have), without=missing)
-    write_atomically(control.finished, json.dumps({"rounds": coordinator.state.rounds_done, "sites": sorted(have)}))
+    write_atomically(
+        control.finished,
+        json.dumps({"rounds": coordinator.state.rounds_done, "sites": sorted(have), "without": missing}),
+    )

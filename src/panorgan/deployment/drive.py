@@ -7,6 +7,7 @@ checkpoint and never the job's status. It may be killed and started again at any
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
-from panorgan.errors import RunError
+from panorgan.deployment.watched_job import Patient, WatchedJob
+from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
@@ -31,9 +33,6 @@ CONTROLLER = "panorgan.deployment.coordinator_job.CoordinatorJob"
 EXECUTOR = "panorgan.deployment.site_job.SiteJob"
 
 _LOOK_EVERY = 1.0
-_ASK_SITES_EVERY = 4.0
-_SETTLE = 15.0
-"""Seconds after which a site that is connected, but not in the running job, is not merely slow to start."""
 _GRACE = 20.0
 """Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
 _LONGEST_PAUSE = 60.0
@@ -63,47 +62,14 @@ def request_stop(kit: ServerKit, now: bool = False) -> None:
     if now and job:
         session = open_session(kit.admin, settings.coordinator)
         try:
-            session.abort(str(job))
+            if not session.abort(str(job)):
+                raise NotConnectedError(
+                    "The running round could not be ended: the server does not answer.",
+                    why="the run stops after it, or when the server is back",
+                    fix="Try again, or stop the server.",
+                )
         finally:
             session.close()
-
-
-class _Watched:
-    """What is known of a running job. The engine's word that it runs outlives the server that ran it."""
-
-    def __init__(self, job: str) -> None:
-        self.job = job
-        self.seen: set[str] = set()
-        self.gone: set[str] = set()
-        self._server: str | None = None
-        self._running_since: float | None = None
-        self._absent_since: float | None = None
-        self._asked = 0.0
-
-    def lost(self, running: bool, system: SystemState) -> bool:
-        """Whether the server that ran it was restarted, or no longer runs it."""
-        now = time.monotonic()
-        self._server = self._server or system.server_started
-        if running and self._running_since is None:
-            self._running_since = now
-        if not running or self.job in system.jobs:
-            self._absent_since = None
-        elif self._absent_since is None:
-            self._absent_since = now
-        absent = self._absent_since is not None and now - self._absent_since > _SETTLE
-        return absent or self._server != system.server_started
-
-    def time_to_ask(self) -> bool:
-        """Whether the sites should be asked what they run."""
-        if self._running_since is None or time.monotonic() - self._asked < _ASK_SITES_EVERY:
-            return False
-        self._asked = time.monotonic()
-        return True
-
-    @property
-    def settled(self) -> bool:
-        """Whether every site had time to start."""
-        return self._running_since is not None and time.monotonic() - self._running_since > _SETTLE
 
 
 class Driver:
@@ -123,6 +89,10 @@ class Driver:
         }
         self._waiting_since = time.monotonic()
         self._idle_segments = 0
+        self._rounds_before: int | None = None
+        self._invited: set[str] = set()
+        self._left_out = Patient()
+        self._knocked = Patient()
         self._uninvited: set[str] = set()
 
     def close(self) -> None:
@@ -132,6 +102,7 @@ class Driver:
     def run(self) -> None:
         """Until the run is done, stopped, or cannot go on."""
         self.control.forget_stop()
+        self._deliver_to_those_who_are_back()
         last = read_json(self.control.driver).get("job")
         while not self.control.finished.exists():
             if self.control.stop_requested():
@@ -141,8 +112,7 @@ class Driver:
                 job = self._unfinished(last) or self._next_segment()
                 last = None
                 if job is not None:
-                    self._watch(job)
-                    self._judge(job)
+                    self._judge(self._watch(job))
                 else:
                     time.sleep(_LOOK_EVERY)
             except NotConnectedError as error:
@@ -150,6 +120,15 @@ class Driver:
                 time.sleep(_LOOK_EVERY)
         self._pass_on_events()
         self._say("finished", "")
+
+    def _deliver_to_those_who_are_back(self) -> None:
+        """A finished run that could not give everybody the model tries again when it is started again."""
+        without = set(read_json(self.control.finished).get("without", []))
+        try:
+            if without and without & self._session.look().connected.keys():
+                self.control.finished.unlink()
+        except NotConnectedError:
+            return
 
     # -- what comes next -----------------------------------------------------------------------------------
 
@@ -181,6 +160,8 @@ class Driver:
 
     def _next_segment(self) -> str | None:
         """Submit the next segment if enough sites are there."""
+        if not self._read_settings():
+            return None
         rounds_done, needed = self._needed()
         connected = self._members(self._session.look().connected)
         absent = sorted(needed - connected.keys())
@@ -194,6 +175,9 @@ class Driver:
         if len(connected) < self.min_sites:
             self._say("waiting", f"for {self.min_sites} sites", connected=connected, job=None)
             return None
+        self._invited = {site for site in connected if (waits and site in needed) or self._left_out.may_try(site)}
+        if len(self._invited) < self.min_sites:
+            self._invited = set(connected)  # those left out are better than none
         self._state["segment"] += 1
         folder = self.control.folder / "jobs" / f"segment-{self._state['segment']:05d}"
         shutil.rmtree(folder.parent, ignore_errors=True)
@@ -204,7 +188,7 @@ class Driver:
             EXECUTOR,
             min_sites=len(needed) if waits else self.min_sites,
             mandatory=sorted(needed) if waits else (),
-            sites=sorted(self.settings.sites),
+            sites=sorted(self._invited),
         )
         self.control.begin_segment()
         job = self._session.submit(folder)
@@ -212,27 +196,60 @@ class Driver:
         self._say("running", "", job=job, connected=connected)
         return job
 
+    def _read_settings(self) -> bool:
+        """The operator may edit `coordinator.yaml` at any time; what is half edited waits."""
+        try:
+            settings = load_coordinator_file(self.kit)
+            agreement = load_agreement(self.kit.experiment)
+        except PanorganError as error:
+            self._say("waiting", f"{error.what} {error.where}: {error.why}", job=None)
+            return False
+        if settings.run != self.settings.run:
+            raise RunError(
+                "The run folder was changed while the run is driven.",
+                where=str(self.kit.settings),
+                why=f"it was {self.settings.run}, it is {settings.run}",
+                fix="Start again with: panorgan federation start",
+            )
+        self.settings, self.min_sites = settings, agreement.training.min_sites
+        return True
+
     # -- while it runs -------------------------------------------------------------------------------------
 
-    def _watch(self, job: str) -> None:
+    def _watch(self, job: str) -> WatchedJob:
         """Until the job has ended: pass its events on, and tell it which sites will not answer any more."""
-        watched = _Watched(job)
+        watched = WatchedJob(job)
         while True:
             self._pass_on_events()
             try:
-                state, system = self._session.job(job), self._session.look()
+                system, state = self._session.look(), self._session.job(job)
                 self._state["connected"] = self._members(system.connected)
                 if state.done or watched.lost(state.running, system):
+                    break
+                if not state.running and self._pointless(system):
+                    self._session.abort(job)
                     break
                 if watched.time_to_ask():
                     self._look_at_sites(watched, system)
                 self._say("running", "" if state.running else state.status.lower(), job=job)
             except NotConnectedError as error:
                 self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
+                if self.control.stop_requested():
+                    break
             time.sleep(_LOOK_EVERY)
         self._pass_on_events()
+        return watched
 
-    def _look_at_sites(self, watched: _Watched, system: SystemState) -> None:
+    def _pointless(self, system: SystemState) -> bool:
+        """Whether a job that has not begun should not: somebody asked to stop, or a site that it needs has gone.
+
+        The engine tries again after ever longer pauses; a new job begins as soon as the site is back.
+        """
+        _, needed = self._needed()
+        waits = self.settings.rounds.on_missing == "wait"
+        return self.control.stop_requested() or (waits and not needed <= system.connected.keys())
+
+    def _look_at_sites(self, watched: WatchedJob, system: SystemState) -> None:
         """Tell the job whom not to wait for, and when somebody waits to come in."""
         jobs = self._session.sites_in_jobs()
         if jobs is None:
@@ -243,17 +260,21 @@ class Driver:
             watched.gone |= left
             self.control.say_gone(watched.job, watched.gone)
         watched.seen |= inside
-        if watched.settled and (jobs.keys() & self.settings.sites.keys()) - watched.seen:
+        outside = (jobs.keys() & self.settings.sites.keys()) - inside
+        knocking = {site for site in outside if self._left_out.may_try(site) and self._knocked.may_try(site)}
+        if watched.settled and knocking:
+            for site in knocking:
+                self._knocked.tried(site)
             self.control.request_segment_end()
 
     def _pass_on_events(self) -> None:
         for event in self._tail.new():
             self._on_event(event)
 
-    def _judge(self, job: str) -> None:
+    def _judge(self, watched: WatchedJob) -> None:
         """After a segment: an error that will not mend itself ends the run; no progress slows it down."""
         outcome = read_json(self.control.outcome)
-        outcome = outcome if outcome.get("job") == job else {}
+        outcome = outcome if outcome.get("job") == watched.job else {}
         if outcome.get("kind") == "error":
             self._say("failed", str(outcome["what"]), job=None)
             raise RunError(
@@ -263,16 +284,32 @@ class Driver:
                 fix=str(outcome.get("fix", "")) or "See the log of the job at the server.",
             )
         rounds_done, _ = self._needed()
-        progressed = rounds_done > getattr(self, "_rounds_before", rounds_done - 1)
+        progressed = self._rounds_before is None or rounds_done > self._rounds_before
         self._idle_segments = 0 if progressed else self._idle_segments + 1
         self._waiting_since = time.monotonic()
-        why = str(outcome.get("what", "")) or ("" if progressed else "the last segment ended before a round was done")
+        why = str(outcome.get("what", ""))
+        if not outcome and not progressed:
+            why = self._suspect(watched)
+        elif progressed:
+            for site in watched.seen - watched.gone:
+                self._left_out.forgive(site)
+                self._knocked.forgive(site)
         self._say("waiting", why, job=None)
         if self._idle_segments > 1 and not self.control.finished.exists():
             time.sleep(min(2.0 ** (self._idle_segments - 1), _LONGEST_PAUSE))
 
+    def _suspect(self, watched: WatchedJob) -> str:
+        """The job was ended by the engine: one site that cannot start a job's process is enough for that."""
+        absent = sorted(self._invited - watched.seen)
+        for site in absent:
+            self._left_out.tried(site)
+        if not absent or watched.seen == set():
+            return "the last segment ended before a round was done"
+        return f"the last segment ended before a round was done; {', '.join(absent)} never came into it"
+
     def _say(self, state: str, why: str, **facts: Any) -> None:
         """Keep `driver.json` current."""
         self._state |= {"state": state, "why": why, "updated": time.time(), **facts}
-        write_atomically(self.control.driver, json.dumps(self._state))
+        with contextlib.suppress(OSError):  # a full disk must not end the driver as well
+            write_atomically(self.control.driver, json.dumps(self._state))
         self._on_event(Event("driver", dict(self._state), time.time()))

@@ -17,7 +17,7 @@ from panorgan.deployment.engine_words import ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
-from panorgan.federation.transports.nvflare.handshakes import TRACING
+from panorgan.federation.transports.nvflare.handshakes import SECRETIVE, TRACING
 
 _RESTART_AFTER = 5.0
 _STOP_WITHIN = 15.0
@@ -42,9 +42,13 @@ def stop_process(kit: Kit) -> bool:
         return False
     os.kill(process, signal.SIGTERM)
     ends = time.monotonic() + _STOP_WITHIN + 5
-    while time.monotonic() < ends and running_process(kit) is not None:
+    while time.monotonic() < ends:
+        if running_process(kit) is None:
+            return True
         time.sleep(0.1)
-    return True
+    raise RunError(
+        "It does not stop.", where=str(kit.path), why=f"process {process} still runs", fix=f"End it: kill -9 {process}"
+    )
 
 
 def running_process(kit: Kit) -> int | None:
@@ -101,6 +105,8 @@ def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool
     environment = {**os.environ, "PATH": path, "TMPDIR": str(scratch)}
     if isinstance(kit, ServerKit):
         environment |= TRACING
+    else:
+        environment |= SECRETIVE
     asked_to_stop = threading.Event()
     with (kit.path / ENGINE_LOG).open("ab") as engine_log:
         process = subprocess.Popen(

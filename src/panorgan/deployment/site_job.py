@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement, load_agreement, read_yaml
@@ -18,10 +20,10 @@ from panorgan.federation.audit import AuditLog
 from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, parse_policy, weights_of_site
 from panorgan.federation.failures import WrongExperimentError, code_of
 from panorgan.federation.message import Message
-from panorgan.federation.site import SiteSetup, SiteWorker
+from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
-from panorgan.methods.exchange import Federation
+from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.runs.delivered import save_model
 from panorgan.runs.device import use_hardware
 from panorgan.runs.lock import only_one_process
@@ -29,6 +31,9 @@ from panorgan.runs.one_site import SiteFolder
 
 _ORPHANS_END_WITHIN = 60.0
 """Seconds. A killed site leaves its job's process behind for a moment; the next job waits for its end."""
+
+Known = dict[str, torch.Tensor]
+Shapes = set[tuple[int, ...]]
 
 
 class SiteJob(SiteExecutor):
@@ -51,7 +56,7 @@ class SiteMachine:
         self._audit = AuditLog(kit.audit_log)
         self._lock = ExitStack()
         self._worker: SiteWorker | None = None
-        self._egress: Egress | None = None
+        self._known: tuple[Mapping[str, SiteFacts], SiteData, Known, Shapes] | None = None
 
     def handle(self, request: bytes) -> bytes:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
@@ -76,8 +81,10 @@ class SiteMachine:
             settings = load_site_file(self.kit)
             state = self.kit.state(settings)
             state.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(only_one_process(state, wait=_ORPHANS_END_WITHIN))
-            self._worker = self._make_worker(settings, self._agreement(settings))
+            with ExitStack() as lock:  # kept only if all goes well: the next try must not wait for this one
+                lock.enter_context(only_one_process(state, wait=_ORPHANS_END_WITHIN))
+                self._worker = self._make_worker(settings, self._agreement(settings))
+                self._lock = lock.pop_all()
         return self._worker
 
     def _agreement(self, settings: SiteFile) -> Agreement:
@@ -121,15 +128,19 @@ class SiteMachine:
         return SiteWorker(self.name, source, setup, folder, lambda site, step, steps: self._check_abort())
 
     def _guard(self, worker: SiteWorker, task: Task) -> Egress:
-        """What may leave as an answer to this task; the network, and so the weights, may change with the sites."""
-        setup = worker.setup
-        shapes = weights = None
-        if task.kind in ("train", "evaluate"):
-            data = worker.data
-            shapes = image_shapes((*data.train, *data.validation), setup.training.sampling.patch_size)
+        """What may leave as an answer to this task. The policy is read anew every time."""
+        weights, shapes = self._known_to(worker, task) if task.kind in ("train", "evaluate") else ({}, set())
+        return Egress(self._policy(), weights, self._audit, shapes)
+
+    def _known_to(self, worker: SiteWorker, task: Task) -> tuple[Known, Shapes]:
+        """The site's weights and the shapes of its images; looked up again when the sites or the cases change."""
+        setup, data = worker.setup, worker.data
+        if self._known is None or self._known[0] != task.sites or self._known[1] is not data:
             federation = Federation(setup.vocabulary, task.sites)
             weights = weights_of_site(setup.method, setup.network, federation, self.name)
-        return Egress(self._policy(), weights or {}, self._audit, shapes or ())
+            shapes = image_shapes((*data.train, *data.validation), setup.training.sampling.patch_size)
+            self._known = (task.sites, data, weights, shapes)
+        return self._known[2:]
 
     def _failure(self, task: Task, code: str) -> bytes:
         answer = Message(meta=failure_meta(task, self.name, code)).to_bytes()

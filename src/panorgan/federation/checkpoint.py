@@ -15,7 +15,7 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content
 
 _KEPT = 2
-_PLAIN = ("rounds_done", "sites", "best", "scores", "plan", "told")
+_PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "told")
 
 
 @dataclass
@@ -23,7 +23,7 @@ class CoordinatorState:
     """Everything the coordinator must know to go on.
 
     `rounds_done` counts over all stages. `best` names the round with the best validation score so far, `scores` holds
-    each site's latest. `told` is the last round as the event log tells it.
+    each site's latest, `scorers` names those whose scores made `best`. `told` is the last round as the log tells it.
     """
 
     weights: dict[str, torch.Tensor]
@@ -32,6 +32,7 @@ class CoordinatorState:
     sites: dict[str, Any] = field(default_factory=dict)
     best: dict[str, float] | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    scorers: list[str] = field(default_factory=list)
     plan: dict[str, Any] | None = None
     told: dict[str, Any] | None = None
 
@@ -47,7 +48,7 @@ class Checkpoints:
         arrays = {f"weights/{k}": v for k, v in state.weights.items()}
         arrays |= {f"rule/{k}": v for k, v in state.rule.arrays.items()}
         meta = {name: getattr(state, name) for name in _PLAIN}
-        content = Message(arrays, state.rule.numbers, meta).to_bytes()
+        content = Message(arrays, state.rule.numbers, meta).to_pieces()
         path = self._path(state.rounds_done)
         if state.best is not None and int(state.best["round"]) == state.rounds_done:
             # The best round gets a second name for the same bytes, *before* the checkpoint that refers to it.

@@ -61,13 +61,26 @@ class Collector:
         self.transport, self.events, self.patience = transport, events, patience
 
     def ask(
-        self, sites: Sequence[str], task: Task, content_for: ContentFor, read: Read, number: int, traffic: Traffic
+        self,
+        sites: Sequence[str],
+        task: Task,
+        content_for: ContentFor,
+        read: Read,
+        number: int,
+        traffic: Traffic,
+        deadline: float | None = None,
     ) -> Heard:
-        """Ask every site and pass sound answers to `read`; sites that report a failure are asked again."""
+        """Ask every site and pass sound answers to `read`; sites that report a failure are asked again.
+
+        `deadline`: seconds for the question and all its repetitions; that of the patience if left out.
+        """
         heard = Heard()
         waiting = list(sites)
+        seconds = deadline if deadline is not None else self.patience.deadline
+        ends = None if seconds is None else time.monotonic() + seconds
         for attempt in range(self.patience.retries + 1):
-            answered = self._ask_once(waiting, task, content_for, read, number, traffic, heard)
+            left = None if ends is None else max(ends - time.monotonic(), 0.0)
+            answered = self._ask_once(waiting, task, content_for, read, number, traffic, heard, left)
             heard.silent = (*heard.silent, *(site for site in waiting if site not in answered))
             waiting = [site for site in waiting if site in heard.failed]
             if not waiting or attempt == self.patience.retries:
@@ -85,6 +98,7 @@ class Collector:
         number: int,
         traffic: Traffic,
         heard: Heard,
+        deadline: float | None,
     ) -> set[str]:
         answered: set[str] = set()
         began = time.perf_counter()
@@ -109,7 +123,7 @@ class Collector:
 
         if sites:
             self.events.transient("asked", task=task.kind, number=number, sites=list(sites))
-            self.transport.exchange(sites, _requests(task, content_for, traffic), on_reply, self.patience.deadline)
+            self.transport.exchange(sites, _requests(task, content_for, traffic), on_reply, deadline)
         return answered
 
     def collect(
@@ -154,6 +168,7 @@ class Collector:
         heard = self.ask(waiting, task, content_for, read, number, traffic)
         for site, why in outliers(norms, outlier_factor).items():
             del accepted[site]
+            (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
             heard.refused.add(site)
             self.refuse(number, site, MessageError(f"Site {site} sent an update out of all proportion.", why=why))
         return accepted, heard

@@ -56,6 +56,10 @@ class CoordinatorSetup:
     left: what it taught stays, and nobody waits for it."""
 
 
+_NEWCOMERS_ANSWER_WITHIN = 300.0
+"""Seconds. Everybody else waits meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
+
+
 class Coordinator:
     """Drives a run from its newest checkpoint to its last round."""
 
@@ -132,8 +136,10 @@ class Coordinator:
     def _start(self) -> CoordinatorState:
         """Ask who takes part, agree on a plan, draw the first weights, and write checkpoint 0."""
         setup = self.setup
-        told = self._introductions(self._invited(0))
-        facts = told.facts
+        invited = self._invited(0)
+        # Who joins later does so when the run has begun: the plan must not depend on whether it is there already.
+        told = self._introductions([site for site in invited if not setup.required or site in setup.required])
+        facts = self._able(told.facts, 0) if setup.listed is not None else told.facts
         if absent := sorted(set(setup.required) - facts.keys()):
             raise SitesMissingError(
                 f"The run cannot begin without {', '.join(absent)}.",
@@ -147,7 +153,7 @@ class Coordinator:
                 f"{setup.training.min_sites} are needed.",
                 (),
                 why="the others are absent, or were refused (see events.jsonl)",
-                fix="Start the missing sites, or lower training.min_sites.",
+                fix="Start the missing sites.",
             )
         check_coverage(setup.vocabulary, facts, sorted(set(setup.awaited) - facts.keys()))
         plan = agreed_plan(setup.plan, told.statistics)
@@ -168,26 +174,37 @@ class Coordinator:
             self._turned_away.add(site)
         return sorted(found & listed)
 
-    def _introductions(self, sites: Sequence[str]) -> Introductions:
-        plan = self.setup.plan
-        task = Task("join", self.setup.run, experiment=self.setup.experiment)
-        told = Introductions(task, self.setup.vocabulary, isinstance(plan, PlanSettings) and plan.measures)
-        self._collector.ask(sites, task, lambda site: Content(), told.read, 0, Traffic())
+    def _introductions(
+        self, sites: Sequence[str], plan: dict[str, Any] | None = None, deadline: float | None = None
+    ) -> Introductions:
+        """Ask sites who they are, and what they measure for the plan if there is none yet."""
+        settings = self.setup.plan
+        measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
+        task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
+        told = Introductions(task, self.setup.vocabulary, measures)
+        self._collector.ask(sites, task, lambda site: Content(), told.read, 0, Traffic(), deadline)
         return told
+
+    def _able(self, facts: Mapping[str, SiteFacts], number: int) -> dict[str, SiteFacts]:
+        """Those who have something to teach; the others are refused by name, unless the run cannot begin without."""
+        able = {}
+        for site, told in sorted(facts.items()):
+            if (missing := lacks(told)) and site not in self.setup.required:
+                error = MessageError(f"Site {site} cannot join.", why=f"it {missing}")
+                self._collector.refuse(number, site, error)
+                self._turned_away.add(site)
+            else:
+                able[site] = told
+        return able
 
     def _admit_newcomers(self) -> None:
         """Sites that were not there at the start take part from the next round; the plan stays as it is."""
         unknown = [site for site in self._invited(self.state.rounds_done) if site not in self.federation.sites]
         if not unknown or self.setup.method.pooled:
             return
-        newcomers = self._introductions(unknown).facts
-        self._turned_away |= set(unknown) - newcomers.keys()
-        for site, facts in sorted(newcomers.items()):
-            if missing := lacks(facts):
-                error = MessageError(f"Site {site} cannot join.", why=f"it {missing}")
-                self._collector.refuse(self.state.rounds_done, site, error)
-                self._turned_away.add(site)
-                continue
+        told = self._introductions(unknown, self.state.plan, _NEWCOMERS_ANSWER_WITHIN).facts
+        self._turned_away |= set(unknown) - told.keys()
+        for site, facts in self._able(told, self.state.rounds_done).items():
             self._admit(site, facts)
 
     def _admit(self, site: str, facts: SiteFacts) -> None:
@@ -305,9 +322,11 @@ class Coordinator:
         heard = self._collector.ask(self.members, task, lambda site: content, read, state.rounds_done, traffic)
         self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
-        means = [state.scores[site] for site in self.members if site in state.scores]
-        if scores and means:
-            mean = sum(means) / len(means)
+        scorers = [site for site in self.members if site in state.scores]
+        if scorers != state.scorers:  # a mean over other sites is no measure for this one
+            state.scorers, state.best = scorers, None
+        if scores and scorers:
+            mean = sum(state.scores[site] for site in scorers) / len(scorers)
             best = state.best
             if best is None or not self._is_of(moment.stage, best) or mean > best["dice"]:
                 state.best = {"round": float(state.rounds_done), "dice": mean}

@@ -58,11 +58,15 @@ class Message:
         The format is that of safetensors, which reads it. Written here, because the library takes twice as long, and
         because only what has one single form can be compared by its header (see `is_all_of`).
         """
+        return b"".join(self.to_pieces())
+
+    def to_pieces(self) -> list[bytes | memoryview]:
+        """The same in pieces: a file can be written without another copy in memory."""
         for name, value in self.numbers.items():
             if not math.isfinite(value):
                 raise MessageError(f"A number to be sent is not finite: {name} = {value}.", fix="Leave it out instead.")
         tensors = (self.arrays[key].detach().contiguous().cpu() for key in self._order())
-        return b"".join([self._header(), *(_raw(tensor) for tensor in tensors)])
+        return [self._header(), *(_raw(tensor) for tensor in tensors)]
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
@@ -152,9 +156,9 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _raw(tensor: torch.Tensor) -> Any:
+def _raw(tensor: torch.Tensor) -> bytes | memoryview:
     """A tensor's own memory, as bytes."""
-    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def _header_of(content: bytes) -> dict[str, Any]:

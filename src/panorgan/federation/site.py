@@ -108,7 +108,7 @@ class SiteWorker:
         task = Task.from_meta(message.meta)
         self._refuse_another_experiment(task)
         if task.kind == "join":
-            return self._answer(task, self._describe()).to_bytes()
+            return self._answer(task, self._describe(measured=task.plan is None)).to_bytes()
         content = Content(message.arrays, message.numbers)
         if task.kind == "deliver":
             raise RunError("A delivered model is kept by the site's machine, not by its worker.")
@@ -145,10 +145,12 @@ class SiteWorker:
     def _answer(self, task: Task, content: Content) -> Message:
         return Message(content.arrays, content.numbers, answer_meta(task, self.name))
 
-    def _describe(self) -> Content:
+    def _describe(self, measured: bool) -> Content:
+        """Counts, and what the plan is made from unless there is one already."""
         facts = self.facts()
         numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
-        return Content(numbers={"train_cases": float(facts.train_cases), **numbers, **self.source.statistics()})
+        statistics = self.source.statistics() if measured else {}
+        return Content(numbers={"train_cases": float(facts.train_cases), **numbers, **statistics})
 
     # -- one round of training -----------------------------------------------------------------------------
 

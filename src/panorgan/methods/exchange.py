@@ -47,10 +47,13 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Federation:
-    """Who takes part and what the model is to segment."""
+    """Who takes part and what the model is to segment; sites in the order of their names, whoever came first."""
 
     vocabulary: Vocabulary
     sites: Mapping[str, SiteFacts]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", dict(sorted(self.sites.items())))
 
     def organs_of(self, site: str) -> tuple[str, ...]:
         """The vocabulary organs that a site can teach, in vocabulary order.

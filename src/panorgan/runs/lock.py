@@ -10,6 +10,10 @@ from pathlib import Path
 from panorgan.errors import RunError
 
 
+class BusyError(RunError):
+    """Another process holds the folder."""
+
+
 @contextmanager
 def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock; the system lets go of it when the process ends, however it ends.
@@ -31,7 +35,7 @@ def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
                 if time.monotonic() < ends:
                     time.sleep(0.1)
                     continue
-                raise RunError(
+                raise BusyError(
                     "Another process is working in this run folder.",
                     where=str(folder),
                     fix="Wait until it has finished, or stop it, then resume.",

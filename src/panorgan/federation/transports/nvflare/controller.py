@@ -65,12 +65,19 @@ class NVFlareTransport:
             late = ends is not None and time.monotonic() > ends
             for site in waiting:
                 if late or site in self.gone():
-                    self._controller.cancel_task(asked[site])
+                    self._cancel(asked[site])
             news.wait(_LOOK_EVERY)
         for site in waiting:
-            self._controller.cancel_task(asked[site])
+            self._cancel(asked[site])
         if news.errors:
             raise news.errors[0]
+
+    def _cancel(self, task: Task) -> None:
+        # NVFlare looks at a task's state under this lock: an answer that is being read is read to its end, and counts;
+        # a later one is dropped.
+        with task.cb_lock:
+            _forget_resends(task)
+            self._controller.cancel_task(task)
 
     def _ask(self, site: str, make_request: MakeRequest, on_reply: OnReply, news: _News) -> Task:
         # NVFlare calls these one at a time, under a lock of its own, and swallows what they raise.
@@ -86,6 +93,7 @@ class NVFlareTransport:
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result, client_task.result = client_task.result, None
+            _forget_resends(client_task.task, client_task)
             answer = unpacked(result.get(MESSAGE)) if result.get_return_code() == ReturnCode.OK else None
             if answer is not None and not news.errors:
                 try:
@@ -103,6 +111,12 @@ class NVFlareTransport:
         )
         self._controller.send(task, self._context, targets=[site])
         return task
+
+
+def _forget_resends(task: Task, kept: ClientTask | None = None) -> None:
+    """A task that was sent twice (the line broke) stands twice in NVFlare's list, and its monitor would die of that."""
+    unique = {client_task.id: client_task for client_task in task.client_tasks}
+    task.client_tasks[:] = [kept] if kept is not None else list(unique.values())
 
 
 class _News:

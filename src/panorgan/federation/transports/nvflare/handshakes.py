@@ -15,6 +15,9 @@ from urllib.parse import unquote
 TRACING = {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
 """Environment in which gRPC tells its handshakes."""
 
+SECRETIVE = {"NVFLARE_SECURE_LOGGING": "true"}
+"""Environment in which NVFlare tells the server the kind of an error at a site, and not its text."""
+
 OnTurnedAway = Callable[[str, str], None]
 """Takes who it was (an address or a name) and why."""
 

@@ -21,7 +21,9 @@ PIECE_BYTES = 16 << 20
 _SMALL = 1 << 20
 """Below this many bytes, fetching costs more than it saves."""
 _PATIENCE = 120.0
-"""Seconds without a piece after which the rest is given up. The site is asked again, or counts as missing."""
+"""Seconds without a piece after which the rest is given up. The site counts as missing until the next segment."""
+_MOST_BYTES = 4 << 30
+"""An answer larger than any model's is not taken in; the coordinator has a closer limit."""
 _KIND = 200
 """NVFlare's number for what has to be fetched; its own are below 10, and it must fit into a byte."""
 
@@ -79,16 +81,21 @@ class _Collected(Consumer):
         super().__init__()
         self.pieces: dict[str, list[bytes]] = {}
         self.complete = False
+        self._bytes = 0
 
     def consume(self, ref_id: str, state: dict[str, Any], data: Any) -> dict[str, Any]:
         """A piece arrived."""
         name, piece = data
-        self.pieces.setdefault(name, []).append(piece)
+        self._bytes += len(piece)
+        if self._bytes <= _MOST_BYTES:
+            self.pieces.setdefault(name, []).append(piece)
+        else:
+            self.pieces.clear()  # the rest runs by
         return state
 
     def download_completed(self, ref_id: str) -> None:
         """All arrived."""
-        self.complete = True
+        self.complete = self._bytes <= _MOST_BYTES
 
     def download_failed(self, ref_id: str, reason: str) -> None:
         """The rest will not come."""

@@ -40,7 +40,8 @@ def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[st
     resources["servers"][0].pop("download_job_url", None)
     resources["snapshot_persistor"]["args"]["storage"] = {"path": _STORAGE, "args": {"folder": SNAPSHOTS}}
     component = {part["id"]: part for part in resources["components"]}
-    component["job_scheduler"]["args"]["max_jobs"] = 1
+    # One run at a time; a job that had to wait for a site is tried again soon, not after ten minutes.
+    component["job_scheduler"]["args"] |= {"max_jobs": 1, "min_schedule_interval": 2.0, "max_schedule_interval": 10.0}
     component["job_manager"]["args"]["uri_root"] = JOBS
     component["job_store"].update(path=_STORAGE, args={})
     return resources

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 
 from panorgan.errors import RunError
@@ -64,8 +65,13 @@ class AdminSession:
         return self._ask(lambda session: str(session.submit_job(str(job))))
 
     def job(self, job: str) -> JobState:
-        """How a job is doing."""
-        return self._ask(lambda session: JobState(str(session.get_job_meta(job).get("status", "UNKNOWN"))))
+        """How a job is doing. One that the server does not know (any more) is done."""
+        try:
+            return self._ask(lambda session: JobState(str(session.get_job_meta(job).get("status", "UNKNOWN"))))
+        except NotConnectedError as error:
+            if isinstance(error.__cause__, JobNotFound):
+                return JobState(f"{_DONE}:UNKNOWN")
+            raise
 
     def look(self) -> SystemState:
         """Who is connected and what runs, as the server itself sees it."""
@@ -81,10 +87,13 @@ class AdminSession:
         jobs = self._ask(lambda session: session.list_jobs())
         return [str(job["job_id"]) for job in jobs if str(job.get("status", "")) in _QUEUED]
 
-    def abort(self, job: str) -> None:
-        """End a job now; one that has ended already is as good."""
-        with contextlib.suppress(NotConnectedError):
+    def abort(self, job: str) -> bool:
+        """End a job now; one that has ended already is as good. False if the server could not be told."""
+        try:
             self._ask(lambda session: session.abort_job(job))
+        except NotConnectedError as error:
+            return isinstance(error.__cause__, JobNotFound | JobNotRunning)
+        return True
 
     def sites_in_jobs(self) -> dict[str, set[str]] | None:
         """Ids of the jobs that run at each connected site; None if the sites could not be asked."""
