@@ -106,7 +106,7 @@ class JobNews:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._question: tuple[str, int] | None = None
+        self._question: tuple[str, int | None] | None = None
         self._news: dict[str, Any] = {"asked": [], "answered": {}}
 
     def __call__(self, event: Event) -> None:
@@ -114,7 +114,7 @@ class JobNews:
         if event.kind == "round_started":
             self._news |= {"round": facts["number"], "total": facts["total"], "stage": facts["stage"]}
         elif event.kind == "asked":
-            question = (facts["task"], facts["number"])
+            question = (facts["task"], facts.get("number"))
             if question != self._question:  # else: sites that failed are asked again; the others have answered
                 self._question = question
                 self._news |= {"kind": facts["task"], "asked": facts["sites"], "answered": {}, "since": event.time}
