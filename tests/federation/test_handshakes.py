@@ -67,9 +67,7 @@ def test_everything_else_is_kept():
 
 
 def test_a_member_that_poses_is_named():
-    line = (
-        "conn_manager - ERROR - CN00005 authenticated as 'mallory' but claimed endpoint 'north' requires\n"
-    )
+    line = "conn_manager - ERROR - CN00005 authenticated as 'mallory' but claimed endpoint 'north' requires\n"
     assert heard([line]) == ([("mallory", "it said it was north")], [line])
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from panorgan.errors import MessageError
 from panorgan.federation.message import Message, MessageFile
@@ -151,3 +152,104 @@ def test_a_file_reads_one_tensor_at_a_time(tmp_path):
     assert torch.equal(file.array("a"), torch.ones(2, 3))
     assert file.numbers == {"n": 3.0}
     assert file.message().meta == {"site": "north"}
+
+
+# -- the bytes themselves ---------------------------------------------------------------------------------------
+
+MIXED = {
+    "bits": torch.tensor([1, 2, 3], dtype=torch.uint8),
+    "half": torch.tensor([0.5, -2.0], dtype=torch.float16),
+    "double": torch.tensor([[1.0, 2.0]], dtype=torch.float64),
+    "mask": torch.tensor([True, False, True]),
+    "weight": torch.arange(6.0).reshape(2, 3),
+}
+
+
+def test_safetensors_reads_what_we_write():
+    content = Message(MIXED, {"x": 1.0}, {"site": "north"}).to_bytes()
+    read = load(content)
+    assert read.keys() == MIXED.keys()
+    assert all(torch.equal(read[key], MIXED[key]) and read[key].dtype == MIXED[key].dtype for key in MIXED)
+
+
+def test_every_tensor_begins_at_a_multiple_of_its_width():
+    content = Message(MIXED).to_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    begins = {key: 8 + length + header[key]["data_offsets"][0] for key in MIXED}
+    assert all(begins[key] % MIXED[key].element_size() == 0 for key in MIXED)
+
+
+def test_the_pieces_make_up_the_bytes():
+    message = Message(MIXED, {"x": 1.0})
+    assert b"".join(message.to_pieces()) == message.to_bytes()
+    assert len(message.to_pieces()) == 1 + len(MIXED)
+
+
+@pytest.mark.parametrize("arrays", [{"w": torch.ones(2, dtype=torch.complex64)}, {"__metadata__": torch.ones(2)}])
+def test_what_the_format_does_not_know_is_not_sent(arrays):
+    with pytest.raises(MessageError, match="cannot be sent"):
+        Message(arrays).to_bytes()
+
+
+def test_an_outline_has_everything_but_values():
+    message = Message(MIXED, {"x": 1.0}, {"site": "north"})
+    outline = Message.outline(message.to_bytes())
+    assert (outline.numbers, outline.meta) == (message.numbers, message.meta)
+    assert {k: (v.shape, v.dtype) for k, v in outline.arrays.items()} == {
+        k: (v.shape, v.dtype) for k, v in MIXED.items()
+    }
+    assert all(value.device.type == "meta" for value in outline.arrays.values())
+    assert outline.is_all_of(message.to_bytes())
+
+
+def _with_header(content: bytes, change) -> bytes:
+    (length,) = struct.unpack("<Q", content[:8])
+    text = change(content[8 : 8 + length].decode()).encode()
+    return struct.pack("<Q", len(text)) + text + content[8 + length :]
+
+
+def _swapped_offsets(text: str) -> str:
+    header = json.loads(text)
+    header["a"]["data_offsets"], header["b"]["data_offsets"] = header["b"]["data_offsets"], header["a"]["data_offsets"]
+    return json.dumps(header, separators=(",", ":"))
+
+
+def _with_a_second_entry(text: str) -> str:
+    return text.replace('"a":', '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"note":"hidden"},"a":')
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content + b"x",
+        lambda content: content[:-1],
+        lambda content: _with_header(content, lambda text: text + " " * 8),
+        lambda content: _with_header(content, lambda text: text.replace(":[2]", ": [2]")),
+        lambda content: _with_header(content, lambda text: text.replace('"shape"', '"note":"hidden","shape"', 1)),
+        lambda content: _with_header(content, lambda text: text.replace('{"panorgan"', '{"note":"hidden","panorgan"')),
+        lambda content: _with_header(content, lambda text: text.replace("version", 'note\\": 1, \\"version')),
+        lambda content: _with_header(content, _swapped_offsets),
+        lambda content: _with_header(content, _with_a_second_entry),
+    ],
+    ids=["longer", "shorter", "spaces", "a space", "in an entry", "metadata", "in the head", "order", "twice"],
+)
+def test_bytes_that_hold_anything_else_are_noticed(change):
+    """All of these have the same outline: what differs hides behind it."""
+    message = Message({"a": torch.ones(2), "b": torch.zeros(2)}, {"x": 1.0})
+    changed = change(message.to_bytes())
+    assert changed != message.to_bytes()
+    outline = Message.outline(changed)
+    assert outline.arrays.keys() == message.arrays.keys()
+    assert not outline.is_all_of(changed)
+
+
+@pytest.mark.parametrize("facts", [{"shape": [-1]}, {"shape": [1.5]}, {"dtype": "F33"}, {"shape": None}, {}])
+def test_an_outline_without_sense_is_refused(facts):
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | facts
+    entry = entry if facts else []
+    content = _with_header(
+        Message({"a": torch.ones(1)}).to_bytes(), lambda text: json.dumps({**json.loads(text), "a": entry})
+    )
+    with pytest.raises(MessageError, match="not a message"):
+        Message.outline(content)

@@ -124,11 +124,15 @@ class Driver:
     def _deliver_to_those_who_are_back(self) -> None:
         """A finished run that could not give everybody the model tries again when it is started again."""
         without = set(read_json(self.control.finished).get("without", []))
+        if not without:
+            return
         try:
-            if without and without & self._session.look().connected.keys():
-                self.control.finished.unlink()
+            there = self._session.look().connected.keys() & self.settings.sites.keys()
         except NotConnectedError:
             return
+        waits = self.settings.rounds.on_missing == "wait"
+        if without & there and len(there) >= self.min_sites and (not waits or self._needed()[1] <= there):
+            self.control.finished.unlink()
 
     # -- what comes next -----------------------------------------------------------------------------------
 
@@ -300,12 +304,13 @@ class Driver:
 
     def _suspect(self, watched: WatchedJob) -> str:
         """The job was ended by the engine: one site that cannot start a job's process is enough for that."""
+        ended = "the last segment ended before a round was done"
         absent = sorted(self._invited - watched.seen)
+        if not absent or not watched.seen:  # nobody was seen: it ended before the sites could be asked
+            return ended
         for site in absent:
             self._left_out.tried(site)
-        if not absent or watched.seen == set():
-            return "the last segment ended before a round was done"
-        return f"the last segment ended before a round was done; {', '.join(absent)} never came into it"
+        return f"{ended}; {', '.join(absent)} never came into it"
 
     def _say(self, state: str, why: str, **facts: Any) -> None:
         """Keep `driver.json` current."""

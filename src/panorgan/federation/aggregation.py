@@ -1,20 +1,22 @@
 """The weighted mean per key over the sites that sent the key, streamed from disk.
 
-One tensor of one site is in memory at a time, so the server's memory does not grow with the number of sites. Sites are
-summed in sorted order: the result does not depend on who answered first.
+The updates lie memory-mapped on disk and are read block by block, so the server's memory does not grow with the number
+of sites, and the blocks fit into the processor's cache. Sites are summed in sorted order: the result does not depend on
+who answered first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 17
+"""Elements that are dealt with at a time."""
 
 
 class SpooledUpdates:
@@ -51,7 +53,7 @@ class SpooledUpdates:
             weights = [_checked(weight(site, key), site, key) for site in sites]
             if (total := sum(weights)) > 0:
                 shares = [w / total for w in weights]
-                means[key] = _mean((self.array(site, key) for site in sites), shares)
+                means[key] = _mean([self.array(site, key) for site in sites], shares)
         return means
 
 
@@ -65,25 +67,17 @@ def _checked(weight: float, site: str, key: str) -> float:
     return weight
 
 
-def _mean(tensors: Iterable[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
-    """Σ share·θ in double precision (so that equal inputs stay equal), returned in the tensors' own type.
-
-    It goes block by block: what stays in the processor's cache takes half the time.
-    """
-    total: torch.Tensor | None = None
-    example = torch.empty(0)
-    scratch = torch.empty(_BLOCK, dtype=torch.float64)
-    for tensor, share in zip(tensors, shares, strict=True):
-        example, values = tensor, tensor.reshape(-1)
-        first = total is None
-        total = torch.empty(values.shape, dtype=torch.float64) if total is None else total
-        for start in range(0, values.numel(), _BLOCK):
-            block, target = values[start : start + _BLOCK], total[start : start + _BLOCK]
-            if first:
-                target.copy_(block).mul_(share)
-            else:
-                target.add_(scratch[: len(block)].copy_(block).mul_(share))
-    assert total is not None
-    if not example.is_floating_point():
-        total = total.round_()
-    return total.to(example.dtype).reshape(example.shape)
+def _mean(tensors: Sequence[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
+    """Σ share·θ in double precision (so that equal inputs stay equal), returned in the tensors' own type."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    mean = torch.empty_like(flat[0])
+    total, part = torch.empty(2, min(_BLOCK, len(mean)), dtype=torch.float64)
+    for start in range(0, len(mean), _BLOCK):
+        blocks = [values[start : start + _BLOCK] for values in flat]
+        sums = total[: len(blocks[0])].copy_(blocks[0]).mul_(shares[0])
+        for block, share in zip(blocks[1:], shares[1:], strict=True):
+            sums.add_(part[: len(block)].copy_(block).mul_(share))
+        if not mean.is_floating_point():
+            sums.round_()
+        mean[start : start + _BLOCK] = sums
+    return mean.reshape(tensors[0].shape)

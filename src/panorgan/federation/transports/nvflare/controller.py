@@ -59,6 +59,8 @@ class NVFlareTransport:
         ends = None if deadline is None else time.monotonic() + deadline
         while waiting := [site for site, task in asked.items() if not (task.completion_status or site in news.heard)]:
             if self._abort.triggered:
+                for site in waiting:  # an answer that is being read is read to its end
+                    self._cancel(asked[site])
                 raise SegmentAbortedError("The job was stopped.", fix="It goes on with the next one.")
             if news.errors:
                 break
@@ -66,6 +68,9 @@ class NVFlareTransport:
             for site in waiting:
                 if late or site in self.gone():
                     self._cancel(asked[site])
+                elif len(asked[site].client_tasks) > 1:
+                    with asked[site].cb_lock:
+                        _forget_resends(asked[site])
             news.wait(_LOOK_EVERY)
         for site in waiting:
             self._cancel(asked[site])

@@ -8,6 +8,9 @@ from pathlib import Path
 
 _FETCH_EVERY = 0.1
 """Seconds between a site's questions whether there is something to do."""
+_HAND_OVER_WITHIN = 3600.0
+"""Seconds in which the server must have fetched an answer. NVFlare's 300 would make a site behind a slow line hand it
+over again and again, while the first one is still on its way."""
 
 
 def write_job(
@@ -38,6 +41,7 @@ def write_job(
     site = {
         "format_version": 2,
         "default_task_fetch_interval": _FETCH_EVERY,
+        "submit_task_result_timeout": _HAND_OVER_WITHIN,
         "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}],
     }
     config = folder / "app" / "config"

@@ -18,8 +18,8 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 PIECE_BYTES = 16 << 20
 """NVFlare copies a piece once less if it has more than 10 MB; several of them are in memory at a time."""
 
-_SMALL = 1 << 20
-"""Below this many bytes, fetching costs more than it saves."""
+_SMALL = 1 << 14
+"""Below this many bytes, fetching costs more than it saves. No model is that small, not even a test's."""
 _PATIENCE = 120.0
 """Seconds without a piece after which the rest is given up. The site counts as missing until the next segment."""
 _MOST_BYTES = 4 << 30
