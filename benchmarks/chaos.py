@@ -45,7 +45,7 @@ SITES = [
 
 
 def experiment_in(cache: Path, rounds: int) -> Experiment:
-    """Three small hospitals, and rounds of about a second."""
+    """Three small hospitals, and rounds of a few seconds."""
     shared = {
         "name": "chaos",
         "vocabulary": ["liver", "spleen", "kidney_left", "kidney_right"],
@@ -54,7 +54,7 @@ def experiment_in(cache: Path, rounds: int) -> Experiment:
         "hardware": {"device": "cpu", "threads": 1},
         "training": {
             "rounds": rounds,
-            "local_steps": 20,
+            "local_steps": 40,
             "validate_every": 2,
             "overlap": 0.0,
             "sampling": {"patch_size": [16, 16, 16], "batch_size": 2},
@@ -76,7 +76,9 @@ def measure(folder: Path, kills: int, rounds: int, seed: int, timeout: float) ->
     with Loopback(folder / "federation", experiment, experiment.sites, per_segment=5, on_missing="wait") as federation:
         run = federation.server_kit.path / "run"
         federation.start("driver")
-        chaos = Chaos(federation, seed)
+        # Jobs take a while to start: with pauses like these, kills meet rounds as well as starts.
+        chaos = Chaos(federation, seed, pause=(5.0, 30.0))
+        chaos.wait_for(run / "checkpoints", timeout)
         finished = chaos.run(run / "control" / "finished.json", kills, timeout)
     survived = Checkpoints(run / "checkpoints").load_latest()
     events = list(read_events(run / "events.jsonl"))

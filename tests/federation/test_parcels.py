@@ -100,6 +100,14 @@ def test_a_site_that_breaks_off_has_not_answered(deliver, monkeypatch):
     assert unpacked(arrived) is None
 
 
+def test_an_error_while_fetching_is_no_answer_either(deliver, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("no route to the site")
+
+    monkeypatch.setattr(parcels, "download_object", broken)
+    assert unpacked(deliver(packed(CONTENT))) is None
+
+
 @pytest.mark.parametrize("found", [None, "text", 3, {"content": b""}, Parcel(None)])
 def test_what_is_no_answer_is_not_taken_for_one(found):
     assert unpacked(found) is None

@@ -134,9 +134,13 @@ class ParcelDecomposer(ViaDownloaderDecomposer):
     def download(
         self, from_fqcn: str, ref_id: str, per_request_timeout: float, cell: Cell, **options: Any
     ) -> tuple[str, dict[str, Parcel]]:
-        """Fetch them."""
+        """Fetch them. Whatever goes wrong, the other sites' round goes on."""
         collected = _Collected()
-        download_object(from_fqcn, ref_id, min(per_request_timeout, _PATIENCE), cell, collected, **options)
+        try:
+            download_object(from_fqcn, ref_id, min(per_request_timeout, _PATIENCE), cell, collected, **options)
+        except Exception:
+            self.logger.exception(f"could not fetch an answer from {from_fqcn}")
+            return "", _Arrived()
         if not collected.complete:
             return "", _Arrived()
         return "", _Arrived({name: Parcel(b"".join(pieces)) for name, pieces in collected.pieces.items()})
