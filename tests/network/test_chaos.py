@@ -28,8 +28,8 @@ def test_kills_change_nothing(hospitals, experiment_with, tmp_path):
         federation.start("driver")
         chaos = Chaos(federation, seed=3, pause=(1.0, 4.0))
         # Nothing is killed before the rounds have begun: starting up is the same for all.
-        assert chaos.wait_for(run / "checkpoints", 60), federation.words()
-        finished = chaos.run(run / "control" / "finished.json", 4, 240, ("site", "site's job", "server", "driver"))
+        assert chaos.wait_for(run / "checkpoints", 180), federation.words()
+        finished = chaos.run(run / "control" / "finished.json", 4, 600, ("site", "site's job", "server", "driver"))
         assert finished, federation.words()
     assert len(chaos.kills) >= 3, "the run was over before enough could be killed"
     survived = Checkpoints(run / "checkpoints").load_latest()

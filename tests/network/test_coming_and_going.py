@@ -41,12 +41,12 @@ def test_the_run_goes_on_with_those_who_are_there(hospitals, experiment_with, tm
 
     with federation.without("north"):
         federation.start("driver")
-        until(lambda: events("round"), 90)
+        until(lambda: events("round"), 240)
         assert events("joined")[0]["sites"].keys() == {"east", "south"}  # liver is nobody's yet
         federation.start("north")
-        until(lambda: any("north" in told["sites"] for told in events("round")), 120)
+        until(lambda: any("north" in told["sites"] for told in events("round")), 300)
         federation.kill("east")
-        until((run / "control" / "finished.json").exists, 240)
+        until((run / "control" / "finished.json").exists, 400)
 
     told = events("round")
     assert [one["number"] for one in told] == list(range(1, 11))
