@@ -117,7 +117,7 @@ def running(*kits: SiteKit) -> Iterator[None]:
             process.wait()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 150) -> None:
     """Until something has happened; an error if it does not."""
     until = time.monotonic() + seconds
     while not condition():

@@ -8,17 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from panorgan.config import Experiment, SiteSettings
+from panorgan.deployment.drive import drive
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kits import make_kits
 from panorgan.deployment.settings import FederationSettings
 from panorgan.federation.egress import default_policy, policy_text
+from panorgan.federation.events import Event
 
 PLUGIN = Path(__file__).parent / "plugin"
 HOST = "localhost"
@@ -127,6 +130,24 @@ class Loopback:
     def __exit__(self, *error: object) -> None:
         for name in list(self.processes):
             self.kill(name)
+
+
+def drive_to_its_end(kit: ServerKit, on_event: Callable[[Event], None] = lambda event: None) -> None:
+    """`drive`, but a run that hangs fails the test instead of holding it up."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            drive(kit, on_event)
+        except BaseException as error:
+            errors.append(error)
+
+    driver = threading.Thread(target=run, daemon=True)
+    driver.start()
+    driver.join(400)
+    if errors:
+        raise errors[0]
+    assert not driver.is_alive(), "the run did not end in time"
 
 
 def descendants(process: int) -> list[int]:

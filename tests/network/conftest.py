@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from capture import Capture, listening, streams, why_not
 from intruders import Knock, foreign_kit, knock, member_kit, posing_as, running, text_of, wait_for
-from loopback import PLUGIN, Loopback
+from loopback import PLUGIN, Loopback, drive_to_its_end
 
 from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.deployment.certificates import Credentials
-from panorgan.deployment.drive import drive
 from panorgan.deployment.folders import SiteKit
 from panorgan.federation.events import Event
 from panorgan.methods import registry
@@ -127,7 +126,7 @@ def disturbed_run(
         # They are there before the run begins, and stay until it has ended.
         wait_for(lambda: "turned away mallory" in text_of(loopback.server_kit.turned_away))
         wait_for(lambda: "New client mallory" in text_of(loopback.server_kit.path / "log.txt"))
-        drive(loopback.server_kit, on_event)
+        drive_to_its_end(loopback.server_kit, on_event)
     captured = streams(capture.path) if capture else None
     return DisturbedRun(experiment, run, knocks, connected, intruders, captured, ports, capture)
 

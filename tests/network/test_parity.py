@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
+from loopback import drive_to_its_end
 from safetensors.torch import load_file
 
-from panorgan.deployment.drive import drive
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.methods.registry import methods
 from panorgan.runs.execute import train
@@ -24,7 +24,7 @@ def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experime
         method={"name": method}, training={"rounds": 2, "validate_every": 2, "optimizer": {"keep_state": True}}
     )
     run = loopback.agree_on(experiment, f"run-{method}")
-    drive(loopback.server_kit)
+    drive_to_its_end(loopback.server_kit)
     simulated = train(experiment, tmp_path / "simulated").folder
 
     networked, local = (Checkpoints(folder / "checkpoints").load_latest() for folder in (run, simulated.path))
