@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,13 @@ def _patch_halfway(call: int) -> None:
     """Die with half of a checkpoint on disk."""
     original, calls = checkpoint.write_atomically, 0
 
-    def deadly(path: Path, content: bytes, durable: bool = False) -> None:
+    def deadly(path: Path, content: bytes | Sequence[bytes], durable: bool = False) -> None:
         nonlocal calls
         calls += 1
         if calls <= call:
             return original(path, content, durable)
-        path.with_name(f".{path.name}.incomplete").write_bytes(content[: len(content) // 2])
+        whole = content if isinstance(content, bytes) else b"".join(content)
+        path.with_name(f".{path.name}.incomplete").write_bytes(whole[: len(whole) // 2])
         return _die()
 
     checkpoint.write_atomically = deadly
