@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -65,10 +66,19 @@ class Capture:
         raise AssertionError(f"tcpdump ended with code {self._process.wait()}")
 
     def __exit__(self, *error: object) -> None:
+        self._settle()
         self._process.send_signal(signal.SIGINT)
         _, told = self._process.communicate(timeout=30)
         found = re.search(r"(\d+) packets? dropped by kernel", told)
         self.dropped = int(found[1]) if found else -1
+
+    def _settle(self) -> None:
+        """Until nothing has been written for a while: what was sent just now may still be on its way to the file."""
+        size, since, ends = -1, time.monotonic(), time.monotonic() + 20
+        while time.monotonic() - since < 1.5 and time.monotonic() < ends:
+            if (now := self.path.stat().st_size) != size:
+                size, since = now, time.monotonic()
+            time.sleep(0.1)
 
 
 def streams(path: Path) -> dict[tuple[int, int], bytes]:
