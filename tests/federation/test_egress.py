@@ -103,7 +103,7 @@ def test_weights_and_named_numbers_leave_as_they_are_and_are_written_down(log):
 
 def test_a_part_of_the_weights_and_declared_tensors_leave(log):
     arrays = {"head.bias": torch.ones(3), "mask/encoder": torch.ones(10, dtype=torch.uint8)}
-    guard(log).release(message(arrays), "train")
+    assert guard(log).release(message(arrays), "train") == message(arrays)
 
 
 def test_a_failure_leaves_as_a_code_alone(log):
@@ -207,7 +207,8 @@ def test_words_that_do_not_belong_into_an_answer(log, meta):
 
 
 def test_an_ordinary_experiment_fingerprint_may_be_told(log):
-    guard(log).release(message(experiment="0123456789abcdef"), "train")
+    answer = message(experiment="0123456789abcdef")
+    assert guard(log).release(answer, "train") == answer
 
 
 def test_a_failure_that_says_more_than_its_code(log):

@@ -44,6 +44,13 @@ class Engine:
         """Nobody listens."""
 
 
+class Segment(SegmentController):
+    """A segment whose control flow is never started: the test itself does the asking."""
+
+    def run_segment(self, transport: NVFlareTransport) -> None:
+        raise AssertionError("not started here")
+
+
 class Server:
     """NVFlare's list of tasks, and sites that fetch from it and submit to it, as the server's threads do."""
 
@@ -51,7 +58,7 @@ class Server:
         self.engine = Engine(names)
         self.communicator = WFCommServer()
         self.communicator._engine = self.engine  # without initialize_run: its monitor runs when the test says so
-        segment = SegmentController()
+        segment = Segment()
         segment.set_communicator(self.communicator)
         self.abort = Signal()
         self.transport = NVFlareTransport(segment, self.engine.new_context(), self.abort)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federations import Meddling, make_coordinator, make_workers, same
+from federations import THREE, Meddling, make_coordinator, make_workers, same
 
 from panorgan.anatomy import Vocabulary
 from panorgan.federation.admission import first_weights
@@ -15,14 +15,6 @@ from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
 from panorgan.methods.exchange import Federation, SiteFacts
 
-ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
-THREE = {
-    "sites": [
-        {"name": "north", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "south", "annotated": ALL, "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "west", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-    ]
-}
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1, "optimizer": {"keep_state": True}}
 
 

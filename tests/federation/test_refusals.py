@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import Meddling, make_coordinator, make_workers, same
+from federations import THREE, Meddling, make_coordinator, make_workers, same
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.planning import PlanSettings
@@ -17,14 +17,6 @@ from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta
 
-ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
-THREE = {
-    "sites": [
-        {"name": "north", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "south", "annotated": ALL, "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "west", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-    ]
-}
 SMALL = {"rounds": 1, "validate_every": 0, "local_steps": 1}
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, float], dict[str, Any]], None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from federations import Meddling, make_coordinator, make_workers
+from federations import THREE, Meddling, make_coordinator, make_workers
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.planning import PlanSettings, SiteStatistics
 from panorgan.federation import collecting
 from panorgan.federation.checks import read_scores
-from panorgan.federation.collecting import Collector, SitesMissingError, Traffic
+from panorgan.federation.collecting import Collector, Question, SitesMissingError
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
@@ -19,14 +19,6 @@ from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.exchange import Content, Federation, SiteFacts
 
-ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
-THREE = {
-    "sites": [
-        {"name": "north", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "south", "annotated": ALL, "cases": 3, "spacing_mm": [14, 14, 14]},
-        {"name": "west", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
-    ]
-}
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 
 
@@ -81,7 +73,7 @@ def asked_with(monkeypatch, patience: Patience, takes: float, deadline: float | 
         read_scores(answer, task, site)
 
     collector = Collector(transport, EventLog(), patience)
-    heard = collector.ask(["north"], task, lambda site: Content(), read, 1, Traffic(), deadline)
+    heard = collector.ask(["north"], Question(task, lambda site: Content(), 1), read, deadline)
     assert heard.failed == {"north": "memory"}
     return transport.deadlines
 

@@ -22,6 +22,14 @@ from panorgan.runs.folder import RunFolder
 from panorgan.runs.prepare import prepare
 
 CPU = torch.device("cpu")
+ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
+THREE: dict[str, Any] = {
+    "sites": [
+        {"name": "north", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
+        {"name": "south", "annotated": ALL, "cases": 3, "spacing_mm": [14, 14, 14]},
+        {"name": "west", "annotated": ["liver"], "cases": 3, "spacing_mm": [14, 14, 14]},
+    ]
+}
 
 
 def make_workers(experiment: Experiment, folder: Path, method: Method | None = None) -> dict[str, SiteWorker]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import time
 import traceback
 import uuid
 from pathlib import Path
 from typing import Any
 
-import panorgan
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
-from panorgan.config import Agreement, load_agreement
+from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.kit_files import load_agreed, load_coordinator_file
 from panorgan.deployment.settings import CoordinatorFile
-from panorgan.errors import ConfigError, PanorganError, RunError
+from panorgan.deployment.versions import versions_here
+from panorgan.errors import PanorganError, RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, SitesMissingError
 from panorgan.federation.events import EventLog, mend_tail
 from panorgan.federation.files import write_atomically
@@ -28,11 +27,8 @@ from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
 from panorgan.runs.deliver import deliver
 from panorgan.runs.folder import RunFolder
-from panorgan.runs.lock import BusyError, only_one_process
+from panorgan.runs.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
 from panorgan.runs.tensorboard import tensorboard_listener
-
-_ORPHANS_END_WITHIN = 60.0
-"""Seconds. A killed server leaves its job's process behind for a moment; the next job waits for its end."""
 
 
 class CoordinatorJob(SegmentController):
@@ -73,10 +69,10 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
 
 def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport, job: str) -> None:
     """The next rounds of the run, and after the last one the model."""
-    agreement = agreed_experiment(kit, settings)
+    agreement = load_agreed(kit, settings.experiment_fingerprint)
     run, control = RunFolder(kit.run(settings)), Control(kit.control(settings))
     run.path.mkdir(parents=True, exist_ok=True)
-    with only_one_process(run.path, wait=_ORPHANS_END_WITHIN):
+    with only_one_process(run.path, wait=ORPHANS_END_WITHIN):
         resumed = run.started
         manifest = _manifest(run, agreement, settings)
         mend_tail(run.events)
@@ -87,19 +83,6 @@ def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport,
         if coordinator.finished:
             _finish(run, control, agreement, coordinator, events)
         write_outcome(control, job, None)
-
-
-def agreed_experiment(kit: ServerKit, settings: CoordinatorFile) -> Agreement:
-    """The kit's experiment; refuses one that was changed after the sites agreed to it."""
-    agreement = load_agreement(kit.experiment)
-    if agreement.fingerprint() != settings.experiment_fingerprint:
-        raise ConfigError(
-            "The experiment is not the one that the sites agreed to.",
-            where=str(kit.experiment),
-            why=f"its fingerprint is {agreement.fingerprint()}, the sites have {settings.experiment_fingerprint}",
-            fix="Put the file back as 'panorgan federation init' wrote it, or make new kits.",
-        )
-    return agreement
 
 
 def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:
@@ -141,7 +124,7 @@ def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -
         "federation": settings.federation,
         "experiment": agreement.as_json(),
         "fingerprint": agreement.fingerprint(),
-        "versions": {"panorgan": panorgan.__version__, "python": platform.python_version()},
+        "versions": versions_here(),
     }
     write_atomically(run.manifest, json.dumps(manifest, indent=1), durable=True)
     return manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.config import Agreement, load_agreement, read_yaml, validated
-from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.errors import ConfigError
 
@@ -46,6 +46,19 @@ def load_site_file(kit: SiteKit) -> SiteFile:
             "state": _in_kit(kit.path, settings.state),
         }
     )
+
+
+def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
+    """The kit's experiment; refuses one that was changed after everybody agreed to it."""
+    agreement = load_agreement(kit.experiment)
+    if agreement.fingerprint() != fingerprint:
+        raise ConfigError(
+            "The experiment is not the one that was agreed on.",
+            where=str(kit.experiment),
+            why=f"its fingerprint is {agreement.fingerprint()}, agreed was {fingerprint}",
+            fix="Put the file back as it came in the kit, or make new kits with 'panorgan federation init'.",
+        )
+    return agreement
 
 
 def _refuse_blank(content: dict[str, Any], path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.config import Agreement, read_yaml
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.kit_files import load_site_file
+from panorgan.deployment.kit_files import load_agreed, load_site_file
 from panorgan.deployment.settings import SiteFile
 from panorgan.errors import ConfigError, MessageError
 from panorgan.federation.audit import AuditLog
@@ -26,11 +26,8 @@ from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAb
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.runs.delivered import save_model
 from panorgan.runs.device import use_hardware
-from panorgan.runs.lock import only_one_process
+from panorgan.runs.lock import ORPHANS_END_WITHIN, only_one_process
 from panorgan.runs.one_site import SiteFolder
-
-_ORPHANS_END_WITHIN = 60.0
-"""Seconds. A killed site leaves its job's process behind for a moment; the next job waits for its end."""
 
 Known = dict[str, torch.Tensor]
 Shapes = set[tuple[int, ...]]
@@ -60,7 +57,11 @@ class SiteMachine:
 
     def handle(self, request: bytes) -> bytes:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
-        task = Task.from_meta(Message.outline(request).meta)
+        try:
+            task = Task.from_meta(Message.outline(request).meta)
+        except MessageError:
+            self._log.exception("a request that cannot be read")
+            raise  # who asked what is unknown, so there is nothing to answer
         self._log.info("asked: %s", task.label)
         try:
             worker = self._open()
@@ -82,21 +83,10 @@ class SiteMachine:
             state = self.kit.state(settings)
             state.mkdir(parents=True, exist_ok=True)
             with ExitStack() as lock:  # kept only if all goes well: the next try must not wait for this one
-                lock.enter_context(only_one_process(state, wait=_ORPHANS_END_WITHIN))
-                self._worker = self._make_worker(settings, self._agreement(settings))
+                lock.enter_context(only_one_process(state, wait=ORPHANS_END_WITHIN))
+                self._worker = self._make_worker(settings, load_agreed(self.kit, settings.experiment_fingerprint))
                 self._lock = lock.pop_all()
         return self._worker
-
-    def _agreement(self, settings: SiteFile) -> Agreement:
-        agreement = load_agreement(self.kit.experiment)
-        if agreement.fingerprint() != settings.experiment_fingerprint:
-            raise ConfigError(
-                "The experiment is not the one that this site agreed to.",
-                where=str(self.kit.experiment),
-                why=f"its fingerprint is {agreement.fingerprint()}, agreed was {settings.experiment_fingerprint}",
-                fix="Put the file back as it came in the kit.",
-            )
-        return agreement
 
     def _make_worker(self, settings: SiteFile, agreement: Agreement) -> SiteWorker:
         if settings.name != self.name:

@@ -40,6 +40,16 @@ class Traffic:
     received: int = 0
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked, with what content for each site; `number` is the round that the log speaks of."""
+
+    task: Task
+    content_for: ContentFor
+    number: int
+    traffic: Traffic = field(default_factory=Traffic)
+
+
 @dataclass
 class Heard:
     """What became of a question: who was refused, who failed (with the code), who kept silent."""
@@ -60,16 +70,7 @@ class Collector:
     def __init__(self, transport: Transport, events: EventLog, patience: Patience) -> None:
         self.transport, self.events, self.patience = transport, events, patience
 
-    def ask(
-        self,
-        sites: Sequence[str],
-        task: Task,
-        content_for: ContentFor,
-        read: Read,
-        number: int,
-        traffic: Traffic,
-        deadline: float | None = None,
-    ) -> Heard:
+    def ask(self, sites: Sequence[str], question: Question, read: Read, deadline: float | None = None) -> Heard:
         """Ask every site and pass sound answers to `read`; sites that report a failure are asked again.
 
         `deadline`: seconds for the question and all its repetitions; that of the patience if left out.
@@ -80,7 +81,7 @@ class Collector:
         ends = None if seconds is None else time.monotonic() + seconds
         for attempt in range(self.patience.retries + 1):
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            answered = self._ask_once(waiting, task, content_for, read, number, traffic, heard, left)
+            answered = self._ask_once(waiting, question, read, heard, left)
             heard.silent = (*heard.silent, *(site for site in waiting if site not in answered))
             waiting = [site for site in waiting if site in heard.failed]
             if not waiting or attempt == self.patience.retries:
@@ -90,21 +91,14 @@ class Collector:
         return heard
 
     def _ask_once(
-        self,
-        sites: Sequence[str],
-        task: Task,
-        content_for: ContentFor,
-        read: Read,
-        number: int,
-        traffic: Traffic,
-        heard: Heard,
-        deadline: float | None,
+        self, sites: Sequence[str], question: Question, read: Read, heard: Heard, deadline: float | None
     ) -> set[str]:
         answered: set[str] = set()
+        number = question.number
         began = time.perf_counter()
 
         def on_reply(site: str, answer: bytes) -> None:
-            traffic.received += len(answer)
+            question.traffic.received += len(answer)
             if site not in sites or site in answered:
                 why = "it has answered already" if site in answered else "it was not asked"
                 self.refuse(number, site, MessageError(f"Site {site} sent an answer that nobody waits for.", why=why))
@@ -122,19 +116,16 @@ class Collector:
                 self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
 
         if sites:
-            self.events.transient("asked", task=task.kind, number=number, sites=list(sites))
-            self.transport.exchange(sites, _requests(task, content_for, traffic), on_reply, deadline)
+            self.events.transient("asked", task=question.task.kind, number=number, sites=list(sites))
+            self.transport.exchange(sites, _requests(question), on_reply, deadline)
         return answered
 
     def collect(
         self,
         sites: Sequence[str],
-        task: Task,
-        content_for: ContentFor,
+        question: Question,
         expects: Callable[[str], Mapping[str, torch.Tensor]],
         folder: Path,
-        number: int,
-        traffic: Traffic,
         outlier_factor: float | None,
     ) -> tuple[dict[str, MessageFile], Heard]:
         """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again."""
@@ -144,7 +135,7 @@ class Collector:
         def accept(site: str, path: Path) -> None:
             try:
                 file = MessageFile(path)
-                norms[site] = check_answer(file, task, site, expects(site))
+                norms[site] = check_answer(file, question.task, site, expects(site))
                 accepted[site] = file
             except (MessageError, SiteFailedError):
                 path.unlink(missing_ok=True)
@@ -163,14 +154,16 @@ class Collector:
                     accept(site, path)
                 except (MessageError, SiteFailedError) as error:
                     if isinstance(error, MessageError):
-                        self.refuse(number, site, error)
+                        self.refuse(question.number, site, error)
         waiting = [site for site in sorted(sites) if site not in accepted]
-        heard = self.ask(waiting, task, content_for, read, number, traffic)
+        heard = self.ask(waiting, question, read)
         for site, why in outliers(norms, outlier_factor).items():
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
             heard.refused.add(site)
-            self.refuse(number, site, MessageError(f"Site {site} sent an update out of all proportion.", why=why))
+            self.refuse(
+                question.number, site, MessageError(f"Site {site} sent an update out of all proportion.", why=why)
+            )
         return accepted, heard
 
     def insist(self, heard: Heard, number: int, what: str) -> None:
@@ -195,19 +188,19 @@ def _names(sites: Sequence[str]) -> str:
     return ("Site " if len(sites) == 1 else "Sites ") + ", ".join(sites)
 
 
-def _requests(task: Task, content_for: ContentFor, traffic: Traffic) -> Callable[[str], bytes]:
+def _requests(question: Question) -> Callable[[str], bytes]:
     """Makes each site's request; the same tensors are serialised once."""
-    meta = task.to_meta()
+    meta = question.task.to_meta()
     last: Content | None = None
     request = b""
 
     def make_request(site: str) -> bytes:
         nonlocal last, request
-        content = content_for(site)
+        content = question.content_for(site)
         if last is None or not _same(last, content):
             request = Message(content.arrays, content.numbers, meta).to_bytes()
             last = Content(dict(content.arrays), dict(content.numbers))  # the rule may fill its own anew
-        traffic.sent += len(request)
+        question.traffic.sent += len(request)
         return request
 
     return make_request

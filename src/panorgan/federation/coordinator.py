@@ -19,7 +19,7 @@ from panorgan.federation.admission import Introductions, agreed_plan, check_cove
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import read_scores
-from panorgan.federation.collecting import Collector, SitesMissingError, Traffic
+from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.message import MessageFile
 from panorgan.federation.settings import Patience, TrainingSettings
@@ -111,7 +111,7 @@ class Coordinator:
             have.append(site)
 
         task = self._task("deliver", self.moments[-1], card)
-        self._collector.ask(sorted(sites), task, lambda site: content, read, number, Traffic())
+        self._collector.ask(sorted(sites), Question(task, lambda site: content, number), read)
         return sorted(have)
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
@@ -182,7 +182,7 @@ class Coordinator:
         measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
         told = Introductions(task, self.setup.vocabulary, measures)
-        self._collector.ask(sites, task, lambda site: Content(), told.read, 0, Traffic(), deadline)
+        self._collector.ask(sites, Question(task, lambda site: Content(), 0), told.read, deadline)
         return told
 
     def _able(self, facts: Mapping[str, SiteFacts], number: int) -> dict[str, SiteFacts]:
@@ -281,12 +281,9 @@ class Coordinator:
         task, training = self._task("train", moment), self.setup.training
         files, heard = self._collector.collect(
             self.members,
-            task,
-            self.rule.broadcast,
+            Question(task, self.rule.broadcast, number, traffic),
             self.rule.expects,
             self._spool / f"{number:05d}",
-            number,
-            traffic,
             training.outlier_factor,
         )
         self._collector.insist(heard, number, f"round {number} cannot end")
@@ -319,7 +316,8 @@ class Coordinator:
             scores[site] = read_scores(answer, task, site)
 
         content = Content(self.rule.delivered())
-        heard = self._collector.ask(self.members, task, lambda site: content, read, state.rounds_done, traffic)
+        question = Question(task, lambda site: content, state.rounds_done, traffic)
+        heard = self._collector.ask(self.members, question, read)
         self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
         scorers = [site for site in self.members if site in state.scores]

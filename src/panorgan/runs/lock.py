@@ -9,6 +9,9 @@ from pathlib import Path
 
 from panorgan.errors import RunError
 
+ORPHANS_END_WITHIN = 60.0
+"""Seconds. A killed server or site leaves its job's process behind for a moment; the next job waits for its end."""
+
 
 class BusyError(RunError):
     """Another process holds the folder."""

@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -171,9 +172,9 @@ class SegmentController(Controller):
     def __init__(self) -> None:
         super().__init__(task_check_period=_LOOK_EVERY)
 
+    @abstractmethod
     def run_segment(self, transport: NVFlareTransport, kit: Path, job: str) -> None:
         """Do the segment's rounds. `kit` is the server's folder."""
-        raise NotImplementedError
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Called by NVFlare once the sites of the job are ready."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 
 from nvflare.apis.executor import Executor
@@ -27,9 +28,9 @@ class SiteExecutor(Executor):
         self._machine: Answering | None = None
         self._abort: Signal | None = None
 
+    @abstractmethod
     def open_site(self, kit: Path, name: str) -> Answering:
         """What answers requests. `kit` is the site's folder, `name` is in its certificate."""
-        raise NotImplementedError
 
     def check_abort(self) -> None:
         """Called in long work: raises when the answer is no longer wanted."""
@@ -42,15 +43,16 @@ class SiteExecutor(Executor):
         if not isinstance(request, bytes):
             return make_reply(ReturnCode.BAD_TASK_DATA)
         self._abort = abort_signal
-        if self._machine is None:
-            root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
-            end_with_parent()
-            tidy_jobs(root, fl_ctx.get_job_id())
-            self._machine = self.open_site(root, fl_ctx.get_identity_name())
         try:
+            if self._machine is None:
+                root = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+                end_with_parent()
+                tidy_jobs(root, fl_ctx.get_job_id())
+                self._machine = self.open_site(root, fl_ctx.get_identity_name())
             return Shareable({MESSAGE: packed(self._machine.handle(request))})
         except TaskAbortedError:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception:
-            # Not even a code may leave (the site's policy says so), or the request was none: the site's log has it.
+            # Not even a code may leave: the site's policy says so, or the request was none. The story stays here.
+            self.logger.exception("no answer")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
