@@ -15,7 +15,9 @@ from panorgan.cases.layouts import layouts
 from panorgan.cli.main import app
 from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.methods import registry
+from panorgan.methods.describing import describe
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.report.methods_page import COMMAND, methods_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +43,21 @@ def test_the_example_method_works(monkeypatch):
     rule.aggregate(Answers())
     assert rule.weights["decoder.w"].item() == 0.25
     assert rule.weights["head.w"].item() == 1.0
+    (share,) = describe(method).own_fields
+    assert (share.name, share.type, share.default) == ("share", "number ≥ 0, ≤ 1", 0.5)
+
+
+def test_the_metadata_that_a_method_shows_is_that_of_its_file():
+    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    quoted = re.search(r"From `fedprox.py`:\n\n```\n(.*?)```", page, flags=re.DOTALL)[1].splitlines()
+    source = (ROOT / "src" / "panorgan" / "methods" / "fedprox.py").read_text().splitlines()
+    assert len(quoted) > 5
+    assert [line for line in quoted if line not in source] == []
+
+
+def test_the_page_about_methods_is_fresh():
+    written = (ROOT / "docs" / "methods.md").read_text()
+    assert written == methods_page(), f"docs/methods.md is stale; write it anew: {COMMAND}"
 
 
 def test_the_readme_experiment_is_valid():
@@ -87,7 +104,7 @@ def test_the_settings_page_names_real_settings_with_their_defaults():
     page = (ROOT / "docs" / "experiment-file.md").read_text()
     whole = parse_experiment({"vocabulary": ["liver"], "phantom": {}}).model_dump()
     for dotted in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page):
-        if dotted.endswith((".yaml", ".json")):
+        if dotted.endswith((".yaml", ".json", ".csv")):
             continue
         place = whole
         for key in dotted.split("."):

@@ -21,6 +21,7 @@ from panorgan.cases.planning import PlanSettings
 from panorgan.cases.sampling import sliced_axis
 from panorgan.cases.splits import SplitSettings
 from panorgan.errors import ConfigError, PanorganError, did_you_mean
+from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.settings import TrainingSettings
 from panorgan.methods.base import Method
@@ -43,6 +44,18 @@ class SiteSettings(Settings):
     part: tuple[int, int] | None = Field(None, description="[i, n]: only part i of n of the folder's patients")
     external: bool = Field(False, description="scored, never trained on")
     withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
+    joins_at: int | None = Field(
+        None,
+        ge=2,
+        description="first round, counted over the whole run, in which the site takes part; from the first if left "
+        "out. Methods that pool all data in one place ignore it",
+    )
+
+    @model_validator(mode="after")
+    def _only_who_trains_joins(self) -> SiteSettings:
+        if self.external and self.joins_at is not None:
+            raise ValueError("an external site never joins: leave out joins_at, or external")
+        return self
 
     @field_validator("part")
     @classmethod
@@ -146,6 +159,11 @@ class Experiment(Agreement):
 
     sites: dict[str, SiteSettings] = Field(default_factory=dict)
     phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
+    local_models: bool = Field(
+        False,
+        description="keep every site's model of the last round as it was before it was averaged, and score it too: "
+        "shows what a site forgets",
+    )
     hardware: HardwareSettings = HardwareSettings()
 
     @model_validator(mode="before")
@@ -173,6 +191,49 @@ class Experiment(Agreement):
             raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
         return self
 
+    @model_validator(mode="after")
+    def _late_sites_do_join(self) -> Experiment:
+        method, late = self.build_method(), self.late_sites()
+        rounds = sum(stage.rounds for stage in method.stages(self.training.rounds))
+        for name, first in sorted(late.items()):
+            if first > rounds:
+                raise ConfigError(
+                    f"Site {name} would never join.",
+                    where=self._place_of(name),
+                    why=f"joins_at is round {first}, and {method.name} has {rounds} rounds in all",
+                    fix=f"Choose a round up to {rounds}, or raise training.rounds.",
+                )
+        beginners = len(self._training_sites()) - len(late)
+        if late and beginners < self.training.min_sites:
+            raise ConfigError(
+                f"{beginners or 'No'} {'site takes' if beginners < 2 else 'sites take'} part in the first round, "
+                f"{self.training.min_sites} must (training.min_sites).",
+                where=self._place_of(min(late)),
+                why=f"joins_at lets {', '.join(sorted(late))} come later",
+                fix="Leave joins_at out for those that begin.",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_name_for_the_global_model(self) -> Experiment:
+        if self.local_models and GLOBAL_MODEL in self._training_sites():
+            raise ValueError(f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is")
+        return self
+
+    def late_sites(self) -> dict[str, int]:
+        """Sites that are not there from the first round, with the round in which they join; none if data is pooled."""
+        if self.build_method().pooled:
+            return {}
+        return {name: first for name, first in self._training_sites().items() if first is not None}
+
+    def _training_sites(self) -> dict[str, int | None]:
+        """Sites that train, with `joins_at`."""
+        sites = self.sites if self.phantom is None else {site.name: site for site in self.phantom.sites}
+        return {name: site.joins_at for name, site in sites.items() if not site.external}
+
+    def _place_of(self, site: str) -> str:
+        return f"sites.{site}.joins_at" if self.phantom is None else f"phantom site {site!r}, joins_at"
+
     def with_method(self, name: str, **numbers: Any) -> Experiment:
         """The same experiment with another method."""
         return Experiment(**{**self.model_dump(), "method": {"name": name, **numbers}})
@@ -182,8 +243,8 @@ class Experiment(Agreement):
         return Agreement(**self.model_dump(exclude=LOCAL_KEYS))
 
 
-LOCAL_KEYS = {"sites", "phantom", "hardware"}
-"""Sections of an experiment file that belong to one machine."""
+LOCAL_KEYS = {"sites", "phantom", "hardware", "local_models"}
+"""What an experiment file says for one machine, or for a simulation, alone."""
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_an_extra_tensor_may_have_the_shape_of_a_weight(log):
     extra = {"mask/encoder.weight": torch.ones(4, 1, 3, 3, 3, dtype=torch.uint8)}
     guard(log).release(message(extra), "train")
     assert "5 dimensions" in refused(log, message({"mask/x": torch.ones(4, 1, 3, 3, 2, dtype=torch.uint8)}))
+
+
+def test_a_declared_copy_of_a_weight_may_look_like_an_image(log):
+    """`teacher/<weight>` in that weight's shape: such a layer is no scan. Under any other name it may be one."""
+    egress = guard(log, tensors={"teacher/*": TensorRule(), "other/*": TensorRule()})
+    layer = torch.zeros(30, math.prod(VOLUME))
+    egress.known_weights = {**egress.known_weights, "linear.weight": layer.to("meta")}
+    egress.release(message({"teacher/linear.weight": layer}), "train")
+    with pytest.raises(EgressError, match="shape of an image"):
+        egress.release(message({"other/linear": layer}), "train")
+    with pytest.raises(EgressError, match="shape of an image"):
+        egress.release(message({"teacher/linear.weight": layer[:4]}), "train")
+    with pytest.raises(EgressError, match="does not name it"):
+        egress.release(message({"copy/linear.weight": layer}), "train")
 
 
 def test_every_offender_is_named_with_what_would_let_it_leave(log):

@@ -1,9 +1,9 @@
 """Augmentation of whole batches on the training device.
 
-Geometry: one random rotation and scale per sample, in millimetres, applied to image (linear) and label bits (nearest)
-together. Where slices are thick, what lies between them is not known: such scans are moved and blurred within their
-slices only. Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are unless asked
-otherwise: a mirrored left kidney would be a wrong right kidney.
+Geometry: one random rotation and scale per sample, in millimetres, applied to image and companions (linear) and label
+bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and blurred
+within their slices only. Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are
+unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from panorgan.cases.companions import as_probabilities
 from panorgan.cases.sampling import PackedBatch
 from panorgan.settings import Settings
 
@@ -43,9 +44,10 @@ class AugmentSettings(Settings):
 
 def augment(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
     """A randomly changed copy of the batch; every draw comes from `generator`, which lives on the same device."""
-    image, bits = _rotate_and_scale(batch, settings, generator)
-    image, bits = _mirror(image, bits, batch.axes, settings, generator)
-    return replace(batch, image=_change_intensity(image, _spacing(batch), settings, generator), bits=bits)
+    if batch.extra is not None:
+        batch = replace(batch, extra=as_probabilities(batch.extra))
+    moved = _mirror(_rotate_and_scale(batch, settings, generator), settings, generator)
+    return replace(moved, image=_change_intensity(moved.image, _spacing(batch), settings, generator))
 
 
 def _spacing(batch: PackedBatch) -> torch.Tensor:
@@ -59,14 +61,12 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.G
     return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
 
 
-def _rotate_and_scale(
-    batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    image, bits = batch.image, batch.bits
+def _rotate_and_scale(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
+    image = batch.image
     count, space = image.shape[0], image.shape[2:]
     angle = math.radians(settings.rotation_degrees)
     if settings.geometry_probability == 0 or (angle == 0 and settings.scale == 0):
-        return image, bits
+        return batch
     # grid_sample counts axes from the last one, and so does everything below.
     spacing = _spacing(batch).flip(1)
     matrices = _random_matrices(spacing, angle, settings.scale, generator)
@@ -79,24 +79,33 @@ def _rotate_and_scale(
     matrices = matrices * extent[:, None, :] / extent[:, :, None]
     theta = torch.cat([matrices, torch.zeros(count, len(space), 1, device=image.device)], dim=2)
     if image.device.type != "cpu":
-        return _resample(image, bits, theta, len(batch.structures))
+        return _resample(batch, theta)
     # Here it costs nothing to ask which samples are meant, and much to move the others by nothing.
-    image, bits = image.clone(), bits.clone()
+    extra = batch.extra
+    moved = replace(batch, image=image.clone(), bits=batch.bits.clone(), extra=None if extra is None else extra.clone())
     for one in changed.nonzero():  # [1] indices, which keep the batch axis
-        image[one], bits[one] = _resample(image[one], bits[one], theta[one], len(batch.structures))
-    return image, bits
+        sample = replace(batch, image=image[one], bits=batch.bits[one], extra=None if extra is None else extra[one])
+        sample = _resample(sample, theta[one])
+        moved.image[one], moved.bits[one] = sample.image, sample.bits
+        if moved.extra is not None and sample.extra is not None:
+            moved.extra[one] = sample.extra
+    return moved
 
 
-def _resample(
-    image: torch.Tensor, bits: torch.Tensor, theta: torch.Tensor, structures: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Image and bits moved by affine maps `theta` [B, D, D + 1]."""
+def _resample(batch: PackedBatch, theta: torch.Tensor) -> PackedBatch:
+    """Image, bits and companions moved by affine maps `theta` [B, D, D + 1]."""
+    image, extra = batch.image, batch.extra
     grid = F.affine_grid(theta, [len(image), 1, *image.shape[2:]], align_corners=False)
-    return _grid_sample(image, grid, "bilinear"), _resample_bits(bits, grid, structures)
+    return replace(
+        batch,
+        image=_grid_sample(image, grid, "bilinear"),
+        bits=_resample_bits(batch.bits, grid, len(batch.structures)),
+        extra=None if extra is None else _grid_sample(extra, grid, "bilinear"),
+    )
 
 
 def _grid_sample(image: torch.Tensor, grid: torch.Tensor, mode: str) -> torch.Tensor:
-    """`image` [B, 1, *S] at the places of `grid` [B, *S, D]; beyond its border the border's values go on."""
+    """`image` [B, C, *S] at the places of `grid` [B, *S, D]; beyond its border the border's values go on."""
     if image.device.type != "cpu" or len(image) > 1:
         return F.grid_sample(image, grid, mode=mode, padding_mode="border", align_corners=False)
     # On a CPU, threads share the batch among them: make a batch of the planes of this one sample.
@@ -142,20 +151,16 @@ def _thick(spacing: torch.Tensor) -> torch.Tensor:
     return spacing > _THICK * spacing.amin(1, keepdim=True)
 
 
-def _mirror(
-    image: torch.Tensor,
-    bits: torch.Tensor,
-    axes: tuple[int, ...],
-    settings: AugmentSettings,
-    generator: torch.Generator,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    for place, axis in enumerate(axes[: bits.ndim - 1]):
+def _mirror(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
+    image, bits, extra = batch.image, batch.bits, batch.extra
+    for place, axis in enumerate(batch.axes[: bits.ndim - 1]):
         if axis in settings.mirror_axes:
             chosen = _uniform((image.shape[0],), 0, 1, generator) < 0.5
             wide = chosen.view(-1, *(1,) * (image.ndim - 1))
             image = torch.where(wide, image.flip(2 + place), image)
             bits = torch.where(wide[:, 0], bits.flip(1 + place), bits)
-    return image, bits
+            extra = None if extra is None else torch.where(wide, extra.flip(2 + place), extra)
+    return replace(batch, image=image, bits=bits, extra=extra)
 
 
 def _change_intensity(

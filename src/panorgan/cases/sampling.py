@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
+from panorgan.cases.companions import Companions, as_probabilities
+from panorgan.cases.seeds import derive_seed
 from panorgan.cases.store import MOST_STRUCTURES, StoredCase, bits_type
 from panorgan.errors import DataError
 from panorgan.settings import Settings
@@ -51,6 +53,9 @@ class Batch:
     annotated : [B, T] bool; False means unknown, whatever the mask says.
     structures : the T structure names.
     cases : which case each sample came from.
+    extra : [B, E, *S] float32 in [0, 1], one channel per name of `extra_names`: teachers' probabilities. None where a
+        rule has no companions.
+    extra_known : [B, E] bool; False where a case has no such volume (it annotates the organ itself, say).
     """
 
     image: torch.Tensor
@@ -58,6 +63,9 @@ class Batch:
     annotated: torch.Tensor
     structures: tuple[str, ...]
     cases: tuple[str, ...]
+    extra: torch.Tensor | None = None
+    extra_names: tuple[str, ...] = ()
+    extra_known: torch.Tensor | None = None
 
     def assuming_unknown_is_absent(self) -> Batch:
         """Every structure counts as annotated, unknown ones as empty: what a naive pooling of labels does."""
@@ -73,6 +81,7 @@ class PackedBatch:
     `structures[t]`, `annotated` [B, T] bool.
     `spacing` [B, D] float32 is the voxel size in mm along the D axes of *S (None: the same along all of them), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
+    `extra` [B, E, *S] are companions of the cases: levels (uint8, see `companions`) or probabilities (float32).
     """
 
     image: torch.Tensor
@@ -82,6 +91,9 @@ class PackedBatch:
     cases: tuple[str, ...]
     spacing: torch.Tensor | None = None
     axes: tuple[int, ...] = (0, 1, 2)
+    extra: torch.Tensor | None = None
+    extra_names: tuple[str, ...] = ()
+    extra_known: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch on a device."""
@@ -98,9 +110,9 @@ class PackedBatch:
         return self._mapped(lambda tensor: tensor.pin_memory() if tensor.numel() else tensor)
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PackedBatch:
-        spacing = None if self.spacing is None else change(self.spacing)
-        image, bits, annotated = change(self.image), change(self.bits), change(self.annotated)
-        return replace(self, image=image, bits=bits, annotated=annotated, spacing=spacing)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
+        return replace(self, **changed)
 
     def unpack(self) -> Batch:
         """One boolean mask per structure."""
@@ -108,13 +120,26 @@ class PackedBatch:
         # Comparing with one flag per structure in the bits' own narrow type touches far less memory than shifting.
         flags = (1 << torch.arange(len(self.structures), device=self.bits.device)).to(self.bits.dtype).view(shape)
         masks = (self.bits.unsqueeze(1) & flags) != 0
-        return Batch(self.image, masks, self.annotated, self.structures, self.cases)
+        extra = None if self.extra is None else as_probabilities(self.extra)
+        return Batch(
+            self.image, masks, self.annotated, self.structures, self.cases, extra, self.extra_names, self.extra_known
+        )
+
+
+Place = tuple[tuple[slice, ...], tuple[slice, ...]]
+"""Where a patch lies in its case, and where what was found of it lies in the patch."""
 
 
 class PatchSampler:
-    """Draws batches of patches from a site's training cases."""
+    """Draws batches of patches from a site's training cases, with their companions if there are any."""
 
-    def __init__(self, cases: Sequence[StoredCase], structures: tuple[str, ...], settings: SamplingSettings) -> None:
+    def __init__(
+        self,
+        cases: Sequence[StoredCase],
+        structures: tuple[str, ...],
+        settings: SamplingSettings,
+        companions: Companions | None = None,
+    ) -> None:
         if not cases:
             raise DataError(
                 "There is nothing to train on.",
@@ -130,20 +155,22 @@ class PatchSampler:
         self.cases = sorted(cases, key=lambda case: (case.site, case.id))
         self.structures = structures
         self.settings = settings
+        self.companions = companions if companions is not None and companions.names else None
         self._sliced = sliced_axis(settings.patch_size)
         self._axes = tuple(axis for axis in range(3) if axis != self._sliced)
 
     def batches(self, steps: int, seed: int) -> Iterator[PackedBatch]:
-        """`steps` batches that depend on `seed` alone."""
-        random = np.random.default_rng(seed)
+        """`steps` batches that depend on `seed` alone; patches are the same with and without companions."""
+        random, drawing = np.random.default_rng(seed), np.random.default_rng(derive_seed(seed, "companions"))
         for _ in range(steps):
             chosen = [self.cases[random.integers(len(self.cases))] for _ in range(self.settings.batch_size)]
             images, bits = self._empty(len(chosen))
-            for case, image, labels in zip(chosen, images, bits, strict=True):
-                self._cut(case, random, image, labels)
+            places = [
+                self._cut(case, random, image, labels) for case, image, labels in zip(chosen, images, bits, strict=True)
+            ]
             if self._sliced is not None:
                 images, bits = images.squeeze(1 + self._sliced), bits.squeeze(1 + self._sliced)
-            yield PackedBatch(
+            batch = PackedBatch(
                 image=torch.from_numpy(images)[:, None],
                 bits=torch.from_numpy(bits),
                 annotated=torch.tensor(
@@ -154,6 +181,24 @@ class PatchSampler:
                 spacing=torch.tensor([[case.spacing[axis] for axis in self._axes] for case in chosen]),
                 axes=self._axes,
             )
+            yield batch if self.companions is None else self._with_companions(batch, chosen, places, drawing)
+
+    def _with_companions(
+        self, batch: PackedBatch, chosen: Sequence[StoredCase], places: Sequence[Place], random: np.random.Generator
+    ) -> PackedBatch:
+        """The batch with extra channels of the same patches; 0 where a patch reaches beyond its case."""
+        companions = self.companions
+        assert companions is not None
+        names = companions.draw(chosen, random)
+        extra = np.zeros((len(chosen), len(names), *self.settings.patch_size), dtype=companions.dtype)
+        for case, patch, (window, inside) in zip(chosen, extra, places, strict=True):
+            patch[(slice(None), *inside)] = companions.cut(case, names, window)
+        if self._sliced is not None:
+            extra = extra.squeeze(2 + self._sliced)
+        known = [[name in companions.names_of(case) for name in names] for case in chosen]
+        return replace(
+            batch, extra=torch.from_numpy(extra), extra_names=names, extra_known=torch.tensor(known, dtype=torch.bool)
+        )
 
     def _empty(self, count: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """Room for `count` patches, [count, X, Y, Z]."""
@@ -162,7 +207,7 @@ class PatchSampler:
 
     def _cut(
         self, case: StoredCase, random: np.random.Generator, image: NDArray[np.float32], bits: NDArray[Any]
-    ) -> None:
+    ) -> Place:
         """Write one patch into `image` and `bits`, in their middle where the case is smaller."""
         size = np.array(self.settings.patch_size)
         shape = np.array(case.image.shape)
@@ -174,7 +219,7 @@ class PatchSampler:
         else:
             centre = random.integers(0, shape)
         start = np.clip(centre - size // 2, 0, np.maximum(shape - size, 0))
-        window = tuple(slice(a, min(a + n, m)) for a, n, m in zip(start, size, shape, strict=True))
+        window = tuple(slice(int(a), int(min(a + n, m))) for a, n, m in zip(start, size, shape, strict=True))
         found = np.minimum(size, shape)
         if (found < size).any():
             image.fill(-1.0)
@@ -184,6 +229,7 @@ class PatchSampler:
         halves = torch.from_numpy(np.array(case.image[window]))
         torch.from_numpy(image[inside]).copy_(halves)
         bits[inside] = self._common_bits(np.asarray(case.labels[window]), case)
+        return window, inside
 
     def _common_bits(self, bits: NDArray[Any], case: StoredCase) -> NDArray[Any]:
         """Move the case's own bit places to those of `structures`."""

@@ -33,8 +33,11 @@ from panorgan.errors import DataError
 
 _FORMAT = 3
 # Half-written entries begin so; a day later nobody is writing them any more.
-_INCOMPLETE = ".incomplete-"
+INCOMPLETE = ".incomplete-"
 _ABANDONED_SECONDS = 24 * 3600
+# Files beside a case that can be made again (see `companions`) begin so; they are kept while they are used.
+COMPANION = "companion-"
+_UNUSED_SECONDS = 14 * 24 * 3600
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
 # Most bits a label volume holds; torch has no unsigned 64-bit shifts.
@@ -136,15 +139,17 @@ class Store:
         return self._key(case, "content")
 
     def sweep(self) -> None:
-        """Remove what killed processes have left; what is young may still be in use."""
-        for path in self.folder.glob(f"{_INCOMPLETE}*"):
-            with contextlib.suppress(OSError):  # another process may sweep too
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        """Remove what killed processes have left, and companions of cases that nobody has used for two weeks."""
+        aged = [(f"{INCOMPLETE}*", _ABANDONED_SECONDS), (f"*/{INCOMPLETE}*", _ABANDONED_SECONDS)]
+        for pattern, seconds in (*aged, (f"*/{COMPANION}*", _UNUSED_SECONDS)):
+            for path in self.folder.glob(pattern):
+                with contextlib.suppress(OSError):  # another process may sweep too
+                    if time.time() - path.stat().st_mtime > seconds:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _scratch(self) -> Path:
         """A name that nobody else uses. `tempfile` would do, but for its owner's eyes only: a cache may be shared."""
-        return self.folder / f"{_INCOMPLETE}{uuid.uuid4().hex}"
+        return self.folder / f"{INCOMPLETE}{uuid.uuid4().hex}"
 
     def _key(self, case: Case, recipe: str) -> str:
         """Hash of everything an entry depends on: the files' content, how they are read, what is made of them."""

@@ -1,56 +1,176 @@
-"""`panorgan methods` and `panorgan organs`: tables from the registries."""
+"""`panorgan methods` and `panorgan organs`: what there is, from the registries."""
 
 from __future__ import annotations
 
-import inspect
 import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from panorgan.anatomy import catalogue
 
+if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
+    from panorgan.methods.describing import FieldDescription, MethodDescription
+
+_MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 # Columns a terminal needs for the table with codes.
 _WIDE = 110
 
 
-def print_methods(as_json: bool) -> None:
-    """Every registered method with its settings and their defaults."""
-    from panorgan.methods.base import MethodConfig
-    from panorgan.methods.registry import methods
+def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
+    """Every registered method, or all about one of them."""
+    from panorgan.methods.describing import describe
+    from panorgan.methods.registry import find_method, methods
+    from panorgan.report.methods_page import method_section, methods_page
 
-    described = [
-        {
-            "name": name,
-            "description": inspect.getdoc(method) or "",
-            "pooled": method.pooled,
-            "settings": {
-                key: {"default": field.default, "meaning": field.description or ""}
-                for key, field in method.Config.model_fields.items()
-            },
-        }
-        for name, method in methods().items()
-    ]
-    if as_json:
-        print(json.dumps(described))
+    if name is None:
+        described = [describe(method) for method in methods().values()]
+        if as_markdown:
+            print(methods_page(), end="")
+        elif as_json:
+            print(json.dumps([_method_as_json(description) for description in described]))
+        else:
+            _show_overview(Console(), described)
         return
-    console = Console()
+    description = describe(find_method(name))
+    if as_markdown:
+        print(method_section(description), end="")
+    elif as_json:
+        print(json.dumps(_method_as_json(description)))
+    else:
+        _show_method(Console(), description)
+
+
+def _method_as_json(description: MethodDescription) -> dict[str, Any]:
+    def sent(sendings: Iterable[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "stage": sending.stage,
+                "rounds": sending.rounds,
+                "weights": sending.weights,
+                "tensors": list(sending.tensors),
+                "relative_to_fedavg": round(sending.relative, 4),
+            }
+            for sending in sendings
+        ]
+
+    return {
+        "name": description.name,
+        "description": description.summary,
+        "title": description.title,
+        "text": description.text,
+        "paper": description.paper,
+        "equations": dict(description.equations),
+        "pooled": description.pooled,
+        "labels": description.labels,
+        "network": description.network,
+        "stages": list(description.stages),
+        "settings": {
+            field.name: {
+                "type": field.type,
+                "default": field.default,
+                "meaning": field.meaning,
+                "paper": field.paper,
+            }
+            for field in description.fields
+        },
+        "numbers": list(description.numbers),
+        "tensors": dict(description.tensors),
+        "sent": sent(description.sent),
+        "variants": {variant.setting: sent(variant.sent) for variant in description.variants},
+    }
+
+
+def _show_overview(console: Console, described: Iterable[MethodDescription]) -> None:
+    from panorgan.methods.base import MethodConfig
+    from panorgan.methods.describing import as_yaml, fields_of
+
     table = Table("method", "what it does", "own settings (default)", title="Methods", title_justify="left")
-    shared = set(MethodConfig.model_fields)
-    meanings: dict[str, str] = {}
-    for name, method in methods().items():
-        own = {key: field for key, field in method.Config.model_fields.items() if key not in shared}
-        meanings |= {f"{name}.{key}": field.description or "" for key, field in own.items()}
-        where = " [dim](pooled data)[/]" if method.pooled else ""
-        settings = ", ".join(f"{key} ({field.default})" for key, field in own.items())
-        table.add_row(f"[bold]{name}[/]", f"{inspect.getdoc(method) or ''}{where}", settings)
+    usual = {field.name: field.default for field in fields_of(MethodConfig)}
+    for description in described:
+        own = [field for field in description.own_fields if usual.get(field.name) != field.default]
+        settings = ", ".join(f"{field.name} ({as_yaml(field.default)})" for field in own)
+        what = _inline(description.summary)
+        if description.pooled:
+            what.append(" (pooled data)", style="dim")
+        table.add_row(Text(description.name, style="bold"), what, Text(settings))
     console.print(table)
-    every = Table("setting", "default", "meaning", title="Settings that every method has", title_justify="left")
-    for key, field in MethodConfig.model_fields.items():
-        every.add_row(key, str(field.default), field.description or "")
-    console.print(every)
-    for key, meaning in meanings.items():
-        console.print(f"{key}: {meaning}", markup=False, highlight=False)
+    console.print(Text("Settings that every method has", style="italic"))
+    console.print(_settings(fields_of(MethodConfig)))
+    console.print(_inline("`panorgan methods NAME` tells all about one: equations, settings, what leaves a site."))
+
+
+def _show_method(console: Console, description: MethodDescription) -> None:
+    from panorgan.report.methods_page import NETWORKS, body
+
+    console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
+    for paragraph in body(description).split("\n\n"):
+        console.print(Padding(_inline(" ".join(paragraph.split())), (0, 0, 1, 0)))
+    if description.paper:
+        _show(console, "Published", _inline(description.paper))
+    if description.equations:
+        _show(console, "Equations", _pairs(description.equations.items()))
+    network = [NETWORKS[description.network], *([description.network_words] if description.network_words else [])]
+    _show(console, "Network", _inline(". ".join(network)))
+    own = description.own_fields
+    _show(console, "Settings", _settings(own) if own else Text("none of its own"))
+    _show(console, "Leaves a site", _leaving(description))
+
+
+def _leaving(description: MethodDescription) -> Group | Text:
+    from panorgan.report.methods_page import number_words, pooled_words, size_words, variant_words
+
+    if description.pooled:
+        return Text(pooled_words(description))
+    sent = Table("stage", "when", "what", "size", box=None, pad_edge=False, header_style="dim")
+    for sending in description.sent:
+        sent.add_row(sending.stage, sending.rounds, _inline(sending.words), size_words(sending))
+    others = {
+        **description.tensors,
+        **{number: f"(a number) {number_words(number)}" for number in description.numbers},
+        **{f"with {variant.setting}": variant_words(variant.sent) for variant in description.variants},
+    }
+    size = Text("Size: the mean over the sites of a made-up federation; FedAvg's round is 1.", style="dim")
+    return Group(sent, Text(), _pairs(others.items()), Text(), size)
+
+
+def _show(console: Console, heading: str, content: Group | Table | Text) -> None:
+    console.print(Text(heading, style="bold"))
+    console.print(Padding(content, (0, 0, 1, 2)))
+
+
+def _pairs(items: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=26)
+    for left, right in items:
+        table.add_row(Text(left, style="cyan"), _inline(right))
+    return table
+
+
+def _settings(fields: Iterable[FieldDescription]) -> Table:
+    from panorgan.methods.describing import as_yaml
+
+    table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
+    for field in fields:
+        meaning = _inline(field.meaning)
+        meaning.append_text(_inline(f" ({field.type})"))
+        table.add_row(Text(field.name, style="cyan"), as_yaml(field.default), Text(field.paper or "–"), meaning)
+    return table
+
+
+def _inline(text: str) -> Text:
+    """Text whose `code` is coloured and whose *words* are italic; square brackets in it are no markup."""
+    shown, end = Text(), 0
+    for found in _MARKED.finditer(text):
+        shown.append(text[end : found.start()])
+        shown.append(found[1] or found[2], style="cyan" if found[1] else "italic")
+        end = found.end()
+    return shown.append(text[end:])
 
 
 def print_organs(as_json: bool) -> None:

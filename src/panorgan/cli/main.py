@@ -55,6 +55,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
             again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
+            again = " Continue with the same command." if sys.argv[1:2] == ["compare"] else again
             Console(stderr=True, highlight=False).print(f"Stopped.{again}")
         raise
 
@@ -169,6 +170,32 @@ def train(
 
 
 @app.command()
+def compare(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
+    methods: Annotated[
+        str,
+        typer.Option(help="Methods with commas, each with settings of its own: a,b+mu=0.1,name=c.", metavar="METHODS"),
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds with commas; each is another run of every method.")] = "0,1,2",
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The method that the others are tested against; fedavg, or the first.", metavar="METHOD"),
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder for all runs; runs/<name>-compare if left out.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Train nothing; write the files again from finished runs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train several methods with several seeds and compare them; goes on where it was stopped."""
+    from panorgan.cli.compare import CompareRequest, run_compare
+
+    request = CompareRequest(experiment, methods, seeds, reference, run, overrides or [], report_only, as_json)
+    raise typer.Exit(run_compare(request))
+
+
+@app.command()
 def plan(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
@@ -230,9 +257,17 @@ def report(run: RunPath, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Tell all about this one.", metavar="NAME")] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """What there is to choose from under `method`."""
-    print_methods(as_json)
+    if as_json and as_markdown:
+        raise typer.BadParameter("choose either --json or --markdown")
+    print_methods(name, as_json, as_markdown)
 
 
 @app.command()

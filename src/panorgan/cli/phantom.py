@@ -70,6 +70,7 @@ def experiment_text(content: Mapping[str, Any], config: PhantomConfig, folder: P
             "folder": str(sites[site.name].relative_to(folder)),
             "withheld": str(withheld_folder(folder, site.name).relative_to(folder)),
             **({"external": True} if site.external else {}),
+            **({"joins_at": site.joins_at} if site.joins_at else {}),
         }
     rest = {key: value for key, value in content.items() if key not in ("phantom", "sites")}
     # What a phantom draws is the vocabulary, also where the file leaves it to the phantom.

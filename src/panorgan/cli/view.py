@@ -86,15 +86,19 @@ class PlainView:
             self._line("resuming" if event.kind == "resumed" else "a new run")
         elif event.kind == "joined":
             self._line(f"training on {joined_in_words(facts)}")
+        elif event.kind == "late_join":
+            self._line(f"joins in round {facts['number']}: {joined_in_words({'sites': {facts['site']: facts}})}")
         elif event.kind == "round_started":
             self._clock.round_started()
         elif event.kind == "round":
             self._clock.round_done()
-            losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in facts["sites"].items())
+            sites = facts["sites"].items()
+            losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in sites if "loss" in numbers)
+            losses = f"  loss {losses}" if losses else ""  # a round may exchange something without a single step
             score = mean_validation(facts)
             validated = f"  validation Dice {score:.3f}" if score is not None else ""
             left = self._clock.left(facts["number"], facts["total"])
-            self._line(f"round {facts['number']}/{facts['total']}  loss {losses}{validated}  {left}")
+            self._line(f"round {facts['number']}/{facts['total']}{losses}{validated}  {left}")
 
     def _line(self, text: str) -> None:
         print(f"{self.title}: {text}", file=sys.stdout, flush=True)
@@ -133,6 +137,9 @@ class LiveView:
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
         elif event.kind == "joined":
             self._sites = joined_in_words(facts)
+        elif event.kind == "late_join":
+            newcomer = joined_in_words({"sites": {facts["site"]: facts}})
+            self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {facts['reason']} {facts['why']}")
         elif event.kind == "round":

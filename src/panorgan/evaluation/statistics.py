@@ -160,7 +160,7 @@ def organ_site_table(
             groups=[(row.site, row.case) for row in chosen],
             level=level,
             resamples=resamples,
-            seed=_stable_seed(seed, metric, *name),
+            seed=stable_seed(seed, metric, *name),
         )
 
     return Table(
@@ -251,7 +251,7 @@ def _group_sums(
     return np.array([total for total, _ in pairs]), np.array([float(count) for _, count in pairs])
 
 
-def _stable_seed(seed: int, *names: str) -> int:
+def stable_seed(seed: int, *names: str) -> int:
     """A seed of its own for each figure, the same on every machine (Python's hash changes per process)."""
     text = "\0".join([str(seed), *names])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -21,10 +21,12 @@ from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import read_scores
 from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
 from panorgan.federation.events import EventLog, read_events
+from panorgan.federation.local_models import write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
+from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
 from panorgan.networks import UNetSettings
@@ -51,9 +53,14 @@ class CoordinatorSetup:
     """Sites without which the run does not begin."""
     awaited: tuple[str, ...] = ()
     """Sites that may join later, and bring organs that nobody else knows."""
+    joins_at: Mapping[str, int] = field(default_factory=dict)
+    """Sites that are not asked before a round of the whole run, though they are there: a simulation of late joining."""
     listed: frozenset[str] | None = None
     """Sites that may take part; whoever the transport reaches, if None. One that joined and is no longer listed has
     left: what it taught stays, and nobody waits for it."""
+    keep_local_models: Path | None = None
+    """Folder for what each site sent in the last round, as a model of its own. For simulations: between hospitals no
+    single site's model is kept."""
 
 
 _NEWCOMERS_ANSWER_WITHIN = 300.0
@@ -66,11 +73,12 @@ class Coordinator:
     def __init__(self, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> None:
         self.setup, self.transport, self.events = setup, transport, events
         self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.vault = DiskVault(folder / "vault")
         self._spool = folder / "spool"
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
         self.state = self.checkpoints.load_latest() or self._start()
-        self._write_missed_event()
+        self._write_missed_events()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
         self.rule = self._rule_of(self.state)
@@ -124,7 +132,7 @@ class Coordinator:
     def _rule_of(self, state: CoordinatorState) -> ServerRule:
         """The method's server rule as it was in a state."""
         method = self.setup.method
-        rule = method.Server(method.config, self.federation, state.weights)
+        rule = method.Server(method.config, self.federation, state.weights, self.vault)
         rule.load_state(state.rule)
         return rule
 
@@ -155,7 +163,7 @@ class Coordinator:
                 why="the others are absent, or were refused (see events.jsonl)",
                 fix="Start the missing sites.",
             )
-        check_coverage(setup.vocabulary, facts, sorted(set(setup.awaited) - facts.keys()))
+        check_coverage(setup.vocabulary, facts, sorted({*setup.awaited, *setup.joins_at} - facts.keys()))
         plan = agreed_plan(setup.plan, told.statistics)
         weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
         sites = {name: facts[name].as_json() for name in sorted(facts)}
@@ -165,8 +173,9 @@ class Coordinator:
         return state
 
     def _invited(self, number: int) -> list[str]:
-        """Sites within reach that may take part; others are refused by name, once."""
-        found = set(self.transport.sites) - self._turned_away
+        """Sites within reach that may take part after `number` rounds; unlisted ones are refused by name, once."""
+        early = {site for site, first in self.setup.joins_at.items() if first > number + 1}
+        found = set(self.transport.sites) - self._turned_away - early
         listed = found if self.setup.listed is None else self.setup.listed
         for site in sorted(found - listed):
             error = MessageError(f"Site {site} is not in this federation.", why="the coordinator's list lacks it")
@@ -219,15 +228,22 @@ class Coordinator:
         self.checkpoints.save(state)
         self.events.record("late_join", number=state.rounds_done + 1, site=site, **facts.as_json())
 
-    def _write_missed_event(self) -> None:
+    def _write_missed_events(self) -> None:
         """A kill between a checkpoint and its line in the log: the checkpoint remembers the line."""
-        told = self.state.told
-        if told is None or self.events.path is None:
+        if self.events.path is None:
             return
-        if told["number"] not in {
-            event.facts["number"] for event in read_events(self.events.path) if event.kind == "round"
-        }:
+        state, told = self.state, self.state.told
+        happened = list(read_events(self.events.path))
+        joined = [event.facts["sites"] for event in happened if event.kind == "joined"]
+        if not joined:
+            joined = [state.sites]
+            self.events.record("joined", sites=state.sites, plan=state.plan)
+        if told is not None and told["number"] not in {e.facts["number"] for e in happened if e.kind == "round"}:
             self.events.record("round", **told)
+        known = {site for sites in joined for site in sites}
+        known |= {event.facts["site"] for event in happened if event.kind == "late_join"}
+        for site in sorted(state.sites.keys() - known):
+            self.events.record("late_join", number=state.rounds_done + 1, site=site, **state.sites[site])
 
     # -- one round -----------------------------------------------------------------------------------------
 
@@ -241,7 +257,13 @@ class Coordinator:
         traffic = Traffic()
         files = self._collect(moment, number, traffic)
         trained = time.perf_counter()
-        self.rule.aggregate(SpooledUpdates(files))
+        updates = SpooledUpdates(files)
+        keep = self.setup.keep_local_models if number == len(self.moments) else None
+        if keep is not None:
+            write_local_models(keep, self.rule, updates)
+        self.rule.aggregate(updates)
+        if keep is not None:
+            write_global_model(keep, self.rule)
         numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
         self.state.weights = self.rule.weights
         self.state.rule = self.rule.state()

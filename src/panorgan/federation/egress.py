@@ -297,7 +297,9 @@ class Egress:
             yield _Objection(why, "send it under a name of its own", item)
 
     def _extra(self, key: str, tensor: torch.Tensor, item: str) -> Iterator[_Objection]:
-        if self._looks_like_an_image(tensor):
+        # `teacher/<weight>` with that weight's own shape holds no more than the weight itself, whatever it looks like.
+        like = self.known_weights.get(key.partition("/")[2])
+        if (like is None or like.shape != tensor.shape) and self._looks_like_an_image(tensor):
             yield _Objection("it has the shape of an image, a patch or a mask; these never leave", "", item)
             return
         rule = next((rule for pattern, rule in self.policy.tensors.items() if fnmatchcase(key, pattern)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from panorgan.federation.settings import OptimizerSettings
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimiser for a model's trainable parameters."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if settings.name == "adamw":
         return torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
@@ -25,21 +26,34 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every tensor of the optimiser's state, named `<parameter index>/<name>`."""
+    """Every tensor of the optimiser's state, named `<parameter>/<name>`."""
+    whole = optimizer.state_dict()
+    names = {index: name for name, index in _indices(whole).items()}
     return {
-        f"{index}/{name}": value
-        for index, entries in optimizer.state_dict()["state"].items()
+        f"{names[index]}/{name}": value
+        for index, entries in whole["state"].items()
         for name, value in entries.items()
         if isinstance(value, torch.Tensor)
     }
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Take back what `optimizer_state` gave."""
+    """Take back what `optimizer_state` gave, parameter by parameter.
+
+    By name: a network may have got new parts since (an organ that came with a late site), which begin afresh.
+    """
     whole = optimizer.state_dict()
+    indices = _indices(whole)
     entries: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
-        index, _, name = key.partition("/")
-        entries.setdefault(int(index), {})[name] = value
+        parameter, _, name = key.rpartition("/")
+        if parameter in indices:
+            entries.setdefault(indices[parameter], {})[name] = value
     whole["state"] = entries
     optimizer.load_state_dict(whole)
+
+
+def _indices(state_dict: Mapping[str, Any]) -> dict[str, int]:
+    """Where a parameter stands in an optimiser's state dict."""
+    groups = state_dict["param_groups"]
+    return {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}

@@ -14,8 +14,9 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import augment
+from panorgan.cases.companions import Companions
 from panorgan.cases.labels import structures_of
-from panorgan.cases.sampling import PatchSampler, prefetched
+from panorgan.cases.sampling import PackedBatch, PatchSampler, prefetched
 from panorgan.cases.seeds import derive_seed
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
@@ -28,8 +29,9 @@ from panorgan.federation.message import Message
 from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.tasks import Task, answer_meta
+from panorgan.federation.vault import DiskVault, safe_name
 from panorgan.methods.base import Method, SiteRule, SiteTools
-from panorgan.methods.exchange import Content, Federation, Numbers, SiteFacts
+from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
 
 OnStep = Callable[[str, int, int], None]
@@ -82,7 +84,7 @@ class SiteSetup:
     experiment: str = ""
     """Fingerprint of what the site agreed to; requests of another experiment are refused."""
     steps_factor: int = 1
-    """Local steps are multiplied by this: a pooled site does the work of the sites it stands for."""
+    """`local_steps` are multiplied by this: a pooled site does the work of the sites it stands for."""
 
 
 class SiteWorker:
@@ -92,7 +94,7 @@ class SiteWorker:
         self, name: str, source: SiteSource, setup: SiteSetup, folder: Path, on_step: OnStep | None = None
     ) -> None:
         self.name, self.source, self.setup = name, source, setup
-        self._local = LocalState(folder)
+        self._local, self._run = LocalState(folder), ""
         self._on_step = on_step or (lambda site, step, steps: None)
         self._data: SiteData | None = None
         self._plan: Mapping[str, Any] | None = None
@@ -159,8 +161,9 @@ class SiteWorker:
         if finished == (task.moment.stage, task.moment.round):
             return self._saved_answer(task)
         self._refuse_the_past(task, finished)
-        if finished != self._in_memory:
-            self._rule = None  # never train on from a round that broke off
+        if finished != self._in_memory or task.run != self._run:
+            self._rule = None  # never train on from a round that broke off, or from another run
+        self._run = task.run
         rule = self._ready_rule(federation)
         rule.moment = task.moment
         if finished is not None and finished != self._in_memory:
@@ -231,12 +234,37 @@ class SiteWorker:
     def _make_rule(self, federation: Federation) -> SiteRule:
         setup = self.setup
         with self._random_draws("first weights"):  # of the parts that no message brings
-            model = setup.method.build_network(setup.network, federation, site=self.name).to(setup.device)
-            if setup.device.type == "cpu" and setup.network.dimensions == 3:
-                model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+            model = self._placed(setup.method.build_network(setup.network, federation, site=self.name))
             settings = setup.training.optimizer
-            tools = SiteTools(model, make_optimizer(model, settings), settings.clip_norm, self._autocast)
+            tools = SiteTools(
+                model,
+                make_optimizer(model, settings),
+                settings.clip_norm,
+                self._autocast,
+                vault=DiskVault(self._local.folder / "vault" / safe_name(self._run)),
+                cases=self.data.train,
+                predict=self._predict,
+                inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
+                network_of=lambda site: setup.method.build_network(setup.network, federation, site=site),
+            )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
+
+    def _placed(self, network: SegmentationNetwork) -> SegmentationNetwork:
+        """The network where it computes, in the layout that is fastest there."""
+        network = network.to(self.setup.device)
+        if self.setup.device.type == "cpu" and self.setup.network.dimensions == 3:
+            network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        return network
+
+    @property
+    def _inference(self) -> InferenceSettings:
+        training = self.setup.training
+        return InferenceSettings(patch_size=training.sampling.patch_size, overlap=training.overlap)
+
+    def _predict(self, network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
+        """What a rule's own networks say about a prepared image [X, Y, Z]: probabilities [channels, X, Y, Z]."""
+        with self._autocast():
+            return predict_probabilities(self._placed(network), image, self._inference)
 
     @contextmanager
     def _random_draws(self, *names: object) -> Iterator[int]:
@@ -256,18 +284,13 @@ class SiteWorker:
     def _run_steps(self, rule: SiteRule, task: Task) -> dict[str, float]:
         """All local steps of a round; every random draw depends on (seed, site, stage, round) alone."""
         setup, moment = self.setup, task.moment
-        steps = setup.training.local_steps * setup.steps_factor
-        structures = structures_of([case.structures for case in self.data.train])
-        sampler = PatchSampler(self.data.train, structures, setup.training.sampling)
+        steps = self._steps_of(moment)
         totals: dict[str, torch.Tensor] = {}
         with self._random_draws(moment.stage, moment.round) as seed:
             generator = torch.Generator(setup.device).manual_seed(seed)
-            batches = sampler.batches(steps, seed)
-            if setup.device.type != "cpu":
-                batches = prefetched(batches, pin=setup.device.type == "cuda")
             rule.model.train()
             rule.before_round()
-            for step, packed in enumerate(batches):
+            for step, packed in enumerate(self._batches(steps, seed, rule.companions())):
                 packed = packed.to(setup.device)
                 if setup.training.augment is not None:
                     packed = augment(packed, setup.training.augment, generator)
@@ -280,6 +303,29 @@ class SiteWorker:
             rule.after_round()
         means = {name: float(total) / steps for name, total in totals.items()}
         return {name: mean for name, mean in means.items() if isfinite(mean)}  # the weights will tell the rest
+
+    def _steps_of(self, moment: Moment) -> int:
+        """Optimiser steps in a round: the stage's own number, or the experiment's."""
+        setup = self.setup
+        own = {stage.name: stage.local_steps for stage in setup.method.stages(setup.training.rounds)}[moment.stage]
+        if own is not None:
+            return own * setup.steps_factor
+        return setup.training.steps_per_round(len(self.data.train), setup.steps_factor)
+
+    def _batches(self, steps: int, seed: int, companions: Companions | None) -> Iterator[PackedBatch]:
+        """Patches of the training cases, with companions that are predicted first where they are missing."""
+        device = self.setup.device.type
+        cases, settings = self.data.train, self.setup.training.sampling
+        if companions is not None:
+            companions.ensure(lambda done, total: self._on_step(self.name, 0, steps))
+        sampler = PatchSampler(cases, structures_of([case.structures for case in cases]), settings, companions)
+        batches = sampler.batches(steps, seed)
+        # What is predicted for every patch is predicted here: a background thread would compete for the device.
+        if device != "cpu" and (companions is None or companions.cached):
+            batches = prefetched(batches, pin=device == "cuda")
+        yield from batches
+        if companions is not None:
+            companions.release()
 
     def _remember(self, rule: SiteRule, task: Task, answer: bytes, has_state: bool) -> None:
         """Save state and answer, unless there is no state: then the same request simply gives the same answer.
@@ -307,11 +353,10 @@ class SiteWorker:
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered
         network.load_state_dict(dict(content.arrays))
-        settings = InferenceSettings(patch_size=setup.training.sampling.patch_size, overlap=setup.training.overlap)
         scores: dict[str, list[float]] = {}
         for case in self.data.validation:
             image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
-            labels = decide(list(predict_probabilities(network, image, settings).cpu()), network)
+            labels = decide(list(predict_probabilities(network, image, self._inference).cpu()), network)
             for structure, truth in case.masks():
                 predicted = structure_mask(labels, structure, network.vocabulary)
                 scores.setdefault(structure, []).append(dice(predicted, truth))

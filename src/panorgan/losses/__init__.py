@@ -1,5 +1,6 @@
 """Pure functions on tensors."""
 
+from panorgan.losses.distillation import soft_bce, unlabelled
 from panorgan.losses.partial import partial_dice_ce
 
-__all__ = ["partial_dice_ce"]
+__all__ = ["partial_dice_ce", "soft_bce", "unlabelled"]

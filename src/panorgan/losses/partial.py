@@ -50,7 +50,7 @@ def partial_dice_ce(
 
 def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) -> torch.Tensor:
     """M [T, C] as floats; refuses a batch that annotates something these channels cannot express."""
-    return _on_device(_checked_members(batch, vocabulary), device)
+    return on_device(_checked_members(batch, vocabulary), device)
 
 
 def _checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
@@ -67,7 +67,7 @@ def _checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, 
 
 
 @lru_cache(maxsize=64)
-def _on_device(rows: tuple[tuple[bool, ...], ...], device: torch.device) -> torch.Tensor:
+def on_device(rows: tuple[tuple[bool, ...], ...], device: torch.device) -> torch.Tensor:
     """Copied once: a copy in every step would make the device wait for it. Nobody may write into it."""
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
@@ -148,7 +148,7 @@ def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> t
     for t, own in enumerate(_own_channels(batch, vocabulary)):
         if own is not None:  # its own sigmoid already contains what lies inside it
             rows[t] = tuple(channel == own for channel in range(len(vocabulary)))
-    return _over_members(_on_device(tuple(rows), logits.device), log_absent)
+    return _over_members(on_device(tuple(rows), logits.device), log_absent)
 
 
 def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

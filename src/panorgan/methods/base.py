@@ -6,19 +6,36 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
+from panorgan.cases.store import StoredCase
+from panorgan.errors import RunError
+from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.losses import partial_dice_ce
-from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts, Stage, Updates
-from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
+from panorgan.methods.exchange import (
+    Content,
+    Federation,
+    MemoryVault,
+    Moment,
+    Numbers,
+    SiteFacts,
+    Stage,
+    Updates,
+    Vault,
+)
+from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
+from panorgan.networks.organ_parts import group_of_key, groups_of
+from panorgan.networks.settings import OrganParts
 from panorgan.settings import Settings
 
 
@@ -28,19 +45,42 @@ class MethodConfig(Settings):
     dice_weight: float = Field(1.0, ge=0, description="weight of the Dice loss")
     ce_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy loss")
     weighting: Literal["cases", "uniform"] = Field("cases", description="a site's weight in the mean: n_i, or 1")
+    organ_parts: Literal["owners", "everyone"] = Field(
+        "owners",
+        description="who trains and averages the parts of a network that serve single organs (network.organs): the "
+        "sites that annotate the organ, or every site",
+    )
+
+
+def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
+    """One window as large as the image."""
+    x, y, z = image.shape
+    return predict_probabilities(network, image, InferenceSettings(patch_size=(x, y, z), overlap=0.0))
+
+
+def _no_other_networks(site: str) -> SegmentationNetwork:
+    raise RunError(f"This rule was given no way to build the network of {site}.")
 
 
 @dataclass
 class SiteTools:
     """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
 
-    `autocast()` makes a fresh context each time, so that it may be entered within itself.
+    `autocast()` makes a fresh context each time, so that it may be entered within itself. `vault` keeps tensors of this
+    run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
+    probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
+    everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     """
 
     model: SegmentationNetwork
     optimizer: torch.optim.Optimizer
     clip_norm: float | None = None
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    vault: Vault = field(default_factory=MemoryVault)
+    cases: Sequence[StoredCase] = ()
+    predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
+    inference_key: str = ""
+    network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
 
 
 class SiteRule:
@@ -65,20 +105,22 @@ class SiteRule:
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.arrays.items() if key in own})
 
+    def companions(self) -> Companions | None:
+        """Extra volumes of the training cases (teachers' predictions), cut and moved with them: `batch.extra`.
+
+        Asked once per round, after `before_round`.
+        """
+        return None
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """The scalar to minimise on one batch."""
         return self.supervision(batch).mean()
 
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One optimiser step; returns scalars to log, left on their device."""
-        self.tools.optimizer.zero_grad(set_to_none=True)
-        with self.tools.autocast():
-            loss = self.loss(batch)
-        loss.backward()
-        if self.tools.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.tools.clip_norm)
-        self.tools.optimizer.step()
-        return {"loss": loss.detach()}
+        loss = self.compute_gradients(batch)
+        self.apply_gradients()
+        return {"loss": loss}
 
     def after_round(self) -> None:
         """Called after the last step of a round, before `update`."""
@@ -99,12 +141,35 @@ class SiteRule:
 
     # -- shared by methods ---------------------------------------------------------------------------------
 
+    @property
+    def own_organs(self) -> tuple[str, ...]:
+        """The organs that this site teaches, in vocabulary order."""
+        return self.federation.organs_of(self.facts.name)
+
+    def compute_gradients(self, batch: Batch) -> torch.Tensor:
+        """The first half of a step: fresh gradients of the loss, which is returned."""
+        self.tools.optimizer.zero_grad(set_to_none=True)
+        with self.tools.autocast():
+            loss = self.loss(batch)
+        loss.backward()
+        return loss.detach()
+
+    def apply_gradients(self) -> None:
+        """The second half: clip the gradients, let the optimiser move."""
+        if self.tools.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.tools.clip_norm)
+        self.tools.optimizer.step()
+
     def supervision(self, batch: Batch) -> torch.Tensor:
         """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B]."""
+        return self.supervised(*self.model.channels_for(batch.image, self.own_organs), batch)
+
+    def supervised(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
+        """The same for given logits [B, channels, *S] of a vocabulary."""
         return partial_dice_ce(
-            self.model(batch.image),
+            logits,
             batch,
-            self.model.vocabulary,
+            vocabulary,
             self.model.convention,
             dice_weight=self.config.dice_weight,
             ce_weight=self.config.ce_weight,
@@ -114,17 +179,24 @@ class SiteRule:
 class ServerRule:
     """Runs at the coordinator. Its types cannot hold an image."""
 
-    def __init__(self, config: MethodConfig, federation: Federation, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        config: MethodConfig,
+        federation: Federation,
+        weights: Mapping[str, torch.Tensor],
+        vault: Vault | None = None,
+    ) -> None:
         self.config = config
         self.federation = federation
         self.weights = dict(weights)
+        self.vault: Vault = vault if vault is not None else MemoryVault()
         self.moment = Moment("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def broadcast(self, site: str) -> Content:
-        """What a site receives at the start of a round."""
-        return Content(self.weights)
+        """What a site receives at the start of a round: the weights that it trains."""
+        return Content(self.weights_of(site))
 
     def aggregate(self, updates: Updates) -> None:
         """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it.
@@ -146,7 +218,14 @@ class ServerRule:
 
         An example may lie on the `meta` device. Where nothing is expected, an answer of numbers alone is accepted.
         """
-        return self.weights
+        return self.weights_of(site)
+
+    def weights_of(self, site: str) -> dict[str, torch.Tensor]:
+        """The weights that a site trains: all, but for parts of single organs that are none of its own."""
+        if self.config.organ_parts == "everyone":
+            return self.weights
+        own = (None, *groups_of(self.federation.organs_of(site)))
+        return {key: value for key, value in self.weights.items() if group_of_key(key) in own}
 
     def state(self) -> Content:
         """What the coordinator must keep besides the weights."""
@@ -164,6 +243,12 @@ class Method:
     Site: ClassVar[type[SiteRule]] = SiteRule
     Server: ClassVar[type[ServerRule]] = ServerRule
 
+    paper: ClassVar[str] = ""
+    """Where it was published: a title, or a link that stays."""
+    equations: ClassVar[Mapping[str, str]] = {}
+    """Equation number in that paper → the field, function or hook that computes it."""
+    organs: ClassVar[OrganParts | None] = None
+    """How its network tells organs apart, where the method itself decides that (`network.organs` else)."""
     pooled: ClassVar[bool] = False
     """All sites' cases in one place. Possible only on a benchmark."""
     labels: ClassVar[Literal["annotated", "withheld"]] = "annotated"
@@ -183,8 +268,17 @@ class Method:
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
-        """The network that a site trains, or with `site=None` the one that the federation delivers."""
-        return UNet(federation.vocabulary, settings)
+        """The network that a site trains, or with `site=None` the one that the federation delivers.
+
+        Where organs have parts of their own, a site that trains only its own needs no others, and not even their names.
+        """
+        if self.organs is not None:
+            settings = settings.model_copy(update={"organs": self.organs})
+        if settings.organs == "channels":
+            return UNet(federation.vocabulary, settings)
+        if site is not None and self.config.organ_parts == "owners":
+            return organ_network(Vocabulary(federation.organs_of(site)), settings)
+        return organ_network(federation.vocabulary, settings, federation.taught())
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """Models of single sites inside the delivered network, by site; scored one by one besides the whole."""
@@ -204,4 +298,5 @@ __all__ = [
     "SiteTools",
     "Stage",
     "Updates",
+    "Vault",
 ]

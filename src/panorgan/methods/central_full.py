@@ -16,6 +16,10 @@ class CentralFullConfig(MethodConfig):
 class CentralFull(Method):
     """Pooled cases, all labels, withheld ones included."""
 
+    paper: ClassVar[str] = (
+        "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
+        "distribution (its upper bound, 'Centralized')"
+    )
     pooled: ClassVar[bool] = True
     labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
 

@@ -23,6 +23,10 @@ class CentralNaiveConfig(MethodConfig):
 class CentralNaive(Method):
     """Pooled cases, unlabelled organs treated as background."""
 
+    paper: ClassVar[str] = (
+        "Kanhere et al., Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from "
+        "Sites with Partial Labels (its comparison 'Central Aggregation', section 3.5.2)"
+    )
     pooled: ClassVar[bool] = True
 
     class Site(SiteRule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
@@ -16,6 +17,11 @@ class CentralPartialConfig(MethodConfig):
 class CentralPartial(Method):
     """Pooled cases, partial labels, unknown organs left out of the loss."""
 
+    paper: ClassVar[str] = (
+        "Kim et al., Federated learning with knowledge distillation for multi-organ segmentation with partially "
+        "labeled datasets (its comparison 'Multihead - centralized setting', here with `network.organs: heads`)"
+    )
+    equations: ClassVar[Mapping[str, str]] = {"eq. 3": "`Site.loss`: cross-entropy + Dice on what is annotated"}
     pooled: ClassVar[bool] = True
 
     class Site(SiteRule):

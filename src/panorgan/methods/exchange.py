@@ -65,17 +65,24 @@ class Federation:
         taught = {o for s in self.sites[site].annotated for o in whole.members(s) if o not in whole.inside(s)}
         return tuple(organ for organ in whole if organ in taught)
 
+    def taught(self) -> tuple[str, ...]:
+        """The vocabulary organs that some site can teach, in vocabulary order."""
+        known = {organ for site in self.sites for organ in self.organs_of(site)}
+        return tuple(organ for organ in self.vocabulary if organ in known)
+
 
 @dataclass(frozen=True)
 class Stage:
     """A named run of rounds (`pretrain`, `train`).
 
-    `validate=False`: the global model means nothing yet in this stage, so it is not scored.
+    `validate=False`: the global model means nothing yet in this stage, so it is not scored. `local_steps`: optimiser
+    steps per site and round instead of the experiment's number; 0 for a mere exchange.
     """
 
     name: str
     rounds: int
     validate: bool = True
+    local_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,46 @@ class Moment:
     rounds: int
 
     @property
+    def is_last(self) -> bool:
+        """Whether it is the stage's last round."""
+        return self.round == self.rounds
+
+    @property
     def progress(self) -> float:
         """r / R."""
         return self.round / self.rounds
+
+
+class Vault(Protocol):
+    """Tensors written once and read often (teachers). Whoever runs a rule keeps them on disk."""
+
+    def put(self, name: str, arrays: Arrays) -> None:
+        """Keep tensors under a name; what was there before is replaced as a whole."""
+
+    def get(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors kept under a name, on the CPU; they are not to be changed."""
+
+    def names(self) -> tuple[str, ...]:
+        """What is there, sorted."""
+
+
+class MemoryVault:
+    """A vault that is gone with the process: for trying rules out."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}
+
+    def put(self, name: str, arrays: Arrays) -> None:
+        """Keep copies under a name."""
+        self._kept[name] = {key: value.detach().to("cpu", copy=True) for key, value in arrays.items()}
+
+    def get(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors kept under a name."""
+        return dict(self._kept[name])
+
+    def names(self) -> tuple[str, ...]:
+        """What is there, sorted."""
+        return tuple(sorted(self._kept))
 
 
 class Updates(Protocol):

@@ -5,6 +5,11 @@ The site's loss covers annotated structures only, so organs that a site does not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
 from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
 from panorgan.methods.registry import register
 
@@ -12,10 +17,20 @@ from panorgan.methods.registry import register
 class FedAvgConfig(MethodConfig):
     """FedAvg has no numbers of its own."""
 
+    weighting: Literal["cases", "uniform"] = Field(
+        "cases", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "cases"}
+    )
+
 
 @register("fedavg", config=FedAvgConfig)
 class FedAvg(Method):
     """Weighted average of all weights after local training on partial labels."""
+
+    paper: ClassVar[str] = "arXiv:1602.05629"
+    equations: ClassVar[Mapping[str, str]] = {
+        "Algorithm 1, at the server": "`Server.aggregate`: Σ n_i·w_i / Σ n_i",
+        "Algorithm 1, at a site": "`Site.step`; the partial loss in it is not from this paper",
+    }
 
     class Site(SiteRule):
         """Inherited: local steps on the partial Dice + cross-entropy loss."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 
@@ -14,12 +17,20 @@ from panorgan.methods.registry import register
 class FedProxConfig(MethodConfig):
     """FedProx's one number."""
 
-    mu: float = Field(0.01, ge=0, description="strength of the proximal term μ/2·‖w − w₀‖²")
+    mu: float = Field(
+        0.01,
+        ge=0,
+        description="strength of the proximal term μ/2·‖w − w₀‖²",
+        json_schema_extra={"paper": "tuned for each data set"},
+    )
 
 
 @register("fedprox", config=FedProxConfig)
 class FedProx(Method):
     """FedAvg with local steps that may not wander far."""
+
+    paper: ClassVar[str] = "arXiv:1812.06127"
+    equations: ClassVar[Mapping[str, str]] = {"eq. 2": "`Site.loss`: F(w) + μ/2·‖w − w₀‖²"}
 
     class Site(SiteRule):
         """Adds μ/2·‖w − w₀‖² to the loss; w₀ is the round's global model."""

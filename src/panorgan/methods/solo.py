@@ -7,6 +7,7 @@ travel under its own keys, so that the general rule "a key is averaged over thos
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -34,6 +35,11 @@ class SoloConfig(MethodConfig):
 @register("solo", config=SoloConfig)
 class Solo(Method):
     """Each site alone; the tested model merges all site models."""
+
+    paper: ClassVar[str] = (
+        "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
+        "distribution (its lower bound, 'SOLO')"
+    )
 
     class Site(SiteRule):
         """Inherited: its network holds only its own member, whose keys (`members.site-<name>.…`) nobody else sends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -31,6 +31,13 @@ class SegmentationNetwork(nn.Module):
         """Names of the output channels."""
         organs = tuple(self.vocabulary)
         return (BACKGROUND, *organs) if self.convention == "exclusive" else organs
+
+    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
+        """Logits that hold at least these organs, and the vocabulary that names their channels.
+
+        A network with parts of single organs computes what is asked for and no more; this one has no choice.
+        """
+        return self(image), self.vocabulary
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Keys of the state dict by part.

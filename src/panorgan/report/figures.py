@@ -48,9 +48,9 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 10,
 }
-_SITE_COLOURS = ("#0072b2", "#d55e00", "#00805e", "#a8477f", "#5b4a9c", "#8f7000", "#3f8fc0", "#59636e")
-_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-_MARKERS = "osD^vPX*<>ph"
+LINE_COLOURS = ("#0072b2", "#d55e00", "#00805e", "#a8477f", "#5b4a9c", "#8f7000", "#3f8fc0", "#59636e")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+MARKERS = "osD^vPX*<>ph"
 _PHASES = {
     "sites": ("training at the sites", "#2b6c94"),
     "aggregate": ("aggregation", "#d08c3f"),
@@ -83,16 +83,16 @@ def loss_curve(record: RunRecord) -> Picture | None:
     def draw(axes: Axes) -> None:
         for index, site in enumerate(sites):
             values = [round_.losses.get(site, math.nan) for round_ in record.rounds]
-            style = _DASHES[index // len(_SITE_COLOURS) % len(_DASHES)]
-            colour = _SITE_COLOURS[index % len(_SITE_COLOURS)]
-            axes.plot(numbers, values, linestyle=style, color=colour, label=site, **_dots(values))
+            style = DASHES[index // len(LINE_COLOURS) % len(DASHES)]
+            colour = LINE_COLOURS[index % len(LINE_COLOURS)]
+            axes.plot(numbers, values, linestyle=style, color=colour, label=site, **dots(values))
             known = [value for value in values if math.isfinite(value)] or [math.nan]
             ends.append(f"{site} from {number(known[0])} to {number(known[-1])}")
         axes.set_ylabel("training loss")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         _finish_rounds(axes, record)
 
-    uri = _draw(draw, 3.5, legend_columns=3, entries=len(sites))
+    uri = draw_chart(draw, 3.5, legend_columns=3, entries=len(sites))
     return Picture(uri, f"Training loss over {plural(len(numbers), 'round')}: {'; '.join(ends)}.")
 
 
@@ -106,16 +106,16 @@ def dice_curve(record: RunRecord) -> Picture | None:
     means = [round_.mean_dice for round_ in rounds]
 
     def draw(axes: Axes) -> None:
-        for organ, marker in zip(organs, itertools.cycle(_MARKERS), strict=False):
+        for organ, marker in zip(organs, itertools.cycle(MARKERS), strict=False):
             values = [round_.organ_dice(organ) for round_ in rounds]
             colour = readable_on_white(catalogue()[organ].colour)
-            axes.plot(numbers, values, color=colour, linewidth=1.2, label=title(organ), **_dots(values, marker))
-        axes.plot(numbers, means, color=INK, linewidth=2.6, label="Mean", **_dots(means))
+            axes.plot(numbers, values, color=colour, linewidth=1.2, label=title(organ), **dots(values, marker))
+        axes.plot(numbers, means, color=INK, linewidth=2.6, label="Mean", **dots(means))
         axes.set_ylabel("validation Dice")
         axes.set_ylim(0, 1.02)
         _finish_rounds(axes, record)
 
-    uri = _draw(draw, 3.5, legend_columns=3, entries=len(organs) + 1)
+    uri = draw_chart(draw, 3.5, legend_columns=3, entries=len(organs) + 1)
     best = max(range(len(means)), key=lambda i: means[i])
     alt = f"Mean validation Dice goes from {number(means[0])} in round {numbers[0]} to {number(means[-1])} in "
     alt += f"round {numbers[-1]}; the highest is {number(means[best])} in round {numbers[best]}. At the end: "
@@ -147,7 +147,7 @@ def dice_boxes(record: RunRecord) -> Picture | None:
 
     keys = [_box_key(split, colour, marker) for split, colour, marker, _ in present]
     handles = [key for pair in keys for key in pair]
-    uri = _draw(draw, 0.8 + 0.56 * len(organs), handles=handles, legend_columns=1, width=5.8)
+    uri = draw_chart(draw, 0.8 + 0.56 * len(organs), handles=handles, legend_columns=1, width=5.8)
     return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(record, organs[::-1])}")
 
 
@@ -163,7 +163,7 @@ def time_bars(record: RunRecord) -> Picture | None:
         axes.set_ylabel("seconds")
 
     total = sum(sum(r.seconds.values()) for r in record.rounds) / len(record.rounds)
-    uri = _draw(draw, 3.3, legend_columns=2, entries=len(phases))
+    uri = draw_chart(draw, 3.3, legend_columns=2, entries=len(phases))
     return Picture(uri, f"Time per round by phase; {duration(total)} on average.")
 
 
@@ -180,7 +180,7 @@ def traffic_bars(record: RunRecord) -> Picture | None:
         axes.set_ylabel("megabytes")
 
     total = sum(r.bytes_sent + r.bytes_received for r in record.rounds) / len(record.rounds)
-    uri = _draw(draw, 3.3, legend_columns=2, entries=2)
+    uri = draw_chart(draw, 3.3, legend_columns=2, entries=2)
     return Picture(uri, f"Traffic per round in both directions; {size(total)} on average.")
 
 
@@ -198,7 +198,7 @@ def _luminance(rgb: tuple[float, float, float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _draw(
+def draw_chart(
     draw: Callable[[Axes], None],
     height: float,
     legend_columns: int,
@@ -206,13 +206,15 @@ def _draw(
     handles: Sequence[Line2D] | None = None,
     width: float = _WIDTH,
 ) -> str:
-    """Draw one chart with its legend below; a data URI."""
+    """Draw one chart with its legend below (none without entries or handles); a data URI."""
     with matplotlib.rc_context(_STYLE):
         lines = math.ceil((len(handles) if handles else entries) / legend_columns)
         figure = Figure(figsize=(width, height + 0.22 * lines), layout="constrained")
         draw(figure.add_subplot())
         extra: dict[str, Any] = {"handles": list(handles)} if handles else {}
-        figure.legend(loc="outside lower center", ncols=legend_columns, handlelength=1.8, columnspacing=1.2, **extra)
+        if lines:
+            below = {"loc": "outside lower center", "ncols": legend_columns, "handlelength": 1.8, "columnspacing": 1.2}
+            figure.legend(**below, **extra)
         file = io.BytesIO()
         # No date, no creator: nothing in the file that is not in the run.
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -221,7 +223,7 @@ def _draw(
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
-def _dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
+def dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
     """Markers tell lines apart without colour; about a dozen per line are enough."""
     return {"marker": marker, "markersize": 4.5, "markevery": max(1, len(values) // 12)}
 

@@ -1,11 +1,11 @@
-"""A method in words, from the first line of its own file."""
+"""A method in words, for the heading of a report."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from panorgan.errors import ConfigError
+from panorgan.methods.describing import describe
 from panorgan.methods.registry import find_method
 
 
@@ -19,11 +19,9 @@ class MethodWords:
 
 
 def describe_method(name: str) -> MethodWords:
-    """Title and explanation from the first line of the method's file; the bare name when it is not installed."""
+    """Title and explanation of a method; the bare name when it is not installed."""
     try:
-        method = find_method(name)
+        described = describe(find_method(name))
     except ConfigError:
         return MethodWords(name, "", pooled=False)
-    first_line = (sys.modules[method.__module__].__doc__ or "").strip().split("\n")[0]
-    heading, dash, explanation = first_line.partition(" — ")
-    return MethodWords(heading if dash else name, explanation, method.pooled)
+    return MethodWords(described.title, described.explanation, described.pooled)

@@ -16,6 +16,7 @@ from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.beside import beside_models, beside_rows
+from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
@@ -52,6 +53,7 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         heat_scale=tables.heat_scale(),
         beside=beside,
         beside_rows=beside_rows(beside, record.organs),
+        forgetting=forgetting_table(record),
         cost=tables.make_cost(record),
         tolerance=f"{tables.NSD_TOLERANCE_MM:g}",
         colours={organ: catalogue()[organ].colour for organ in record.organs},
@@ -79,6 +81,10 @@ def describe_happening(event: Event) -> tuple[str, str]:
     elif event.kind == "refused":
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
+    elif event.kind == "late_join":
+        organs = ", ".join(facts.get("annotated", {})).replace("_", " ")
+        cases = tables.plural(int(facts.get("train_cases", 0)), "training case")
+        what = f"Round {facts.get('number', '?')}: {facts.get('site', '?')} joined, with {cases} of {organs}."
     else:
         what = f"{event.kind}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what

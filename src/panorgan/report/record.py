@@ -11,6 +11,7 @@ from typing import Any
 
 from panorgan.anatomy import Vocabulary, catalogue
 from panorgan.errors import RunError
+from panorgan.evaluation.forgetting import organs_taught
 from panorgan.federation.events import Event, read_events
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.scoring import Row, read_metrics
@@ -24,7 +25,8 @@ class SiteRecord:
     """One site: what it annotated and how many cases it gave.
 
     `labelled` holds the organs of the vocabulary that its annotations cover, and the structures as it named them.
-    `labelled_cases` counts training cases per such name, as far as the run wrote it down.
+    `labelled_cases` counts training cases per such name, as far as the run wrote it down. `joined_in` is the first
+    round it took part in.
     """
 
     name: str
@@ -32,6 +34,7 @@ class SiteRecord:
     labelled: frozenset[str]
     labelled_cases: Mapping[str, int]
     cases: Mapping[str, int]
+    joined_in: int = 1
 
 
 @dataclass(frozen=True)
@@ -152,17 +155,22 @@ def _read_card(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_sites(content: Mapping[str, Any], vocabulary: Vocabulary, events: Iterable[Event]) -> tuple[SiteRecord, ...]:
-    joined: Mapping[str, Any] = {}
+    joined: dict[str, Any] = {}
+    first_rounds: dict[str, int] = {}
     for event in events:
         if event.kind == "joined":
-            joined = event.facts["sites"]
+            joined |= event.facts["sites"]
+        elif event.kind == "late_join":
+            joined[event.facts["site"]] = event.facts
+            first_rounds[event.facts["site"]] = int(event.facts["number"])
     sites = []
     for name, facts in content.items():
-        given = {s: (s, *vocabulary.members(s)) for s in facts["annotated"]}
+        given = {structure: organs_taught([structure], vocabulary) for structure in facts["annotated"]}
         counts = joined.get(name, {}).get("annotated", {})
         cases = {n: counts[s] for s, names in given.items() if s in counts for n in names}
-        labelled = frozenset(n for names in given.values() for n in names)
-        sites.append(SiteRecord(name, facts["external"], labelled, cases, facts["cases"]))
+        labelled = organs_taught(given, vocabulary)
+        first = first_rounds.get(name, 1)
+        sites.append(SiteRecord(name, facts["external"], labelled, cases, facts["cases"], first))
     return tuple(sorted(sites, key=lambda site: (site.external, site.name)))
 
 

@@ -16,6 +16,7 @@ from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
+from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
@@ -26,7 +27,14 @@ from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.runs.prepare import PreparedFederation, prepare
-from panorgan.runs.scoring import OWN_MODEL_COLUMNS, Row, read_metrics, score_federation, write_metrics
+from panorgan.runs.scoring import (
+    OWN_MODEL_COLUMNS,
+    Row,
+    read_metrics,
+    score_federation,
+    score_local_models,
+    write_metrics,
+)
 from panorgan.runs.site_cases import cache_folder, read_sites
 from panorgan.runs.tensorboard import tensorboard_listener
 
@@ -89,8 +97,9 @@ def _train_and_score(
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
     events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
-    setup = _coordinator_setup(experiment, manifest["run"], prepared.plan)
-    coordinator = Coordinator(setup, LocalTransport(workers), run.path, events)
+    coordinator = Coordinator(
+        _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
+    )
     coordinator.run()
     deliver(run, experiment, prepared.plan, coordinator)
     rows = _score(run, load_model(run.model, device), prepared, events)
@@ -120,6 +129,9 @@ def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, 
     scores = score_federation(model, prepared, run.predictions, on_case)
     if scores.own_models:
         write_metrics(run.own_models, scores.own_models, OWN_MODEL_COLUMNS)
+    if files := read_local_models(run.local_weights):
+        local = score_local_models(model, scores.rows, files, prepared, on_case)
+        write_metrics(run.local_models, local, OWN_MODEL_COLUMNS)
     write_metrics(run.metrics, scores.rows)
     return scores.rows
 
@@ -162,8 +174,10 @@ def build_workers(
     return {name: SiteWorker(name, own, setup, run.site(name), on_step) for name, own in data.items()}
 
 
-def _coordinator_setup(experiment: Experiment, run: str, plan: Plan) -> CoordinatorSetup:
-    method: Method = experiment.build_method()
+def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan: Plan) -> CoordinatorSetup:
+    method = experiment.build_method()
+    # Where sites' models are never averaged, they are scored one by one already.
+    apart = method.pooled or type(method).own_models is not Method.own_models
     return CoordinatorSetup(
         run,
         Vocabulary(experiment.vocabulary),
@@ -173,6 +187,8 @@ def _coordinator_setup(experiment: Experiment, run: str, plan: Plan) -> Coordina
         experiment.seed,
         experiment=experiment.agreement().fingerprint(),
         plan=plan,
+        joins_at=experiment.late_sites(),
+        keep_local_models=folder.local_weights if experiment.local_models and not apart else None,
     )
 
 

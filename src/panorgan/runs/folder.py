@@ -36,6 +36,16 @@ class RunFolder:
         """Like the metrics, for every site's own model, where the method has such models."""
         return self.path / "own_models.csv"
 
+    @property
+    def local_models(self) -> Path:
+        """Like the metrics, for every site's model of the last round before it was averaged, and the averaged one."""
+        return self.path / "local_models.csv"
+
+    @property
+    def local_weights(self) -> Path:
+        """The weights of those models, where the experiment asks for them."""
+        return self.path / "local_models"
+
     def beside(self) -> dict[str, RunFolder]:
         """Finished runs of the same experiment with other methods, by method."""
         found = sorted(path.name for path in (self.path / "beside").glob("*") if RunFolder(path).complete)

@@ -96,11 +96,12 @@ def make_plan(
 def measure_sites(
     experiment: Experiment, sites: Sequence[SiteCases], store: Store, work: InParallel
 ) -> dict[str, SiteStatistics]:
-    """What each training site tells for the plan.
+    """What each training site tells for the plan, except those that join when it is made already.
 
     It goes through the numbers that would cross the network, so that a plan can rest on nothing else.
     """
-    training = [site for site in sites if not site.external]
+    late = experiment.late_sites()
+    training = [site for site in sites if not site.external and site.name not in late]
     todo = [partial(store.measure, case, experiment.plan) for site in training for case in site.measured]
     try:
         measured = iter(work("measuring cases", todo))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from panorgan.cases.case import Case
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.errors import RunError
+from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.inference import cleaned, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
 from panorgan.federation.files import write_atomically
+from panorgan.federation.local_models import load_weights
 from panorgan.runs.delivered import DeliveredModel
 from panorgan.runs.prepare import PreparedFederation
 
@@ -56,6 +60,38 @@ def score_federation(
         if on_case:
             on_case(site.name, done, len(todo))
     return FederationScores(rows, own_rows)
+
+
+def score_local_models(
+    model: DeliveredModel,
+    delivered: Sequence[Row],
+    files: Mapping[str, Path],
+    prepared: PreparedFederation,
+    on_case: Callable[[str, int, int], None] | None = None,
+) -> list[Row]:
+    """Rows of every site's model before it was averaged, and of the averaged one, on all test cases.
+
+    Where the last round was delivered, the averaged model has the `delivered` rows already.
+    """
+    known = {GLOBAL_MODEL: delivered} if _is_delivered(model, files[GLOBAL_MODEL]) else {}
+    network = copy.deepcopy(model.network)
+    local = replace(model, network=network, taught=None)  # asked for every organ: that is the question
+    todo = [(name, site, case) for name in files if name not in known for site in prepared.sites for case in site.test]
+    rows: dict[str, list[Row]] = {name: list(known.get(name, ())) for name in files}
+    loaded = ""
+    for done, (name, site, case) in enumerate(todo, start=1):
+        if name != loaded:
+            network.load_state_dict(load_weights(files[name]))
+            loaded = name
+        rows[name] += score_case(local, case, "external" if site.external else "test", None)
+        if on_case:
+            on_case(f"{name} before averaging" if name != GLOBAL_MODEL else name, done, len(todo))
+    return [{"model": name, **row} for name in files for row in rows[name]]
+
+
+def _is_delivered(model: DeliveredModel, file: Path) -> bool:
+    delivered = model.network.state_dict()
+    return all(torch.equal(value, delivered[key].cpu()) for key, value in load_weights(file).items())
 
 
 def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path | None) -> list[Row]:

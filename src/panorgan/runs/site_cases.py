@@ -96,7 +96,10 @@ def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> 
     )
     return {
         site.name: SiteSettings(
-            folder=folders[site.name], external=site.external, withheld=withheld_folder(folder, site.name)
+            folder=folders[site.name],
+            external=site.external,
+            joins_at=site.joins_at,
+            withheld=withheld_folder(folder, site.name),
         )
         for site in experiment.phantom.sites
     }

@@ -87,6 +87,8 @@ class PhantomSite(Settings):
     annotated: tuple[str, ...] = ()
     cases: int = Field(default=14, ge=1)
     external: bool = False
+    joins_at: int | None = Field(default=None, ge=2)
+    """First round, counted over the whole run, in which the site takes part; from the first when left out."""
     # the scanner
     phases: tuple[Phase, ...] = Field(default=("portal",), min_length=1)
     """Contrast phases in use; case i gets the i-th of them, in turn."""
@@ -131,6 +133,10 @@ class PhantomSite(Settings):
                 "A training site labels no organ.",
                 where=where,
                 fix="list its organs under `annotated`, or mark the site `external: true`",
+            )
+        if self.external and self.joins_at is not None:
+            raise ConfigError(
+                "An external site never joins.", where=where, fix="leave out `joins_at`, or `external: true`"
             )
         return self
 

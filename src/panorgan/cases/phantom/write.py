@@ -87,7 +87,10 @@ def withheld_folder(folder: Path, site: str) -> Path:
 
 def recipe(config: PhantomConfig, plain: bool = False) -> dict[str, Any]:
     """What `phantom.json` holds: all that decides the content of the folder."""
-    return {"drawing": DRAWING, "config": config.as_json(), **({"folders": "plain"} if plain else {})}
+    content = config.as_json()
+    for site in content["sites"]:
+        del site["joins_at"]  # when a site joins changes none of its scans
+    return {"drawing": DRAWING, "config": content, **({"folders": "plain"} if plain else {})}
 
 
 def label_ids(names: Iterable[str]) -> dict[str, int]:

@@ -1,0 +1,51 @@
+"""Every site's model of the last round on disk, as it was before it was averaged, and the averaged one beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+
+from panorgan.evaluation.forgetting import GLOBAL_MODEL
+from panorgan.federation.files import write_atomically
+from panorgan.methods.base import ServerRule
+from panorgan.methods.exchange import Updates
+
+
+def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None:
+    """One file per site that answered: what it would deliver on its own. Call it before the updates are averaged.
+
+    That is the weights it sent, and for all others (the heads of other sites, say) those it started the round from.
+    """
+    delivered = rule.delivered()
+    before = {key: rule.weights.get(key, value) for key, value in delivered.items()}
+    for site in updates.sites:
+        sent = {key: updates.array(site, key) for key in updates.keys(site) if key in before}
+        _write(folder / f"{site}.safetensors", {**before, **sent})
+    for path in folder.glob("*.safetensors"):
+        if path.stem not in updates.sites:  # the round is done again, and this site did not answer now
+            path.unlink()
+
+
+def write_global_model(folder: Path, rule: ServerRule) -> None:
+    """The model that the federation has when the last round is averaged."""
+    _write(folder / f"{GLOBAL_MODEL}.safetensors", rule.delivered())
+
+
+def read_local_models(folder: Path) -> dict[str, Path]:
+    """Files by model: the sites sorted by name, the global model last."""
+    found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == GLOBAL_MODEL, name))}
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights of one file."""
+    return load_file(path)
+
+
+def _write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    # Durable like the checkpoint that comes after: a round that is done has its local models.
+    content = {key: value.detach().cpu().contiguous() for key, value in sorted(weights.items())}
+    write_atomically(path, save(content), durable=True)

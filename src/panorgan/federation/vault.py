@@ -1,0 +1,54 @@
+"""Tensors written once and read often, on disk: teachers at a site, and at the coordinator."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import torch
+
+from panorgan.errors import MessageError, RunError
+from panorgan.federation.files import write_atomically
+from panorgan.federation.message import Message, MessageFile
+from panorgan.methods.exchange import Arrays
+
+_LONGEST_NAME = 60
+
+
+class DiskVault:
+    """A folder of tensors by name, one file each; made when something is put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, name: str, arrays: Arrays) -> None:
+        """Keep tensors under a name: after a kill either what was there before, or all of this."""
+        pieces = Message(arrays, meta={"name": name}).to_pieces()
+        write_atomically(self._path(name), pieces, durable=True)
+
+    def get(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors kept under a name."""
+        path = self._path(name)
+        try:
+            return dict(MessageFile(path).message().arrays)
+        except MessageError as error:
+            raise RunError(
+                f"Something that was kept is gone or cannot be read: {name}.",
+                where=str(path),
+                why=error.why,
+                fix="Restore the folder from a backup, or start a new run.",
+            ) from error
+
+    def names(self) -> tuple[str, ...]:
+        """What is there, sorted."""
+        return tuple(sorted(str(MessageFile(path).meta["name"]) for path in self.folder.glob("*.safetensors")))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{safe_name(name)}.safetensors"
+
+
+def safe_name(name: str) -> str:
+    """A file name for any text. The hash keeps apart what differs in capitals or odd characters only."""
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:_LONGEST_NAME].strip("-")
+    return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

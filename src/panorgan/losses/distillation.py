@@ -1,0 +1,50 @@
+"""Knowledge distillation for independent channels: a teacher's probabilities stand in for labels that a case lacks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import membership
+from panorgan.cases.sampling import Batch
+from panorgan.losses.partial import on_device
+
+
+def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy to soft targets, [B]: mean over voxels, then over the channels that count.
+
+    −(t·log σ(x) + (1 − t)·log(1 − σ(x))) for logits x and targets t [B, C, *S]; `counted` [B, C] bool. A sample of
+    which no channel counts has loss 0. FLKD's eqs. 7, 9 and 10, with the term of the absent voxels that a
+    binary cross-entropy has and the printed equations leave out.
+    """
+    # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
+    aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))
+    logits, targets = logits.float().masked_fill(aside, 0.0), targets.float().masked_fill(aside, 0.0)
+    with torch.autocast(logits.device.type, enabled=False):
+        loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").flatten(2).mean(2)
+    kept = loss.masked_fill(~counted, 0.0).sum(1)
+    return kept / counted.sum(1).clamp(min=1)
+
+
+def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """[B, C] bool: the organs that a sample's annotation says nothing about.
+
+    A union (`kidney`) says something about its parts; an organ says nothing about what lies inside it unmarked.
+    """
+    says = on_device(_says(batch.structures, vocabulary), batch.annotated.device)
+    return batch.annotated.float() @ says == 0
+
+
+@lru_cache(maxsize=64)
+def _says(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+    """[T][C]: whether an annotated structure tells where an organ is."""
+    rows = zip(structures, membership(structures, vocabulary), strict=True)
+    return tuple(
+        tuple(
+            member and organ not in vocabulary.inside(structure) for organ, member in zip(vocabulary, row, strict=True)
+        )
+        for structure, row in rows
+    )

@@ -1,0 +1,297 @@
+"""FLKD — the global model and the other sites' teachers stand in for the labels that a site lacks.
+
+Kim et al., "Federated learning with knowledge distillation for multi-organ segmentation with partially labeled
+datasets". Local training on a few organs makes a site's model forget the others. Two distillation losses hold it:
+*global KD* towards the round's frozen global model (eq. 7), *local KD* towards models of single sites, trained alone
+beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ (section 3.5) and every site sends all
+of it, since every head is now trained everywhere; the mean is unweighted (eq. 6).
+
+Stages: *pretrain* (each site trains its teacher, nothing travels until it is done), *exchange* (every site receives
+the others' teachers and predicts its own training scans once), *train*.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.companions import Companions
+from panorgan.cases.sampling import Batch
+from panorgan.cases.store import StoredCase
+from panorgan.losses import soft_bce, unlabelled
+from panorgan.methods.base import Content, Federation, Method, MethodConfig, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.registry import register
+from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network, organ_probabilities
+from panorgan.networks.organ_parts import group_of_key, groups_of
+from panorgan.networks.settings import OrganParts
+
+PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
+
+
+class FLKDConfig(MethodConfig):
+    """FLKD's numbers."""
+
+    weighting: Literal["cases", "uniform"] = Field(
+        "uniform", description="a site's weight in the mean: n_i, or 1 (eq. 6)", json_schema_extra={"paper": "uniform"}
+    )
+    organ_parts: Literal["everyone"] = Field(
+        "everyone",
+        description="every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
+        json_schema_extra={"paper": "everyone"},
+    )
+    global_weight: float = Field(
+        1.0, ge=0, description="weight of global KD (eq. 7); 0 for none", json_schema_extra={"paper": "1"}
+    )
+    local_weight: float = Field(
+        1.0, ge=0, description="weight of local KD (eqs. 9, 10); 0 for none", json_schema_extra={"paper": "1"}
+    )
+    n_sampled_teachers: int | None = Field(
+        1,
+        ge=1,
+        description="organs drawn per step for local KD (eq. 10); null for all of them (eq. 9)",
+        json_schema_extra={"paper": "1"},
+    )
+    pretrain: float = Field(
+        0.5,
+        gt=0,
+        description="rounds that a site trains its teacher, as a share of training.rounds",
+        json_schema_extra={"paper": "not told"},
+    )
+    teacher_cache: bool = Field(
+        True,
+        description="predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking",
+        json_schema_extra={"paper": "off"},
+    )
+
+
+@register("flkd", config=FLKDConfig)
+class FLKD(Method):
+    """Multi-head network with global and local knowledge distillation."""
+
+    paper: ClassVar[str] = (
+        "Kim et al., Federated learning with knowledge distillation for multi-organ segmentation with partially "
+        "labeled datasets"
+    )
+    equations: ClassVar[Mapping[str, str]] = {
+        "eq. 3": "`Site.loss`: cross-entropy + Dice on what is annotated",
+        "eq. 6": "`Server.aggregate`: the unweighted mean of everything",
+        "eq. 7": "`Site.global_distillation`",
+        "eq. 8": "`Site.loss`: the sum",
+        "eqs. 9, 10": "`Site.local_distillation`, over all or `n_sampled_teachers` organs",
+        "section 3.5": "`networks.organ_parts.MultiHead`: heads of 162 parameters",
+    }
+    organs: ClassVar[OrganParts] = "heads"
+    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
+    tensors: ClassVar[Mapping[str, str]] = {
+        "teacher/*": "a model trained at this site alone on its own organs, sent once; every other site receives it."
+    }
+
+    class Site(SiteRule):
+        """Supervision on what is annotated, distillation for the rest."""
+
+        config: FLKDConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.global_model: SegmentationNetwork | None = None
+            self.logged: dict[str, torch.Tensor] = {}
+            self.teachers = SiteTeachers(
+                self.tools,
+                self._empty_teacher,
+                _who_teaches(self.federation),
+            )
+
+        # -- what happens in which stage
+
+        def before_round(self) -> None:
+            """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model and copy it."""
+            self.received = self.teachers.receive(self.received)
+            if self.moment.stage != TRAIN:
+                return
+            super().before_round()
+            if self.config.global_weight:
+                if self.global_model is None:
+                    self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
+                self.global_model.load_state_dict(self.model.state_dict())
+
+        def companions(self) -> Companions | None:
+            """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
+            if self.moment.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
+                return None
+            return self.teachers.predictions(
+                self._organs_without_label, self.config.teacher_cache, self.config.n_sampled_teachers
+            )
+
+        def after_round(self) -> None:
+            """At the end of its stage, the model is the teacher."""
+            if self.moment.stage == PRETRAIN and self.moment.is_last:
+                self.teachers.keep(self.facts.name, self._own_part())
+
+        def update(self) -> Content:
+            """The teacher when it is done, the model in training, otherwise numbers alone."""
+            whole = super().update()
+            if self.moment.stage == TRAIN:
+                return whole
+            done = self.moment.stage == PRETRAIN and self.moment.is_last
+            return Content(as_teacher(self._own_part()) if done else {}, whole.numbers)
+
+        def state(self) -> Content:
+            """While it pre-trains nobody else holds its weights."""
+            return Content(self.model.state_dict() if self.moment.stage == PRETRAIN else {})
+
+        def load_state(self, state: Content) -> None:
+            """Go on with the teacher that was being trained."""
+            if state.arrays:
+                self.model.load_state_dict(dict(state.arrays))
+
+        # -- formulas
+
+        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+            """One optimiser step; the parts of the loss are logged beside it."""
+            self.logged = {}
+            return {**super().step(batch), **self.logged}
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            """Eq. 8: supervision + distillation."""
+            training = self.moment.stage == TRAIN
+            globally = training and self.global_model is not None and bool(self._sometimes_unlabelled)
+            locally = training and batch.extra is not None
+            wanted = {
+                *self.own_organs,
+                *(self._sometimes_unlabelled if globally else ()),
+                *(batch.extra_names if locally else ()),
+            }
+            logits, vocabulary = self.model.channels_for(batch.image, wanted)
+            loss = self.supervised(logits, vocabulary, batch).mean()
+            if globally:
+                part = self.global_distillation(logits, vocabulary, batch).mean()
+                self.logged["loss/global_kd"] = part.detach()
+                loss = loss + self.config.global_weight * part
+            if locally:
+                part = self.local_distillation(logits, vocabulary, batch).mean()
+                self.logged["loss/local_kd"] = part.detach()
+                loss = loss + self.config.local_weight * part
+            return loss
+
+        def global_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
+            """Eq. 7, [B]: cross-entropy to the frozen global model on the organs that a sample does not label."""
+            assert self.global_model is not None
+            with torch.no_grad():
+                frozen, organs = self.global_model.channels_for(batch.image, self._sometimes_unlabelled)
+                targets = organ_probabilities(frozen.float(), self.global_model.convention)
+            chosen = _channels(logits, vocabulary, organs.organs)
+            return soft_bce(chosen, targets, unlabelled(batch, organs))
+
+        def local_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
+            """Eq. 10 (eq. 9 with every organ), [B]: cross-entropy to the teachers of the organs that were drawn."""
+            assert batch.extra is not None
+            assert batch.extra_known is not None
+            return soft_bce(_channels(logits, vocabulary, batch.extra_names), batch.extra, batch.extra_known)
+
+        # -- details
+
+        @property
+        def _sometimes_unlabelled(self) -> tuple[str, ...]:
+            """Organs that some case of this site has no label for, and somebody teaches."""
+            whole, counts = self.federation.vocabulary, self.facts.annotated
+            always = {
+                organ
+                for structure, count in counts.items()
+                if count == self.facts.train_cases
+                for organ in whole.members(structure)
+                if organ not in whole.inside(structure)
+            }
+            return tuple(organ for organ in self.federation.taught() if organ not in always)
+
+        def _organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
+            whole = self.federation.vocabulary
+            told = {o for s in case.structures for o in whole.members(s) if o not in whole.inside(s)}
+            return tuple(organ for organ in self.teachers.known() if organ not in told)
+
+        def _own_part(self) -> dict[str, torch.Tensor]:
+            """The model without the heads of organs that this site does not teach."""
+            return _serving(self.model.state_dict(), self.own_organs)
+
+        def _empty_teacher(self, site: str) -> SegmentationNetwork:
+            assert isinstance(self.model, OrganNetwork)
+            return organ_network(Vocabulary(self.federation.organs_of(site)), self.model.settings)
+
+    class Server(ServerRule):
+        """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.teachers = ServerTeachers(self.vault)
+
+        def broadcast(self, site: str) -> Content:
+            """Train: the global model. Whoever has no teachers yet gets them when they are there."""
+            if self.moment.stage == PRETRAIN:
+                return Content()
+            arrays = super().broadcast(site).arrays if self.moment.stage == TRAIN else {}
+            return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.roster(site))
+
+        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+            """The teacher at the end of pre-training, everything in training."""
+            if self.moment.stage == TRAIN:
+                return super().expects(site)
+            if self.moment.stage == PRETRAIN and self.moment.is_last:
+                return self.teachers.expects(_serving(self.weights, self.federation.organs_of(site)))
+            return {}
+
+        def aggregate(self, updates: Updates) -> None:
+            """Keep the teachers; average the models."""
+            if self.moment.stage == PRETRAIN:
+                self.teachers.collect(updates)
+                return
+            self.teachers.were_given_to(updates.sites)
+            if self.moment.stage == TRAIN:
+                super().aggregate(updates)
+
+        def state(self) -> Content:
+            """Who has the teachers."""
+            return Content(numbers=self.teachers.numbers())
+
+        def load_state(self, state: Content) -> None:
+            """Take that back."""
+            self.teachers.load(state.numbers)
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Teachers are needed for local KD only."""
+        assert isinstance(self.config, FLKDConfig)
+        if not self.config.local_weight:
+            return (Stage(TRAIN, rounds),)
+        pretrain = Stage(PRETRAIN, max(1, round(self.config.pretrain * rounds)), validate=False)
+        return pretrain, Stage(EXCHANGE, 1, validate=False, local_steps=0), Stage(TRAIN, rounds)
+
+
+def _who_teaches(federation: Federation) -> dict[str, tuple[str, ...]]:
+    """The organs of every site's teacher.
+
+    A teacher that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where nobody
+    knows them by name.
+    """
+    named = {organ for facts in federation.sites.values() for organ in facts.annotated}
+    return {
+        site: tuple(o for o in federation.organs_of(site) if o in facts.annotated or o not in named)
+        for site, facts in federation.sites.items()
+    }
+
+
+def _serving(weights: Mapping[str, torch.Tensor], organs: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """The weights without the heads of other organs."""
+    own = (None, *groups_of(organs))
+    return {key: value for key, value in weights.items() if group_of_key(key) in own}
+
+
+def _channels(logits: torch.Tensor, vocabulary: Vocabulary, organs: tuple[str, ...]) -> torch.Tensor:
+    """The channels [B, len(organs), *S] of some organs."""
+    places = [vocabulary.index(organ) for organ in organs]
+    if places == list(range(places[0], places[0] + len(places))):
+        return logits[:, places[0] : places[0] + len(places)]  # a view
+    return logits[:, places]

@@ -1,0 +1,173 @@
+"""SCAFFOLD — control variates take the drift of a site's own data out of its steps. arXiv:1910.06378
+
+Every site has a control variate c_i, the server has their mean c. A local step follows g − c_i + c. Option II of the
+paper makes the new c_i = c_i − c + (x − y_i)/(K·η) from how far the site came in K steps. For the plain gradient steps
+that the paper has in mind that is exactly the mean of the raw gradients g of the round, which is what is computed here:
+it stays right with momentum, Adam, clipping and a changing learning rate. The control variates double the payload.
+
+c must stay the mean of the c_i, or every later step is led astray. So a site moves its c_i only when the server says
+that it has heard of the change (an answer may be lost or refused), and the server keeps the sum of the c_i: whoever
+joins later adds zero to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.cases.sampling import Batch
+from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates
+from panorgan.methods.registry import register
+
+_PREFIX = "control/"
+_NEXT = "next_control/"
+_HEARD = "heard"
+_ANSWERED = "answered"
+
+
+class ScaffoldConfig(MethodConfig):
+    """SCAFFOLD has no numbers of its own; the paper averages without weights."""
+
+    weighting: Literal["cases", "uniform"] = Field(
+        "uniform", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "uniform"}
+    )
+
+
+@register("scaffold", config=ScaffoldConfig)
+class Scaffold(Method):
+    """FedAvg with control variates against client drift."""
+
+    paper: ClassVar[str] = "arXiv:1910.06378"
+    equations: ClassVar[Mapping[str, str]] = {
+        "eq. 3, local step": "`Site.step`: g − c_i + c",
+        "eq. 4, option II": "`Site.after_round`: the mean raw gradient of the round",
+        "eq. 5, server": "`Server.aggregate`: c + Σ Δc_i / N",
+    }
+    tensors: ClassVar[Mapping[str, str]] = {
+        f"{_PREFIX}*": "how the site's mean gradient of this round differs from that of the round before."
+    }
+
+    class Site(SiteRule):
+        """Steps with the drift taken out."""
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.control = self._zeros()
+            """c_i, as the server knows it."""
+            self.next_control: dict[str, torch.Tensor] = {}
+            """What c_i becomes once the server has heard of it; sent in round `answered`."""
+            self.answered = 0
+            self.drift: dict[str, torch.Tensor] = {}
+            self.sums: dict[str, torch.Tensor] = {}
+            self.steps = 0
+
+        def before_round(self) -> None:
+            """Take over the weights and c; forget the last round's gradients."""
+            super().before_round()
+            if self.next_control and self.received.numbers.get(_HEARD) == self.answered:
+                self.control = self.next_control
+            self.next_control = {}
+            self.drift = {
+                name: self.received.arrays[_PREFIX + name] - own
+                for name, own in self.control.items()
+                if _PREFIX + name in self.received.arrays  # absent: nobody has sent any yet
+            }
+            self.sums, self.steps = self._zeros(), 0
+
+        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+            """Follow g − c_i + c."""
+            loss = self.compute_gradients(batch)
+            self.steps += 1
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    self.sums[name] += parameter.grad
+                if name in self.drift:
+                    # Of what this site cannot teach, the gradient is 0: it follows the others.
+                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    parameter.grad = gradient + self.drift[name]
+            self.apply_gradients()
+            return {"loss": loss}
+
+        def after_round(self) -> None:
+            """c_i becomes the mean gradient of the round."""
+            self.next_control = {name: total / self.steps for name, total in self.sums.items()}
+            self.answered = self.moment.round
+            self.sums, self.drift = {}, {}
+
+        def update(self) -> Content:
+            """The weights, and the change of the control variate."""
+            whole = super().update()
+            changes = {_PREFIX + name: new - self.control[name] for name, new in self.next_control.items()}
+            return Content({**whole.arrays, **changes}, whole.numbers)
+
+        def state(self) -> Content:
+            """The control variate stays at the site."""
+            own = {_PREFIX + name: value for name, value in self.control.items()}
+            following = {_NEXT + name: value for name, value in self.next_control.items()}
+            return Content({**own, **following}, {_ANSWERED: float(self.answered)})
+
+        def load_state(self, state: Content) -> None:
+            """Take it back; a part that has come to the network since begins with zero."""
+            self.answered = int(state.numbers[_ANSWERED])
+            for name, zeros in self._zeros().items():
+                self.control[name] = state.arrays.get(_PREFIX + name, zeros)
+                self.next_control[name] = state.arrays.get(_NEXT + name, zeros)
+
+        def _zeros(self) -> dict[str, torch.Tensor]:
+            return {name: torch.zeros_like(value.detach()) for name, value in self.model.named_parameters()}
+
+    class Server(ServerRule):
+        """The mean of the weights, and of the control variates."""
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.sums: dict[str, torch.Tensor] = {}
+            """Per weight Σ w_i·c_i over the sites that train it."""
+            self.heard: dict[str, int] = {}
+            """The round of a site's last accepted answer."""
+            self.control: dict[str, torch.Tensor] = {}
+
+        def broadcast(self, site: str) -> Content:
+            """The weights, c, and whether the site's last answer counted."""
+            own = self.weights_of(site)
+            control = {_PREFIX + name: value for name, value in self.control.items() if name in own}
+            return Content({**own, **control}, {_HEARD: float(self.heard.get(site, 0))})
+
+        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+            """Weights, and a change of c for each of them that can be trained."""
+            own = self.weights_of(site)
+            changes = {_PREFIX + key: value.to("meta") for key, value in own.items() if value.is_floating_point()}
+            return {**own, **changes}
+
+        def aggregate(self, updates: Updates) -> None:
+            """x ← mean of y_i, c ← c + Σ Δc_i / N, where N counts all sites that train the weight."""
+            super().aggregate(updates)
+            for site in updates.sites:
+                self.heard[site] = self.moment.round
+                for key in updates.keys(site):
+                    if key.startswith(_PREFIX):
+                        name, change = key.removeprefix(_PREFIX), updates.array(site, key)
+                        known = self.sums.get(name, torch.zeros_like(change)).double()
+                        self.sums[name] = (known + self.weight(site, name) * change.double()).to(change.dtype)
+            self._find_means()
+
+        def _find_means(self) -> None:
+            totals: dict[str, float] = {}
+            for site in self.federation.sites:
+                for name in self.weights_of(site):
+                    totals[name] = totals.get(name, 0.0) + self.weight(site, name)
+            self.control = {name: value / totals[name] for name, value in self.sums.items()}
+
+        def state(self) -> Content:
+            """The sum of all c_i, and whom it holds."""
+            sums = {_PREFIX + name: value for name, value in self.sums.items()}
+            return Content(sums, {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()})
+
+        def load_state(self, state: Content) -> None:
+            """Take them back; c is their mean over those who take part now."""
+            self.sums = {key.removeprefix(_PREFIX): value for key, value in state.arrays.items()}
+            self.heard = {name.removeprefix(f"{_HEARD}/"): int(value) for name, value in state.numbers.items()}
+            self._find_means()

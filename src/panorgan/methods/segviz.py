@@ -1,0 +1,92 @@
+"""SegViz — all sites share a representation block; every organ keeps a task block of its own.
+
+Kanhere et al., "Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from Sites with
+Partial Labels". The *representation block* is the U-Net without its last two convolutions; the server averages it,
+unweighted, after every round (`training.local_epochs: 10` in the paper). The *task block* is those two convolutions.
+It is never averaged with that of another organ: a site sends its own, and only sites that annotate the same organ share
+one. The delivered model is one representation block with all task blocks attached.
+
+A site knows its own organs only, so one with a new organ may join at any round: it receives the representation block
+and brings its task block. Nothing changes for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage
+from panorgan.methods.registry import register
+from panorgan.networks.organ_parts import group_of_key
+from panorgan.networks.settings import OrganParts
+
+FINETUNE = "finetune"
+
+
+class SegVizConfig(MethodConfig):
+    """SegViz's numbers."""
+
+    weighting: Literal["cases", "uniform"] = Field(
+        "uniform", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "uniform"}
+    )
+    finetune_rounds: int = Field(
+        0,
+        ge=0,
+        description="rounds at the end in which only task blocks train, on the frozen representation block",
+        json_schema_extra={"paper": "0"},
+    )
+
+
+@register("segviz", config=SegVizConfig)
+class SegViz(Method):
+    """Selective weight synchronisation: shared representation, task blocks of single organs."""
+
+    paper: ClassVar[str] = (
+        "Kanhere et al., Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from "
+        "Sites with Partial Labels"
+    )
+    equations: ClassVar[Mapping[str, str]] = {
+        "section 3.4, representation block": "everything but `task_blocks`; `Server.aggregate`, unweighted",
+        "section 3.4, task block": "`task_blocks.<organ>`: the last two convolutions; averaged over owners only",
+        "section 3.4, final model": "`build_network`: all task blocks on one representation block",
+    }
+    organs: ClassVar[OrganParts] = "task_blocks"
+
+    class Site(SiteRule):
+        """Local steps on the partial loss; its network has task blocks for its own organs only."""
+
+        def before_round(self) -> None:
+            """Take over the received weights; when fine-tuning, freeze the representation block."""
+            super().before_round()
+            tuning = self.moment.stage == FINETUNE
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(not tuning or group_of_key(name) is not None)
+            for name, module in self.model.named_modules():
+                if tuning and name and group_of_key(f"{name}.") is None:
+                    module.eval()  # its statistics are frozen too
+
+        def update(self) -> Content:
+            """Everything it trained: when fine-tuning, only task blocks."""
+            whole = super().update()
+            if self.moment.stage != FINETUNE:
+                return whole
+            return Content({k: v for k, v in whole.arrays.items() if group_of_key(k) is not None}, whole.numbers)
+
+    class Server(ServerRule):
+        """Inherited: per key the unweighted mean over the sites that sent it. Task blocks come from owners only."""
+
+        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+            """Representation block and own task blocks; when fine-tuning, those only."""
+            whole = super().expects(site)
+            if self.moment.stage != FINETUNE:
+                return whole
+            return {key: value for key, value in whole.items() if group_of_key(key) is not None}
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Training, and fine-tuning where it is asked for."""
+        assert isinstance(self.config, SegVizConfig)
+        train = Stage("train", rounds)
+        return (train, Stage(FINETUNE, self.config.finetune_rounds)) if self.config.finetune_rounds else (train,)

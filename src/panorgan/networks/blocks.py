@@ -1,0 +1,141 @@
+"""The building blocks of every U-Net here, from MONAI, by the network's settings."""
+
+from __future__ import annotations
+
+import torch
+from monai.networks.blocks.convolutions import Convolution
+from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetOutBlock, UnetResBlock, UnetUpBlock, get_padding
+from torch import nn
+from torch.nn.utils import parametrize
+
+from panorgan.networks.settings import UNetSettings
+
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_SLOPE = 0.01
+
+
+class Blocks:
+    """Makes the levels of a U-Net; level 0 works on the image as it is, every further one on a coarser grid."""
+
+    def __init__(self, settings: UNetSettings) -> None:
+        self.settings = settings
+        self.depth = len(settings.features)
+        self.norm = _norm(settings)
+        self.dropout = settings.dropout or None
+
+    def encoder(self) -> nn.ModuleList:
+        """All levels but the deepest."""
+        return nn.ModuleList(self._down(level) for level in range(self.depth - 1))
+
+    def bottleneck(self) -> nn.Module:
+        """The deepest level."""
+        return self._down(self.depth - 1)
+
+    def decoder(self, whole: bool = True) -> nn.ModuleList:
+        """The way back up; with `whole=False` the last of its convolutions is left to somebody else."""
+        levels: list[nn.Module] = [self._up(level) for level in reversed(range(self.depth - 1))]
+        if not whole:
+            levels[-1] = _FirstHalf(levels[-1])
+        return nn.ModuleList(levels)
+
+    def last_convolution(self) -> nn.Module:
+        """What `decoder(whole=False)` leaves out: a convolution at full resolution, normalised."""
+        s = self.settings
+        width, kernel = s.features[0], s.level_kernels[0]
+        return Convolution(
+            s.dimensions,
+            width,
+            width,
+            kernel_size=kernel,
+            padding=get_padding(kernel, 1),
+            bias=False,
+            adn_ordering="DNA",  # dropout before normalisation, as in the blocks that it was cut from
+            act=("leakyrelu", {"inplace": True, "negative_slope": _SLOPE}),
+            norm=self.norm,
+            dropout=self.dropout,
+        )
+
+    def output(self, inputs: int, outputs: int) -> nn.Module:
+        """A 1×1 convolution."""
+        return UnetOutBlock(self.settings.dimensions, inputs, outputs)
+
+    def _down(self, level: int) -> nn.Module:
+        s = self.settings
+        block = UnetResBlock if s.residual else UnetBasicBlock
+        inputs = 1 if level == 0 else s.features[level - 1]
+        kernel, stride = s.level_kernels[level], s.level_strides[level]
+        return block(s.dimensions, inputs, s.features[level], kernel, stride, norm_name=self.norm, dropout=self.dropout)
+
+    def _up(self, level: int) -> nn.Module:
+        s = self.settings
+        wider = s.level_strides[level + 1]
+        inputs, outputs, kernel = s.features[level + 1], s.features[level], s.level_kernels[level]
+        return UnetUpBlock(
+            s.dimensions, inputs, outputs, kernel, wider, wider, norm_name=self.norm, dropout=self.dropout
+        )
+
+
+class _FirstHalf(nn.Module):
+    """An up block without its second convolution."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.transp_conv = block.transp_conv
+        inner = block.conv_block
+        self.conv1, self.norm1, self.lrelu = inner.conv1, inner.norm1, inner.lrelu  # type: ignore[union-attr]
+
+    def forward(self, features: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        """Coarse features and the skip connection → features at the skip's resolution."""
+        both = torch.cat((self.transp_conv(features), skip), dim=1)  # type: ignore[operator]
+        out: torch.Tensor = self.lrelu(self.norm1(self.conv1(both)))  # type: ignore[operator]
+        return out
+
+
+def descend(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
+    """Features of every level, the deepest last."""
+    levels = [image]
+    for level in (*encoder, bottleneck):
+        levels.append(level(levels[-1]))
+    return levels[1:]
+
+
+def ascend(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
+    """From the features of every level to those at full resolution."""
+    features, skips = levels[-1], levels[:-1]
+    for level, skip in zip(decoder, reversed(skips), strict=True):
+        features = level(features, skip)
+    return features
+
+
+def finish(network: nn.Module, settings: UNetSettings) -> None:
+    """First weights, and weight standardisation where it is asked for."""
+    network.apply(_initialise)
+    if settings.weight_standardisation:
+        for module in list(network.modules()):
+            # Transposed and output convolutions are followed by no normalisation that would take the scale back out.
+            if isinstance(module, nn.Conv2d | nn.Conv3d) and max(module.kernel_size) > 1:
+                parametrize.register_parametrization(module, "weight", _Standardised())
+
+
+class _Standardised(nn.Module):
+    """Weights with mean 0 and variance 1 over the inputs of each output channel (arXiv:1903.10520)."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """[out, in, *kernel] → the same, standardised."""
+        flat = weight.flatten(1)
+        centred = flat - flat.mean(1, keepdim=True)
+        return (centred / (centred.std(1, keepdim=True) + 1e-5)).view_as(weight)
+
+
+def _norm(settings: UNetSettings) -> tuple[str, dict[str, object]]:
+    if settings.norm == "group":
+        return "group", {"num_groups": settings.groups, "affine": True}
+    return settings.norm, {"affine": True}
+
+
+def _initialise(module: nn.Module) -> None:
+    """Kaiming for the leaky ReLUs inside; zero biases."""
+    if isinstance(module, _CONVOLUTIONS):
+        nn.init.kaiming_normal_(module.weight, a=_SLOPE)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

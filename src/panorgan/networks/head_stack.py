@@ -1,0 +1,112 @@
+"""Many small heads at once: per head three 1×1 convolutions with ReLUs between them, on the same few channels.
+
+Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
+for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
+them back. Here the voxels go through all layers of all heads in blocks that stay in the processor's cache, and the way
+back computes the hidden layers again instead of keeping them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Voxels per block, so that the hidden channels of a handful of heads fit into the second-level cache.
+_BLOCK = {"cpu": 1 << 13, "cuda": 1 << 17}
+
+_PIECES = 128
+
+
+def run_heads(
+    heads: Sequence[nn.Sequential], features: torch.Tensor, outputs: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Chosen outputs (which head, which of its outputs), [B, len(outputs), *S], from features [B, channels, *S].
+
+    Each head is convolution, ReLU, convolution, ReLU, convolution, all 1×1 with a bias.
+    """
+    first, second, third = ([_matrix(head, place) for head in heads] for place in (0, 2, 4))
+    biases = [torch.cat([_bias(head, place) for head in heads]) for place in (0, 2)]
+    biases.append(torch.stack([_bias(heads[head], 4)[output] for head, output in outputs]))
+    # The first layer reads the same channels for every head. After it each has its own: one matrix with a block for
+    # each is a single multiplication, and autograd leaves out what lies between the blocks.
+    last = torch.block_diag(*third).unflatten(0, (len(heads), -1))
+    chosen = torch.stack([last[head, output] for head, output in outputs])
+    matrices = [torch.cat(first), torch.block_diag(*second), chosen]
+    kind = features.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        features, matrices, biases = features.to(dtype), [m.to(dtype) for m in matrices], [b.to(dtype) for b in biases]
+    rows = features.flatten(2).transpose(1, 2).flatten(0, 1)
+    with torch.autocast(kind, enabled=False):
+        out: torch.Tensor = _Stack.apply(rows, *matrices, *biases)
+    return out.view(len(features), *features.shape[2:], len(outputs)).movedim(-1, 1)
+
+
+def _bias(head: nn.Sequential, place: int) -> torch.Tensor:
+    bias: torch.Tensor = head[place].bias  # type: ignore[assignment]
+    return bias
+
+
+def _matrix(head: nn.Sequential, place: int) -> torch.Tensor:
+    weight: torch.Tensor = head[place].weight  # type: ignore[assignment]
+    return weight.flatten(1)
+
+
+class _Stack(torch.autograd.Function):
+    """W₃·relu(W₂·relu(W₁·x + b₁) + b₂) + b₃ for rows x, [M, in] → [M, out], block by block in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
+        """`layers`: W₁, W₂, W₃, b₁, b₂, b₃."""
+        out = rows.new_empty(len(rows), len(layers[2]))
+        for start, stop in _blocks(rows):
+            _, hidden = _hidden(rows[start:stop], layers)
+            out[start:stop] = F.linear(hidden, layers[2], layers[5])
+        ctx.save_for_backward(rows, *layers)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the rows and of all layers; sums over voxels in float32 at least."""
+        rows, *layers = ctx.saved_tensors
+        precise = torch.promote_types(rows.dtype, torch.float32)
+        sums = [torch.zeros_like(layer, dtype=precise) for layer in layers]
+        of_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        for start, stop in _blocks(rows):
+            block = rows[start:stop]
+            first, second = _hidden(block, layers)
+            gradient = gradients[0][start:stop].to(rows.dtype)
+            for place, values in ((2, second), (1, first), (0, block)):
+                sums[place] += _product(gradient, values)
+                sums[3 + place] += gradient.sum(0, dtype=precise)
+                if place:
+                    gradient = (gradient @ layers[place]).mul_(values > 0)
+                elif of_rows is not None:
+                    of_rows[start:stop] = gradient @ layers[0]
+        return of_rows, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
+
+
+def _hidden(rows: torch.Tensor, layers: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both hidden layers of some rows."""
+    first = F.linear(rows, layers[0], layers[3]).relu_()
+    return first, F.linear(first, layers[1], layers[4]).relu_()
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """leftᵀ · right for tall matrices [M, a] and [M, b] → [a, b].
+
+    As one product it is the work of a single multiprocessor, because the result is so small; cut into pieces that are
+    added up afterwards it is that of many.
+    """
+    if left.device.type == "cpu" or len(left) % _PIECES:
+        return left.T @ right
+    return torch.bmm(left.view(_PIECES, -1, left.shape[1]).mT, right.view(_PIECES, -1, right.shape[1])).sum(0)
+
+
+def _blocks(rows: torch.Tensor) -> list[tuple[int, int]]:
+    size = _BLOCK.get(rows.device.type, _BLOCK["cuda"])
+    return [(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]

@@ -1,0 +1,243 @@
+"""Networks with parts that serve a single organ: a head, a task block, a decoder or an encoder for each.
+
+Organs are told apart by *groups*: an organ and its tumour share one part with two outputs, independent of each other
+(one sigmoid each, since a tumour lies inside its organ). A group's name, and so the name of its weights, follows from
+anatomy alone (`heads.liver.…`): sites that know nothing of each other call the same thing the same.
+
+One call gives every organ. Only the parts that are asked for are computed, so only they receive gradients.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.anatomy.catalogue import catalogue
+from panorgan.networks.base import SegmentationNetwork
+from panorgan.networks.blocks import Blocks, ascend, descend, finish
+from panorgan.networks.head_stack import run_heads
+from panorgan.networks.settings import UNetSettings
+
+HEAD_WIDTH = 8
+"""Channels that a multi-head network's heads read, and have inside."""
+OUTPUTS = 2
+"""Of every group: the organ, and its tumour. An output that the vocabulary has no name for is left alone."""
+_NOWHERE = -1e4
+
+
+def group_of(organ: str) -> tuple[str, int]:
+    """The group whose part serves an organ, and which of its outputs that is: 0 the organ, 1 its tumour."""
+    entry = catalogue()[organ]
+    if entry.kind == "tumour" and entry.relation == "inside" and entry.parent is not None:
+        return entry.parent, 1
+    return organ, 0
+
+
+def groups_of(organs: Iterable[str]) -> tuple[str, ...]:
+    """The groups of some organs, sorted."""
+    return tuple(sorted({group_of(organ)[0] for organ in organs}))
+
+
+def group_of_key(key: str) -> str | None:
+    """The group that a weight serves by its key in the state dict; None for a weight that serves all organs."""
+    module, _, rest = key.partition(".")
+    return rest.partition(".")[0] if module in _NETWORKS_BY_MODULE else None
+
+
+class OrganNetwork(SegmentationNetwork):
+    """Base of the networks with parts of single organs, which lie in one `nn.ModuleDict` by group.
+
+    `known` are the organs that have a part. Others of the vocabulary are nowhere: nobody teaches them yet.
+    """
+
+    module: ClassVar[str]
+    """Name of the `nn.ModuleDict`, a plural: `heads` holds the parts `head:liver`, `head:spleen`…"""
+
+    def __init__(self, vocabulary: Vocabulary, settings: UNetSettings, known: Collection[str]) -> None:
+        super().__init__(vocabulary, "independent")
+        self.settings, self.divisor = settings, settings.divisor
+        self.groups = groups_of(organ for organ in vocabulary if organ in known)
+        blocks = Blocks(settings)
+        self._build_shared(blocks)
+        setattr(self, self.module, nn.ModuleDict({group: self._build_part(blocks) for group in self.groups}))
+        finish(self, settings)
+
+    @abstractmethod
+    def _build_shared(self, blocks: Blocks) -> None:
+        """Make what serves all organs."""
+
+    @abstractmethod
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        """Make what serves one group."""
+
+    @abstractmethod
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """What is computed once for all groups from images [B, 1, *S]."""
+
+    def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
+        """Logits [B, len(chosen), *S] from what is shared; `chosen` names groups and which of their outputs."""
+        parts = {group: self._outputs_of(self._part(group), shared) for group in sorted({group for group, _ in chosen})}
+        return torch.stack([parts[group][:, output] for group, output in chosen], dim=1)
+
+    @abstractmethod
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """Logits [B, 2, *S] of one group's part from what is shared."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[B, 1, *S] → logits [B, organs, *S]."""
+        return self._logits(image, tuple(self.vocabulary))
+
+    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
+        """Logits of just these organs (in vocabulary order), and the vocabulary that names the channels."""
+        wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
+        return self._logits(image, wanted.organs), wanted
+
+    def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
+        wanted = [group_of(organ) for organ in organs]
+        places = [place for place, (group, _) in enumerate(wanted) if group in self.groups]
+        if not places:
+            return image.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
+        logits = self.outputs([wanted[place] for place in places], self.shared(image))
+        if len(places) == len(organs):
+            return logits
+        whole = logits.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
+        return whole.index_copy(1, torch.tensor(places, device=image.device), logits)
+
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """Keys by part; what serves one group is a part of its own, `head:liver`."""
+        parts: dict[str, tuple[str, ...]] = {}
+        for part, keys in super().parts().items():
+            if part != self.module:
+                parts[part] = keys
+                continue
+            for group in self.groups:
+                own = tuple(key for key in keys if group_of_key(key) == group)
+                parts[f"{self.module.removesuffix('s')}:{group}"] = own
+        return parts
+
+    def _part(self, group: str) -> nn.Module:
+        parts: nn.ModuleDict = getattr(self, self.module)
+        return parts[group]
+
+
+class MultiHead(OrganNetwork):
+    """FLKD's network: a whole U-Net for all, 1×1 to 8 channels, then a head of 162 parameters per group."""
+
+    module = "heads"
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        self.encoder, self.bottleneck, self.decoder = blocks.encoder(), blocks.bottleneck(), blocks.decoder()
+        self.embedding = blocks.output(blocks.settings.features[0], HEAD_WIDTH)
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        convolution = nn.Conv3d if blocks.settings.dimensions == 3 else nn.Conv2d
+        return nn.Sequential(
+            convolution(HEAD_WIDTH, HEAD_WIDTH, 1),
+            nn.ReLU(inplace=True),
+            convolution(HEAD_WIDTH, HEAD_WIDTH, 1),
+            nn.ReLU(inplace=True),
+            convolution(HEAD_WIDTH, OUTPUTS, 1),
+        )
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The eight channels that every head reads."""
+        return [self.embedding(ascend(self.decoder, descend(self.encoder, self.bottleneck, image)))]
+
+    def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
+        """All of them at once."""
+        groups = sorted({group for group, _ in chosen})
+        places = [(groups.index(group), output) for group, output in chosen]
+        return run_heads([self._part(group) for group in groups], shared[0], places)  # type: ignore[misc]
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """Three 1×1 convolutions, as they are written."""
+        logits: torch.Tensor = part(shared[0])
+        return logits
+
+
+class TaskBlocks(OrganNetwork):
+    """SegViz's network: a U-Net whose last two convolutions are a task block per group.
+
+    The first of them is normalised; that normalisation goes with it. All others belong to the representation.
+    """
+
+    module = "task_blocks"
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        self.encoder, self.bottleneck = blocks.encoder(), blocks.bottleneck()
+        self.decoder = blocks.decoder(whole=False)
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        return nn.Sequential(blocks.last_convolution(), blocks.output(blocks.settings.features[0], OUTPUTS))
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The representation."""
+        return [ascend(self.decoder, descend(self.encoder, self.bottleneck, image))]
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """The last two convolutions."""
+        logits: torch.Tensor = part(shared[0])
+        return logits
+
+
+class MultiDecoder(OrganNetwork):
+    """One encoder for all, a decoder with its own output per group."""
+
+    module = "decoders"
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        self.encoder, self.bottleneck = blocks.encoder(), blocks.bottleneck()
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        output = blocks.output(blocks.settings.features[0], OUTPUTS)
+        return nn.ModuleDict({"up": blocks.decoder(), "output": output})
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features of every level."""
+        return descend(self.encoder, self.bottleneck, image)
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """A decoder of its own."""
+        logits: torch.Tensor = part["output"](ascend(part["up"], shared))  # type: ignore[index]
+        return logits
+
+
+class MultiEncoder(OrganNetwork):
+    """One encoder per group; the decoder and its two outputs (organ, tumour) are shared.
+
+    Every group takes a pass of its own through the decoder: this is the costly one of the four.
+    """
+
+    module = "encoders"
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        self.decoder = blocks.decoder()
+        self.head = blocks.output(blocks.settings.features[0], OUTPUTS)
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        return nn.ModuleDict({"down": blocks.encoder(), "bottleneck": blocks.bottleneck()})
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """Nothing but the image itself."""
+        return [image]
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """Its own way down, the common way up."""
+        levels = descend(part["down"], part["bottleneck"], shared[0])  # type: ignore[index]
+        logits: torch.Tensor = self.head(ascend(self.decoder, levels))
+        return logits
+
+
+_NETWORKS_BY_MODULE: dict[str, type[OrganNetwork]] = {
+    network.module: network for network in (MultiHead, TaskBlocks, MultiDecoder, MultiEncoder)
+}
+
+
+def organ_network(vocabulary: Vocabulary, settings: UNetSettings, known: Collection[str] | None = None) -> OrganNetwork:
+    """The network that `settings.organs` names, with parts for the `known` organs (all, if left out)."""
+    return _NETWORKS_BY_MODULE[settings.organs](vocabulary, settings, tuple(vocabulary) if known is None else known)

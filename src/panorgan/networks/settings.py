@@ -1,0 +1,90 @@
+"""The experiment's `network` section: the shape of the U-Net, and how it tells organs apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from panorgan.cases.labels import Convention
+from panorgan.settings import Settings
+
+OrganParts = Literal["channels", "heads", "task_blocks", "decoders", "encoders"]
+
+
+class UNetSettings(Settings):
+    """Shape of the U-Net."""
+
+    dimensions: Literal[2, 3] = 3
+    features: tuple[PositiveInt, ...] = Field(
+        (32, 64, 128, 256, 320), min_length=2, description="channels per level, top to bottom"
+    )
+    organs: OrganParts = Field(
+        "channels",
+        description="how organs are told apart: channels of one output, or a head, task block, decoder or encoder of "
+        "its own for each; some methods choose this themselves",
+    )
+    norm: Literal["instance", "batch", "group"] = "instance"
+    groups: PositiveInt = Field(8, description="groups of channels that norm: group averages over")
+    weight_standardisation: bool = Field(
+        False, description="convolutions use their weights with mean 0 and variance 1 per output channel"
+    )
+    residual: bool = Field(False, description="residual blocks in the encoder")
+    convention: Convention = Field(
+        "exclusive",
+        description="softmax over background + organs, or one sigmoid per organ; parts of single organs are always "
+        "independent",
+    )
+    dropout: float = Field(0.0, ge=0, lt=1)
+    strides: tuple[tuple[Literal[1, 2], ...], ...] | None = Field(
+        None, description="per level, 2 for each axis halved on the way there; null halves every axis every time"
+    )
+
+    @model_validator(mode="after")
+    def _strides_fit(self) -> UNetSettings:
+        if self.strides is None:
+            return self
+        if len(self.strides) != len(self.features):
+            raise ValueError(
+                f"strides has {len(self.strides)} levels and features {len(self.features)}: give one entry per level"
+            )
+        if any(len(level) != self.dimensions for level in self.strides):
+            raise ValueError(f"every entry of strides needs {self.dimensions} numbers, one per axis of the network")
+        if set(self.strides[0]) != {1}:
+            raise ValueError("the first entry of strides must be all 1: the first level works on the image as it is")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> UNetSettings:
+        if self.norm == "group" and any(n % self.groups for n in self.features):
+            raise ValueError(f"group normalisation needs features that are multiples of {self.groups} (network.groups)")
+        return self
+
+    @property
+    def level_strides(self) -> tuple[tuple[int, ...], ...]:
+        """Stride per level and axis."""
+        if self.strides is not None:
+            return self.strides
+        return ((1,) * self.dimensions, *((2,) * self.dimensions for _ in self.features[1:]))
+
+    @property
+    def level_kernels(self) -> tuple[tuple[int, ...], ...]:
+        """Kernel size per level and axis: 3, but 1 along an axis that is still too coarse to be mixed.
+
+        That is an axis never halved so far which the next level leaves alone while it halves another one: its voxels
+        are longer than the others there, as in thick slices. Once the others have caught up, kernels see all axes.
+        """
+        strides = self.level_strides
+
+        def kernel(level: int, axis: int) -> int:
+            following = strides[level + 1] if level + 1 < len(strides) else None
+            untouched = all(stride[axis] == 1 for stride in strides[: level + 2])
+            return 1 if following and untouched and 2 in following else 3
+
+        return tuple(tuple(kernel(level, axis) for axis in range(self.dimensions)) for level in range(len(strides)))
+
+    @property
+    def divisor(self) -> tuple[int, ...]:
+        """Sizes along each axis must be a multiple of this."""
+        return tuple(math.prod(along) for along in zip(*self.level_strides, strict=True))

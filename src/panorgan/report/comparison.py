@@ -1,0 +1,56 @@
+"""Put finished runs of several methods side by side: comparison.md, .csv, .json and a self-contained .html."""
+
+from __future__ import annotations
+
+import json
+
+from panorgan.anatomy import catalogue
+from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION
+from panorgan.federation.files import write_atomically
+from panorgan.report import comparison_figures as figures
+from panorgan.report import comparison_tables as tables
+from panorgan.report.comparison_results import ComparisonFiles, Results
+from panorgan.report.method_words import describe_method
+from panorgan.report.tables import FILTERS, heat_scale
+from panorgan.report.templates import fill_in
+
+
+def write_comparison(results: Results) -> ComparisonFiles:
+    """Write all files of a comparison into its folder."""
+    files = ComparisonFiles(results.plan.folder)
+    write_atomically(files.markdown, tables.markdown(results))
+    write_atomically(files.scores, tables.scores_csv(results.comparison))
+    write_atomically(files.costs, tables.costs_csv(results))
+    write_atomically(files.page, render(results))
+    write_atomically(files.data, json.dumps(tables.as_json(results), indent=1, allow_nan=False))
+    return files
+
+
+def render(results: Results) -> str:
+    """The page as text."""
+    plan, comparison = results.plan, results.comparison
+    styles = figures.looks(plan.labels, plan.reference)
+    runs = [(label, record) for label, records in results.records.items() for record in records]
+    return fill_in(
+        "comparison.html.j2",
+        {**FILTERS, **tables.FILTERS},
+        results=results,
+        plan=plan,
+        comparison=comparison,
+        styles=styles,
+        words={entry.label: describe_method(entry.method) for entry in plan.entries},
+        first=runs[0][1],
+        runs=runs,
+        heat_scale=heat_scale(),
+        all_organs=ALL_ORGANS,
+        summary_places=tables.summary_places(comparison),
+        table_places=tables.table_places(comparison),
+        federation=FEDERATION,
+        external=EXTERNAL,
+        how=tables.how(results),
+        colours={organ: catalogue()[organ].colour for organ in comparison.organs},
+        curve=figures.mean_curve(results.records, styles),
+        organ_curves=figures.organ_curves(results.records, styles, comparison.organs),
+        boxes={o: figures.case_boxes(results.scores, styles, o) for o in comparison.organs},
+        created=max(record.manifest["created"] for _, record in runs).replace("T", " ", 1).replace("+0000", " UTC"),
+    )

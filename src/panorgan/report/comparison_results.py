@@ -1,0 +1,174 @@
+"""What a comparison found out: all finished runs read, tested against the reference, measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from panorgan.errors import RunError
+from panorgan.evaluation.comparison import Comparison, Score, compare_scores, read_scores
+from panorgan.evaluation.forgetting import Forgetting, forgetting
+from panorgan.report.record import RunRecord, read_record
+from panorgan.runs.compare import Failure, Plan
+from panorgan.runs.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
+from panorgan.runs.scoring import read_metrics
+
+
+@dataclass(frozen=True)
+class MethodForgetting:
+    """Mean Dice of the sites' models before they are averaged, and of the global model, over `seeds` seeds.
+
+    `owned`: on organs that the site labels; `others`: on those that it does not.
+    """
+
+    local_owned: float
+    local_others: float
+    global_owned: float
+    global_others: float
+    seeds: int
+
+    @classmethod
+    def of(cls, told: Sequence[Forgetting]) -> MethodForgetting:
+        """Means over seeds."""
+        averaged = [one.averaged for one in told if one.averaged is not None]
+        return cls(
+            _mean([one.on_owned for one in told]),
+            _mean([one.on_others for one in told]),
+            _mean([one.on_owned for one in averaged]),
+            _mean([one.on_others for one in averaged]),
+            len(told),
+        )
+
+
+@dataclass(frozen=True)
+class ComparisonFiles:
+    """Where a comparison's own files lie."""
+
+    folder: Path
+
+    @property
+    def markdown(self) -> Path:
+        """Tables for a paper's appendix or an issue."""
+        return self.folder / "comparison.md"
+
+    @property
+    def scores(self) -> Path:
+        """Every figure, one per line."""
+        return self.folder / "comparison.csv"
+
+    @property
+    def costs(self) -> Path:
+        """What each method costs, one per line."""
+        return self.folder / "comparison_costs.csv"
+
+    @property
+    def page(self) -> Path:
+        """The page to look at."""
+        return self.folder / "comparison.html"
+
+    @property
+    def data(self) -> Path:
+        """All of it for programs."""
+        return self.folder / "comparison.json"
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return (self.page, self.markdown, self.scores, self.costs, self.data)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a comparison tells.
+
+    `records` and `scores` by method, seeds in order. `patients_known` is false when the data was not there to say which
+    cases are of one patient; every case then counts as a patient of its own. `labelled` are the pairs of a site and an
+    organ that it labels itself.
+    """
+
+    plan: Plan
+    records: Mapping[str, tuple[RunRecord, ...]]
+    scores: Mapping[str, tuple[Score, ...]]
+    comparison: Comparison
+    costs: Mapping[str, Cost]
+    inference: InferenceTimes | None
+    forgetting: Mapping[str, MethodForgetting]
+    failures: Mapping[str, str]
+    patients_known: bool
+    labelled: frozenset[tuple[str, str]]
+
+    def labelled_here(self, site: str, organ: str) -> bool:
+        """Whether a site labels an organ itself."""
+        return (site, organ) in self.labelled
+
+    @property
+    def missing(self) -> list[str]:
+        """Runs that are not there, each with the reason if it failed just now."""
+        titles = [run.title for run in self.plan.missing]
+        return [f"{title}: {self.failures[title]}" if title in self.failures else title for title in titles]
+
+
+def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | None = None) -> Results:
+    """Read all finished runs of a comparison, test and measure."""
+    if not plan.finished:
+        raise RunError(
+            "Not one run of this comparison is finished.",
+            where=str(plan.folder),
+            why="; ".join(f"{failure.run.title}: {failure.error.what}" for failure in failures),
+            fix="Run the comparison (again, without --report-only).",
+        )
+    found = [(run, read_record(run.folder.path)) for run in plan.finished]
+    patients = patients_of(plan, cache)
+    scores: dict[str, list[Score]] = {label: [] for label in plan.labels}
+
+    def labelled(site: str, organ: str) -> bool:
+        # A method that trains on withheld labels says that every site labels everything; the others know better.
+        return all(record.labelled_itself(site, organ) for _, record in found)
+
+    for run, record in found:
+        scores[run.entry.label] += read_scores(record.rows, run.seed, labelled, patients or {})
+    scored = {score.organ for some in scores.values() for score in some}
+    organs = [organ for organ in dict.fromkeys(o for _, r in found for o in r.organs) if organ in scored]
+    records = {label: tuple(r for run, r in found if run.entry.label == label) for label in plan.labels}
+    return Results(
+        plan=plan,
+        records=records,
+        scores={label: tuple(some) for label, some in scores.items()},
+        comparison=compare_scores(scores, plan.reference, organs),
+        costs=measure_costs(plan),
+        inference=time_inference(plan, _known_times(ComparisonFiles(plan.folder).data), cache),
+        forgetting=_forgetting(records),
+        failures={failure.run.title: failure.error.what for failure in failures},
+        patients_known=patients is not None,
+        labelled=frozenset((s.site, s.organ) for some in scores.values() for s in some if s.labelled),
+    )
+
+
+def _known_times(path: Path) -> InferenceTimes | None:
+    """What an earlier comparison in this folder measured."""
+    try:
+        return InferenceTimes(**json.loads(path.read_text(encoding="utf-8"))["inference"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _forgetting(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, MethodForgetting]:
+    """Per method, means over the seeds whose local models were scored."""
+    found = {}
+    for label, runs in records.items():
+        told = [_of_local_models(run) for run in runs if run.folder.local_models.is_file()]
+        if told:
+            found[label] = MethodForgetting.of(told)
+    return found
+
+
+def _of_local_models(record: RunRecord) -> Forgetting:
+    owned = {site.name: site.labelled for site in record.training_sites}
+    return forgetting(read_metrics(record.folder.local_models), owned)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,331 @@
+"""The tables of a comparison as words, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import panorgan
+from panorgan.evaluation.comparison import (
+    ALL_ORGANS,
+    EXTERNAL,
+    FEDERATION,
+    LABELLED,
+    NOT_LABELLED,
+    Comparison,
+    Figure,
+    Place,
+)
+from panorgan.report.comparison_results import Results
+from panorgan.report.record import title
+from panorgan.report.tables import NOTHING, heat_colour, number, size
+
+PLACE_WORDS = {
+    FEDERATION: "federation",
+    LABELLED: "labelled here",
+    NOT_LABELLED: "not labelled here",
+    EXTERNAL: "external sites",
+}
+HOW = (
+    "Mean over seeds of the mean Dice over test cases ± standard deviation over seeds. In brackets the 95 % bootstrap "
+    "interval: patients are drawn, each with all of its cases and seeds. Every seed draws its own split into training "
+    "and test patients. A missed organ counts as 0.",
+    "p: two-sided paired Wilcoxon signed-rank test against {reference}, over patients, each with the mean over its "
+    "cases and seeds; corrected by Holm's method over all methods × organs of a table (× sites, where a table has "
+    "single sites), and for all organs together over the methods. No p below six patients. ▲ better, ▼ worse than "
+    "{reference}, corrected p < 0.05.",
+    "p tells whether the difference between these very models would hold for other patients. How much training again "
+    "would change is told by the spread over seeds: where it is as large as a difference, a small p proves little.",
+    "Labelled here: test cases of sites that label the organ themselves; not labelled here: of sites of the federation "
+    "that never did.",
+)
+"""How the figures were made, for the foot of a table."""
+
+
+def place_words(place: Place) -> str:
+    """What a place is called in a table."""
+    return PLACE_WORDS.get(place, place.site)
+
+
+def heading(comparison: Comparison, place: Place) -> str:
+    """The same, to stand at the head of a row or a table."""
+    if place.kind != "site":
+        return place_words(place).capitalize()
+    return f"{place.site} (external)" if place.site in comparison.external_sites else place.site
+
+
+def summary_places(comparison: Comparison) -> list[Place]:
+    """The columns of the summary: over several sites, as far as something was scored there."""
+    wanted = (FEDERATION, LABELLED, NOT_LABELLED, EXTERNAL)
+    return [p for p in wanted if any(comparison.figure(m, ALL_ORGANS, p) for m in comparison.methods)]
+
+
+def table_places(comparison: Comparison) -> list[Place]:
+    """Single sites, then all of the federation, then all external ones if there are several."""
+    several = sum(place.site in comparison.external_sites for place in comparison.places) > 1
+    return [
+        place for place in comparison.places if place.kind in ("site", "federation") or (place == EXTERNAL and several)
+    ]
+
+
+def over_seeds(figure: Figure | None, digits: int = 3) -> str:
+    """``0.874 ± 0.010``; without spread when there is only one seed."""
+    if figure is None:
+        return NOTHING
+    spread = "" if math.isnan(figure.sd) else f" ± {figure.sd:.{digits}f}"
+    return f"{figure.mean:.{digits}f}{spread}"
+
+
+def bracket(figure: Figure | None, digits: int = 2) -> str:
+    """``[0.81, 0.92]``; nothing where one patient was all there was to draw from."""
+    if figure is None or figure.low == figure.high:
+        return ""
+    return f"[{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
+
+
+def p_value(figure: Figure | None) -> str:
+    """``p = 0.031`` after correction; empty where nothing was tested."""
+    if figure is None or math.isnan(figure.p_holm):
+        return ""
+    return "p < 0.001" if figure.p_holm < 0.001 else f"p = {figure.p_holm:.3f}"
+
+
+def mark(figure: Figure | None) -> str:
+    """▲ or ▼ where the method is better or worse than the reference, beyond chance."""
+    if figure is None or not figure.differs:
+        return ""
+    return "▲" if figure.difference > 0 else "▼"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """``+0.021``, with a real minus sign."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """``38 ms``, ``1.24 s``."""
+    if seconds is None or math.isnan(seconds):
+        return NOTHING
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def ratio(value: float | None) -> str:
+    """``1.38 ×``."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.2f} ×"
+
+
+def figure_colour(figure: Figure | None) -> str:
+    """Background of a cell."""
+    return heat_colour(figure.mean) if figure else "transparent"
+
+
+def spoken(figure: Figure | None, method: str, organ: str, place: Place) -> str:
+    """A cell in words."""
+    what = f"{title(organ) if organ else 'All organs'}, {place_words(place)}, {method}"
+    if figure is None:
+        return f"{what}: not scored"
+    said = [f"mean Dice {over_seeds(figure)}", f"{figure.cases} cases, {figure.seeds} seeds"]
+    if not math.isnan(figure.difference):
+        said.append(f"{signed(figure.difference)} against the reference over {figure.pairs} patients")
+    if not math.isnan(figure.p):
+        said.append(f"p = {figure.p:.4f} before and {figure.p_holm:.4f} after correction")
+    if figure.missed:
+        said.append(f"{figure.missed} missed")
+    return f"{what}: " + "; ".join(said)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "over_seeds": over_seeds,
+    "bracket": bracket,
+    "p_value": p_value,
+    "mark": mark,
+    "signed": signed,
+    "milliseconds": milliseconds,
+    "ratio": ratio,
+    "figure_colour": figure_colour,
+    "place_words": place_words,
+    "heading": heading,
+    "spoken": spoken,
+}
+"""What the template may call."""
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------
+
+
+def markdown(results: Results) -> str:
+    """All tables as Markdown."""
+    plan, comparison = results.plan, results.comparison
+    seeds = ", ".join(str(seed) for seed in plan.seeds)
+    parts = [f"# {_plain(plan.name)}: {len(plan.labels)} methods compared", ""]
+    parts += [f"Seeds {seeds}. Reference: {_plain(plan.reference)}. Dice on test cases.", ""]
+    if results.missing:
+        parts += ["**Not finished:**", "", *(f"- {_plain(text)}" for text in results.missing), ""]
+    parts += ["## Summary", "", *_summary_lines(results), ""]
+    for place in sorted(table_places(comparison), key=lambda place: place.kind == "site"):  # single sites last
+        parts += [f"## {_plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
+    parts += ["## Cost", "", *_cost_lines(results), ""]
+    if results.forgetting:
+        parts += ["## What sites forget", "", *_forgetting_lines(results), ""]
+    parts += ["## How it was computed", "", *(f"- {_plain(line)}" for line in how(results))]
+    return "\n".join(parts) + "\n"
+
+
+def how(results: Results) -> list[str]:
+    """How the figures were made, with what was different this time."""
+    lines = [line.format(reference=results.plan.reference) for line in HOW]
+    if not results.patients_known:
+        lines.append("The data could not be read to say which cases are of one patient: each counts as its own.")
+    return lines
+
+
+def _summary_lines(results: Results) -> list[str]:
+    comparison = results.comparison
+    places = summary_places(comparison)
+    reference = _plain(comparison.reference)
+    header = ["method", *(place_words(p) for p in places), f"against {reference}", "p (Holm)", "seeds"]
+    rows = []
+    for method in comparison.methods:
+        whole = comparison.figure(method)
+        cells = [_cell(comparison.figure(method, ALL_ORGANS, place)) for place in places]
+        difference = "reference" if method == comparison.reference else signed(whole.difference if whole else None)
+        p = p_value(whole).removeprefix("p ").removeprefix("= ") or NOTHING
+        rows.append([_plain(method), *cells, difference, p, str(whole.seeds if whole else 0)])
+    return _table(header, rows)
+
+
+def _place_lines(comparison: Comparison, place: Place) -> list[str]:
+    rows = []
+    for organ in (*comparison.organs, ALL_ORGANS):
+        figures = [comparison.figure(method, organ, place) for method in comparison.methods]
+        if any(figures):
+            texts = [" ".join(filter(None, (_cell(f), mark(f), p_value(f)))) for f in figures]
+            rows.append([title(organ) if organ else "**All organs**", *texts])
+    return _table(["organ", *(_plain(m) for m in comparison.methods)], rows)
+
+
+def _cell(figure: Figure | None) -> str:
+    return " ".join(filter(None, (over_seeds(figure), bracket(figure))))
+
+
+def _cost_lines(results: Results) -> list[str]:
+    header = ["method", "steps", "step time", "relative", "per round", "parameters", "inference"]
+    rows = []
+    for method, cost in results.costs.items():
+        seconds = results.inference.seconds.get(method) if results.inference else None
+        rows.append(
+            [
+                _plain(method),
+                f"{cost.steps:,.0f}",
+                milliseconds(cost.step_seconds),
+                ratio(cost.step_ratio),
+                NOTHING if math.isnan(cost.bytes_per_round) else size(cost.bytes_per_round),
+                NOTHING if cost.parameters is None else f"{cost.parameters:,}",
+                milliseconds(seconds),
+            ]
+        )
+    return _table(header, rows)
+
+
+def _forgetting_lines(results: Results) -> list[str]:
+    header = ["method", "local, own organs", "local, others", "global, own organs", "global, others", "seeds"]
+    rows = [
+        [_plain(method), *(number(v, 3) for v in list(asdict(told).values())[:4]), str(told.seeds)]
+        for method, told in results.forgetting.items()
+    ]
+    return _table(header, rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", *(["---:"] * (len(header) - 1))]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
+
+
+def _plain(text: str) -> str:
+    """Names must not become markup."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text.replace("\n", " "))
+
+
+# -- for programs ------------------------------------------------------------------------------------------
+
+
+def scores_csv(comparison: Comparison) -> str:
+    """One line per method, organ (`all` for all together) and place; floats in full precision."""
+    return _csv(
+        {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
+        for (method, organ, place), figure in comparison.figures.items()
+    )
+
+
+def costs_csv(results: Results) -> str:
+    """One line per method."""
+    seconds = results.inference.seconds if results.inference else {}
+    return _csv(
+        {"method": method, **asdict(cost), "inference_seconds": seconds.get(method, "")}
+        for method, cost in results.costs.items()
+    )
+
+
+def _csv(rows: Iterable[dict[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    listed = list(rows)
+    writer = csv.DictWriter(text, list(listed[0]) if listed else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: "" if _undefined(v) else v for k, v in row.items()} for row in listed)
+    return text.getvalue()
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """All of it; what is not defined is null."""
+    plan, comparison = results.plan, results.comparison
+    content: dict[str, Any] = {
+        "format": 1,
+        "panorgan": panorgan.__version__,
+        "name": plan.name,
+        "reference": plan.reference,
+        "seeds": list(plan.seeds),
+        "methods": {e.label: {"method": e.method, "settings": dict(e.settings)} for e in plan.entries},
+        "runs": [
+            {
+                "method": label,
+                "seed": record.manifest["experiment"]["seed"],
+                "run": record.manifest["run"],
+                "fingerprint": record.manifest["fingerprint"],
+                "test_fingerprint": record.manifest.get("test_fingerprint"),
+                "hardware": record.manifest["hardware"],
+            }
+            for label, records in results.records.items()
+            for record in records
+        ],
+        "missing": results.missing,
+        "patients_known": results.patients_known,
+        "figures": [
+            {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
+            for (method, organ, place), figure in comparison.figures.items()
+        ],
+        "costs": {method: asdict(cost) for method, cost in results.costs.items()},
+        "inference": results.inference.as_json() if results.inference else None,
+        "forgetting": {method: asdict(told) for method, told in results.forgetting.items()},
+        "how": how(results),
+    }
+    defined: dict[str, Any] = _defined(content)
+    return defined
+
+
+def _defined(content: Any) -> Any:
+    """The same with None for what is not a number, which JSON does not know."""
+    if isinstance(content, dict):
+        return {key: _defined(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_defined(value) for value in content]
+    return None if _undefined(content) else content
+
+
+def _undefined(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,61 @@
+"""What each site forgets: the sites' models of the last round before they were averaged, and the averaged one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
+from panorgan.report.record import RunRecord, title
+from panorgan.report.tables import HeatCell, heat_colour, number
+from panorgan.runs.scoring import read_metrics
+
+
+@dataclass(frozen=True)
+class ForgettingRow:
+    """One model: a cell per organ, and the means over the organs that its site labels and does not label."""
+
+    name: str
+    words: str
+    cells: tuple[HeatCell, ...]
+    on_owned: HeatCell
+    on_others: HeatCell
+
+
+@dataclass(frozen=True)
+class ForgettingTable:
+    """The sites' models by name, then the averaged one. `scores` hold the means that a sentence tells."""
+
+    organs: tuple[str, ...]
+    local: tuple[ForgettingRow, ...]
+    averaged: ForgettingRow | None
+    scores: Forgetting
+
+
+def forgetting_table(record: RunRecord) -> ForgettingTable | None:
+    """The table of a run; None where no local models were kept."""
+    if not record.folder.local_models.is_file():
+        return None
+    owned = {site.name: site.labelled for site in record.training_sites}
+    scores = forgetting(read_metrics(record.folder.local_models), owned)
+    found = {organ for model in scores.local.values() for organ in model.organs}
+    organs = tuple(organ for organ in record.organs if organ in found)
+
+    def row(name: str, words: str, model: ModelScores, own: frozenset[str]) -> ForgettingRow:
+        cells = (_cell(name, title(o), model.organs.get(o, math.nan), o in own) for o in organs)
+        on_owned = _cell(name, "organs it labels", model.on_owned)
+        return ForgettingRow(name, words, tuple(cells), on_owned, _cell(name, "other organs", model.on_others))
+
+    local = tuple(
+        row(site, "labels " + ", ".join(title(o) for o in organs if o in owned[site]), model, owned[site])
+        for site, model in scores.local.items()
+    )
+    averaged = row("Global model", "after averaging", scores.averaged, frozenset()) if scores.averaged else None
+    return ForgettingTable(organs, local, averaged, scores)
+
+
+def _cell(model: str, words: str, dice: float, own: bool = False) -> HeatCell:
+    spoken = f"{model}, {words}: " + ("not scored" if math.isnan(dice) else f"mean Dice {number(dice)}")
+    if own:
+        spoken += ", labelled by this site"
+    return HeatCell(f"model {model}", number(dice), heat_colour(dice), own, spoken)

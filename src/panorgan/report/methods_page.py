@@ -1,0 +1,187 @@
+"""docs/methods.md, written from the registry: an overview, and a section for every method."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from panorgan.federation.egress import COMMON_NUMBERS
+from panorgan.methods.base import MethodConfig
+from panorgan.methods.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
+from panorgan.methods.payloads import MADE_UP, Sending
+from panorgan.methods.registry import methods
+
+COMMAND = "panorgan methods --markdown > docs/methods.md"
+NETWORKS = {
+    "any": "yours (`network.organs`)",
+    "own": "its own",
+    "channels": "one output for all organs",
+    "heads": "a head per organ",
+    "task_blocks": "a task block per organ",
+    "decoders": "a decoder per organ",
+    "encoders": "an encoder per organ",
+}
+_NUMBERS = {"loss": "mean loss of the round", "loss/*": "parts of that loss"}
+
+
+def methods_page() -> str:
+    """The whole page, for the methods that come with panorgan."""
+    described = [describe(m) for m in methods().values() if m.__module__.startswith("panorgan.")]
+    sites = "; ".join(f"{site}: {', '.join(organs)}" for site, organs in MADE_UP.items())
+    lines = [
+        "# Methods",
+        "",
+        f"<!-- Generated: {COMMAND} -->",
+        "",
+        *_paragraph(
+            "Every method that comes with panorgan, from its own file: what it is, which equations of its paper are "
+            "computed where, its settings with the published values, and what leaves a site. An experiment file "
+            "chooses one under `method`. `panorgan methods NAME` says the same in a terminal."
+        ),
+        "",
+        *_table(
+            ("method", "what it is", "network", "stages besides training", "sent per round", "pooled data"),
+            (_overview(description) for description in described),
+        ),
+        "",
+        *_paragraph(
+            "*Network*: how organs are told apart. An organ and its tumour are a group and share a part. "
+            "*Sent per round*: the size of what leaves a site, where FedAvg's is 1. Measured with default settings and "
+            f"the default network on a made-up federation of three sites ({sites}); the mean over the sites. "
+            "*Pooled data*: all cases lie in one place, so nothing is sent. For benchmarks; no hospital may."
+        ),
+        "",
+        "## What every method has",
+        "",
+        *_field_table(fields_of(MethodConfig)),
+        "",
+        "A section names those of them that a method gives another default or that its paper fixes.",
+        "",
+        "**Leaves a site, whatever the method**: numbers, when it joins and when it scores the model.",
+        "",
+        *(f"- `{name}`: {what}" for name, what in COMMON_NUMBERS.items()),
+        "",
+        "A site's own `local/egress.yaml` decides what may leave; see [deploy.md](deploy.md).",
+    ]
+    for description in described:
+        lines += ["", *_section(description)]
+    return "\n".join(lines) + "\n"
+
+
+def method_section(description: MethodDescription) -> str:
+    """The part of the page that is about one method."""
+    return "\n".join(_section(description)) + "\n"
+
+
+def number_words(pattern: str) -> str:
+    """What a number in a site's updates is."""
+    return _NUMBERS.get(pattern) or COMMON_NUMBERS.get(pattern) or "reported by the method"
+
+
+def stages_in_words(description: MethodDescription) -> str:
+    """Stages besides training; those that a setting brings are marked."""
+    extra = [stage for stage in description.stages if stage != TRAIN]
+    return ", ".join([*extra, *(f"{stage} (optional)" for stage in description.optional_stages)])
+
+
+def sent_in_figures(description: MethodDescription) -> str:
+    """How much leaves a site, relative to FedAvg: per round of training, and what other stages add."""
+    main = [sending for sending in description.sent if sending.stage == TRAIN]
+    others = [sending for sending in description.sent if sending.stage != TRAIN and sending.size]
+    told = [_figure(sending) for sending in main] + [f"+ {_figure(sending)} in {sending.stage}" for sending in others]
+    return " ".join(told)
+
+
+def size_words(sending: Sending) -> str:
+    """Its size relative to FedAvg's round, short."""
+    return "0" if not sending.size else "< 0.01" if sending.relative < 0.01 else f"{sending.relative:.2f}"
+
+
+def paper_link(paper: str) -> str:
+    """Text with arXiv numbers as links."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
+
+
+def _figure(sending: Sending) -> str:
+    when = "" if sending.rounds == "every round" else " once" if _is_one_round(sending) else f" {sending.rounds}"
+    return f"{size_words(sending)}{when}"
+
+
+def _is_one_round(sending: Sending) -> bool:
+    return sending.rounds in ("once", "last round", "first round")
+
+
+def _overview(description: MethodDescription) -> Sequence[str]:
+    anchor = re.sub(r"[^\w\- ]", "", _heading(description).lower()).replace(" ", "-")
+    return (
+        f"[`{description.name}`](#{anchor})",
+        description.summary,
+        NETWORKS[description.network],
+        stages_in_words(description),
+        sent_in_figures(description),
+        "yes" if description.pooled else "",
+    )
+
+
+def _heading(description: MethodDescription) -> str:
+    return f"{description.title} (`{description.name}`)"
+
+
+def _section(description: MethodDescription) -> list[str]:
+    lines = [f"## {_heading(description)}", "", body(description), ""]
+    if description.paper:
+        lines += [f"**Published**: {paper_link(description.paper)}", ""]
+    if description.equations:
+        lines += ["**Equations**", "", *(f"- {place}: {what}" for place, what in description.equations.items()), ""]
+    network = NETWORKS[description.network]
+    more = f". {description.network_words}" if description.network_words else ""
+    lines += [f"**Network**: {network}{more}", "", "**Settings**", ""]
+    own = description.own_fields
+    lines += _field_table(own) if own else ["None besides those that every method has."]
+    return [*lines, "", *_leaving(description)]
+
+
+def _leaving(description: MethodDescription) -> list[str]:
+    if description.pooled:
+        return [f"**Leaves a site**: {pooled_words(description)}"]
+    rows = [(s.stage, s.rounds, s.words, size_words(s)) for s in description.sent]
+    lines = ["**Leaves a site**", "", *_table(("stage", "when", "what", "size (FedAvg's is 1)"), rows), ""]
+    lines += [f"- `{pattern}`: {sentence}" for pattern, sentence in description.tensors.items()]
+    lines += [f"- number `{pattern}`: {number_words(pattern)}" for pattern in description.numbers]
+    lines += [f"- with `{variant.setting}`: {variant_words(variant.sent)}" for variant in description.variants]
+    return lines
+
+
+def pooled_words(description: MethodDescription) -> str:
+    """Where its cases come from, for a method that is no federation."""
+    labels = ", with the labels that a benchmark holds back for scoring" if description.labels == "withheld" else ""
+    return f"All cases lie in one place{labels}. Nothing is sent: this is no federation."
+
+
+def variant_words(sent: Iterable[Sending]) -> str:
+    """What leaves a site under another setting, in one line."""
+    return "; ".join(f"{s.stage}, {s.rounds}: {s.words} ({size_words(s)})" for s in sent)
+
+
+def body(description: MethodDescription) -> str:
+    """What its file says, beginning with a capital; a reference that is named apart is not repeated."""
+    first, _, rest = description.text.partition("\n")
+    if description.paper:
+        first = first.removesuffix(description.paper).rstrip()
+    return f"{first[:1].upper()}{first[1:]}\n{rest}".strip()
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, width=120, break_long_words=False, break_on_hyphens=False)
+
+
+def _field_table(fields: Iterable[FieldDescription]) -> list[str]:
+    rows = ((f"`{f.name}`", f.type, f"`{as_yaml(f.default)}`", f.paper or "–", f.meaning) for f in fields)
+    return _table(("setting", "type", "default", "in the paper", "meaning"), rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; a bar inside a cell is escaped."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |".replace("  |", " |") for row in [head, ["---"] * len(head), *cells]]

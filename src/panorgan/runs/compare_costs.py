@@ -1,0 +1,207 @@
+"""What a method costs: optimiser steps, time per step, traffic, parameters, time to segment a scan."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from panorgan.cases.preprocess import Grid, prepare_image
+from panorgan.config import parse_experiment
+from panorgan.errors import PanorganError
+from panorgan.evaluation.inference import predict_probabilities
+from panorgan.federation.events import read_events
+from panorgan.runs.compare import Plan, Planned
+from panorgan.runs.delivered import DeliveredModel, load_model
+from panorgan.runs.execute import setup_device
+from panorgan.runs.folder import RunFolder
+from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
+
+_REPEATS = 3
+_TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one method costs, over its finished seeds.
+
+    Attributes
+    ----------
+    steps : optimiser steps of one run, all sites and stages together (mean over seeds).
+    step_seconds : time at the sites divided by steps, messages and reading of patches included.
+    step_ratio : the same relative to the reference. Machines differ, ratios hardly do.
+    bytes_per_round : both directions, all sites, mean over the rounds of the train stage.
+    parameters : of the delivered model.
+    pooled : all cases lie in one place: the traffic is that of one simulated participant.
+    """
+
+    steps: float
+    step_seconds: float
+    step_ratio: float
+    bytes_per_round: float
+    parameters: int | None
+    pooled: bool
+
+
+@dataclass(frozen=True)
+class InferenceTimes:
+    """Seconds per method to run the model over one prepared scan: median of three, after one that does not count.
+
+    `runs` are the ids of the runs whose models were timed: other models have to be timed again.
+    """
+
+    device: str
+    voxels: tuple[int, ...]
+    seconds: Mapping[str, float]
+    runs: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def measure_costs(plan: Plan) -> dict[str, Cost]:
+    """Costs of every method that has a finished run, from what its runs wrote down."""
+    by_label = {label: [r for r in plan.finished if r.entry.label == label] for label in plan.labels}
+    found = {label: _cost(runs) for label, runs in by_label.items() if runs}
+    usual = found[plan.reference].step_seconds if plan.reference in found else math.nan
+    return {
+        label: Cost(**{**asdict(cost), "step_ratio": cost.step_seconds / usual if usual else math.nan})
+        for label, cost in found.items()
+    }
+
+
+def _cost(runs: Sequence[Planned]) -> Cost:
+    rounds = [_Rounds.read(run.folder) for run in runs]
+    steps, seconds = sum(r.steps for r in rounds), sum(r.seconds for r in rounds)
+    traffic = [count for r in rounds for count in r.traffic]
+    return Cost(
+        steps=steps / len(runs),
+        step_seconds=seconds / steps if steps else math.nan,
+        step_ratio=math.nan,
+        bytes_per_round=sum(traffic) / len(traffic) if traffic else math.nan,
+        parameters=_parameters(runs[0].folder),
+        pooled=runs[0].experiment.build_method().pooled,
+    )
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Totals over the rounds of a run; traffic per round of the train stage."""
+
+    steps: int
+    seconds: float
+    traffic: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> _Rounds:
+        """From events.jsonl. A round that a kill made happen twice counts as it went the last time."""
+        cases: dict[str, int] = {}
+        rounds: dict[int, dict[str, Any]] = {}
+        for event in read_events(folder.events):
+            if event.kind == "joined":
+                cases |= {site: facts["train_cases"] for site, facts in event.facts["sites"].items()}
+            elif event.kind == "late_join":
+                cases[event.facts["site"]] = event.facts["train_cases"]
+            elif event.kind == "round":
+                rounds[int(event.facts["number"])] = event.facts
+        count = _StepCount(folder, cases)
+        return cls(
+            sum(count.of(facts["stage"], site) for facts in rounds.values() for site in facts["sites"]),
+            sum(facts["seconds"]["sites"] for facts in rounds.values()),
+            tuple(f["bytes_sent"] + f["bytes_received"] for f in rounds.values() if f["stage"] == _TRAIN),
+        )
+
+
+class _StepCount:
+    """How many optimiser steps a site makes in a round of a stage, from the settings of the run."""
+
+    def __init__(self, folder: RunFolder, cases: Mapping[str, int]) -> None:
+        manifest = folder.read_manifest()
+        experiment = parse_experiment(manifest["experiment"], str(folder.manifest))
+        method = experiment.build_method()
+        training = sum(not site["external"] for site in manifest["sites"].values())
+        self._training, self._cases = experiment.training, cases
+        self._pooled_sites = training if method.pooled else 1
+        self._stages = {stage.name: stage.local_steps for stage in method.stages(experiment.training.rounds)}
+
+    def of(self, stage: str, site: str) -> int:
+        """Optimiser steps of one site in one round: the stage's own number, or the experiment's."""
+        own = self._stages.get(stage)
+        if own is not None:
+            return own * self._pooled_sites
+        return self._training.steps_per_round(self._cases.get(site, 0), self._pooled_sites)
+
+
+def _parameters(folder: RunFolder) -> int | None:
+    """From the model's card; None when the model was taken away."""
+    try:
+        return int(json.loads((folder.model / "model.json").read_text(encoding="utf-8"))["parameters"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def time_inference(plan: Plan, known: InferenceTimes | None = None, cache: Path | None = None) -> InferenceTimes | None:
+    """Time every method's model on one and the same test case; None where models or scans are gone.
+
+    All are timed in turns in this process. What `known` holds is kept if it is about the same models.
+    """
+    chosen = {run.entry.label: run for run in reversed(plan.finished)}  # of each method the first seed
+    chosen = {label: chosen[label] for label in plan.labels if label in chosen}
+    try:
+        runs = {label: str(run.folder.read_manifest()["run"]) for label, run in chosen.items()}
+        if not runs or (known is not None and runs == dict(known.runs)):
+            return known
+        experiment = next(iter(chosen.values())).experiment
+        device = setup_device(experiment)
+        sites = read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
+        volume = next(case for site in sites for case in site.test).read_image()
+        models = {label: load_model(run.folder.model, device) for label, run in chosen.items()}
+    except (PanorganError, OSError, StopIteration):
+        return None
+    images = {label: prepare_image(volume, m.plan, Grid.of(volume, m.plan)) for label, m in models.items()}
+    times: dict[str, list[float]] = {label: [] for label in models}
+    for _ in range(1 + _REPEATS):  # the first pass warms up; taking turns spreads what else the machine does
+        for label, model in models.items():
+            times[label].append(_seconds(model, images[label], device))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_words()
+    seconds = {label: statistics.median(some[1:]) for label, some in times.items()}
+    return InferenceTimes(name, tuple(next(iter(images.values())).shape), seconds, runs)
+
+
+def _seconds(model: DeliveredModel, image: torch.Tensor, device: torch.device) -> float:
+    """Time of one pass over a prepared scan."""
+    began = time.perf_counter()
+    predict_probabilities(model.network, image, model.inference)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _cpu_words() -> str:
+    threads = torch.get_num_threads()
+    return f"CPU ({threads} thread{'' if threads == 1 else 's'})"
+
+
+def patients_of(plan: Plan, cache: Path | None = None) -> dict[tuple[str, str], str] | None:
+    """(site, case) → patient of all test cases; None when the data cannot be read any more."""
+    found: dict[tuple[str, str], str] = {}
+    for seed in plan.seeds:
+        run = next((r for r in plan.finished if r.seed == seed), None)
+        if run is None:
+            continue
+        try:
+            sites: tuple[SiteCases, ...] = read_sites(
+                run.experiment, cache or cache_folder(), lambda what, done, total: None
+            )
+        except (PanorganError, OSError):
+            return None
+        found |= {(site.name, case.id): case.patient for site in sites for case in site.test}
+    return found

@@ -1,0 +1,147 @@
+"""`panorgan compare` as a user meets it: progress, table, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from panorgan.cli.main import app
+from panorgan.errors import ConfigError, RunError
+from panorgan.runs import compare
+
+QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
+
+
+@pytest.fixture(scope="module")
+def experiment_file(tiny_content, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("experiment") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_content()))
+    return path
+
+
+def run_compare(experiment: Path, folder: Path, *options: str) -> Result:
+    command = ["compare", str(experiment), "--run", str(folder), "--methods", "solo,fedavg", "--seeds", "0,1", *QUICK]
+    return CliRunner().invoke(app, [*command, *options], env={**os.environ, "COLUMNS": "100"})
+
+
+@pytest.fixture(scope="module")
+def compared(experiment_file: Path, tmp_path_factory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("compare") / "compared"
+    return folder, run_compare(experiment_file, folder)
+
+
+def test_it_tells_what_it_does_and_where_everything_lies(compared) -> None:
+    folder, result = compared
+    assert result.exit_code == 0, result.output
+    assert "run 2 of 4 · fedavg · seed 0: round 1/1" in result.output
+    assert "run 4 of 4 · fedavg · seed 1: round 1/1" in result.output
+    table = result.output[result.output.index("Test Dice (own") :]
+    assert re.search(r"│ solo +│ 0\.\d{3} ± 0\.\d{3} │", table)
+    assert "kidney left" in table
+    assert "step" in table
+    assert all(len(line) <= 100 for line in table.splitlines() if not line.startswith(str(folder)))
+    for name in ("comparison.html", "comparison.md", "comparison.csv", "comparison_costs.csv", "comparison.json"):
+        assert str(folder / name) in result.output
+        assert (folder / name).is_file()
+    assert (folder / "fedavg" / "seed-1" / "metrics.csv").is_file()
+
+
+def test_a_second_time_nothing_is_prepared_or_trained(compared, experiment_file, monkeypatch) -> None:
+    from panorgan.runs import execute
+
+    folder, _ = compared
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a finished run was prepared again")
+
+    monkeypatch.setattr(execute, "prepare", never)
+    result = run_compare(experiment_file, folder, "--json")
+    assert result.exit_code == 0, result.output
+    (line,) = result.output.splitlines()  # one object, and no progress before it
+    shown = json.loads(line)["result"]
+    assert shown["reference"] == "fedavg"
+    assert shown["missing"] == []
+    assert set(shown["methods"]) == {"solo", "fedavg"}
+    assert shown["methods"]["solo"]["dice"]["seeds"] == 2
+    assert shown["methods"]["fedavg"]["dice"]["difference"] is None
+    assert str(folder / "comparison.html") in shown["files"]
+
+
+def test_what_is_missing_is_added(compared, experiment_file) -> None:
+    """Another method and another reference later; the finished runs stay as they are."""
+    folder, _ = compared
+    before = (folder / "solo" / "seed-0" / "metrics.csv").stat().st_mtime_ns
+    command = ["compare", str(experiment_file), "--run", str(folder), *QUICK, "--reference", "solo"]
+    more = ["--methods", "solo,tight=fedprox+mu=1", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*command, *more])
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 runs are finished already" in result.output
+    assert (folder / "tight" / "seed-0" / "metrics.csv").is_file()
+    assert (folder / "solo" / "seed-0" / "metrics.csv").stat().st_mtime_ns == before
+    assert json.loads((folder / "comparison.json").read_text())["reference"] == "solo"
+
+
+def test_a_failed_run_is_told_and_the_others_go_on(experiment_file, tmp_path, monkeypatch) -> None:
+    real = compare.train
+
+    def train(experiment, folder, *rest, **options):
+        if "solo" in folder.parts:
+            raise RunError("Out of luck.", fix="Try again.")
+        return real(experiment, folder, *rest, **options)
+
+    monkeypatch.setattr(compare, "train", train)
+    result = run_compare(experiment_file, tmp_path / "new", "--seeds", "0")
+    assert result.exit_code == 2
+    assert "solo · seed 0 failed: Out of luck." in result.stderr
+    assert "Not finished: solo · seed 0: Out of luck." in result.stdout
+    assert "fedavg" in (tmp_path / "new" / "comparison.md").read_text()
+    monkeypatch.undo()
+    again = run_compare(experiment_file, tmp_path / "new", "--seeds", "0", "--report-only")
+    assert again.exit_code == 0, again.output
+    assert "Not finished: solo · seed 0" in again.stdout
+    assert not (tmp_path / "new" / "solo" / "seed-0").exists()
+
+
+def test_nothing_to_report(experiment_file, tmp_path) -> None:
+    result = run_compare(experiment_file, tmp_path / "new", "--report-only")
+    assert isinstance(result.exception, RunError)
+    assert "Not one run" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--methods", "solo,fedavgg"], "did you mean 'fedavg'"),
+        (["--methods", "solo", "--reference", "fedavg"], "not among the methods"),
+        (["--seeds", "a"], "--seeds"),
+        (["--set", "training.roundz=1"], "did you mean 'rounds'"),
+    ],
+)
+def test_what_is_wrong_shows_before_anything_is_trained(experiment_file, tmp_path, options, says) -> None:
+    result = run_compare(experiment_file, tmp_path / "new", *options)
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_commands_of_the_page_are_valid(tiny) -> None:
+    """Options exist, and the methods with their settings can be planned."""
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    commands = [re.sub(r"\\\n", " ", text) for text in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)]
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command)
+        assert words[:2] == ["panorgan", "compare"]
+        options = dict(zip(words[3::2], words[4::2], strict=True))
+        assert set(options) <= {"--methods", "--seeds", "--reference"}
+        plan = compare.plan_comparison(
+            tiny(), options["--methods"], options.get("--seeds", "0,1,2"), options.get("--reference")
+        )
+        assert len(plan.runs) == 15

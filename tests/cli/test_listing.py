@@ -1,0 +1,85 @@
+"""`panorgan methods`: the overview, all about one method, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from panorgan.cli.listing import print_methods
+from panorgan.cli.main import app
+from panorgan.errors import ConfigError
+from panorgan.methods.registry import methods
+from panorgan.report.methods_page import methods_page
+
+
+def shown(monkeypatch, capsys, name: str | None) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_methods(name, as_json=False, as_markdown=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [None, *methods()])
+def test_it_fits_a_terminal_of_80_columns(monkeypatch, capsys, name):
+    out = shown(monkeypatch, capsys, name)
+    assert out.strip()
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+    assert "…" not in out, "nothing is cut off"
+
+
+def test_the_overview_names_every_method_and_what_is_special(monkeypatch, capsys):
+    out = shown(monkeypatch, capsys, None)
+    assert [name for name in methods() if name not in out] == []
+    assert "mu (0.01)" in out
+    assert "weighting (uniform)" in out
+    assert "weighting (cases)" not in out, "a default that every method has is not special"
+    assert "panorgan methods NAME" in out
+
+
+def test_all_about_one(monkeypatch, capsys):
+    words = " ".join(shown(monkeypatch, capsys, "flkd").split())
+    assert words.startswith("FLKD (flkd) The global model and the other sites' teachers")
+    assert "Published Kim et al." in words
+    assert "eq. 7 Site.global_distillation" in words
+    assert "pretrain last round teacher/* 1.00" in words
+    assert "`" not in words
+    assert "*global" not in words
+    words = " ".join(shown(monkeypatch, capsys, "central_full").split())
+    assert "Nothing is sent: this is no federation." in words
+
+
+def test_an_unknown_method_suggests_one():
+    result = CliRunner().invoke(app, ["methods", "fedprocks"])
+    assert isinstance(result.exception, ConfigError)
+    assert "fedprox" in result.exception.why
+
+
+def test_markdown_is_the_page_or_a_section():
+    whole = CliRunner().invoke(app, ["methods", "--markdown"]).stdout
+    assert whole == methods_page()
+    section = CliRunner().invoke(app, ["methods", "segviz", "--markdown"]).stdout
+    assert section.startswith("## SegViz (`segviz`)")
+    assert section in whole
+
+
+def test_json_says_the_same():
+    listed = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)
+    assert [entry["name"] for entry in listed] == list(methods())
+    one = json.loads(CliRunner().invoke(app, ["methods", "segviz", "--json"]).stdout)
+    assert one == next(entry for entry in listed if entry["name"] == "segviz")
+    assert one["settings"]["finetune_rounds"] == {
+        "type": "whole number ≥ 0",
+        "default": 0,
+        "meaning": "rounds at the end in which only task blocks train, on the frozen representation block",
+        "paper": "0",
+    }
+    assert one["stages"] == ["train"]
+    assert one["network"] == "task_blocks"
+    assert one["variants"]["method.finetune_rounds: 2"][1]["relative_to_fedavg"] < 0.01
+
+
+def test_a_page_or_json_but_not_both():
+    result = CliRunner().invoke(app, ["methods", "--json", "--markdown"])
+    assert result.exit_code == 2
+    assert "--json" in result.output

@@ -1,0 +1,103 @@
+"""Tensors that are written once and read often."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from panorgan.errors import RunError
+from panorgan.federation import vault as vault_module
+from panorgan.federation.vault import DiskVault, safe_name
+from panorgan.methods.exchange import MemoryVault
+
+ARRAYS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.steps": torch.tensor(4), "b": torch.ones(2).bfloat16()}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def vault(request, tmp_path):
+    return DiskVault(tmp_path / "vault") if request.param == "disk" else MemoryVault()
+
+
+def test_what_is_put_comes_back(vault):
+    assert vault.names() == ()
+    vault.put("teacher/south", ARRAYS)
+    vault.put("teacher/North", {"x": torch.zeros(1)})
+    assert vault.names() == ("teacher/North", "teacher/south")
+    found = vault.get("teacher/south")
+    assert found.keys() == ARRAYS.keys()
+    assert all(torch.equal(found[k], ARRAYS[k]) and found[k].dtype == ARRAYS[k].dtype for k in ARRAYS)
+
+
+def test_putting_again_replaces_the_whole(vault):
+    vault.put("t", ARRAYS)
+    vault.put("t", {"b": torch.zeros(2)})
+    assert vault.names() == ("t",)
+    found = vault.get("t")
+    assert list(found) == ["b"]
+    assert torch.equal(found["b"], torch.zeros(2))
+
+
+def test_what_is_kept_does_not_change_with_its_source(vault):
+    weight = torch.zeros(3)
+    vault.put("t", {"w": weight})
+    weight += 1
+    assert not vault.get("t")["w"].any()
+
+
+def test_a_folder_is_made_only_when_needed(tmp_path):
+    vault = DiskVault(tmp_path / "vault" / "run")
+    assert vault.names() == ()
+    assert not (tmp_path / "vault").exists()
+
+
+def test_a_kill_while_writing_leaves_what_was_there(tmp_path, monkeypatch):
+    vault = DiskVault(tmp_path)
+    vault.put("t", ARRAYS)
+
+    def die(source, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("panorgan.federation.files.os.replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            vault.put("t", {"b": torch.zeros(1)})
+    assert vault.get("t").keys() == ARRAYS.keys()
+    assert vault.names() == ("t",)
+
+
+def test_what_is_written_survives_a_power_cut(tmp_path, monkeypatch):
+    written: list[bool] = []
+    original = vault_module.write_atomically
+
+    def watched(path, content, durable=False):
+        written.append(durable)
+        original(path, content, durable)
+
+    monkeypatch.setattr(vault_module, "write_atomically", watched)
+    DiskVault(tmp_path).put("t", ARRAYS)
+    assert written == [True]
+
+
+def test_what_is_gone_or_damaged_is_named(tmp_path):
+    vault = DiskVault(tmp_path)
+    with pytest.raises(RunError, match="teacher/south") as caught:
+        vault.get("teacher/south")
+    assert caught.value.fix
+    vault.put("t", ARRAYS)
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(RunError, match="cannot be read") as caught:
+        vault.get("t")
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("name", ["teacher/a", "../../escape", "Ünïversity", "a" * 300, "", ".", "con:1"])
+def test_names_are_safe_for_file_systems(name):
+    safe = safe_name(name)
+    assert set(safe) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+    assert len(safe) <= 80
+
+
+def test_names_that_differ_in_capitals_or_odd_characters_stay_apart():
+    names = ["a/b", "a-b", "A-b", "a b", "a--b"]
+    assert len({safe_name(name).lower() for name in names}) == len(names)

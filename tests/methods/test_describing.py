@@ -1,0 +1,306 @@
+"""Methods in words: what is told about each, and that what it is said to send is what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+import pytest
+import torch
+from federations import make_coordinator, make_workers
+from pydantic import Field
+
+from panorgan.anatomy import Vocabulary
+from panorgan.federation.message import Message
+from panorgan.federation.site import SiteWorker
+from panorgan.federation.tasks import Task
+from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.base import Method, MethodConfig, ServerRule, Stage
+from panorgan.methods.describing import as_yaml, describe, fields_of
+from panorgan.methods.exchange import Federation
+from panorgan.methods.payloads import MADE_UP, made_up_federation, sendings
+from panorgan.methods.registry import methods
+from panorgan.networks import UNet, UNetSettings
+from panorgan.networks.settings import OrganParts
+from panorgan.settings import Settings
+
+FEDERATED = [name for name, method in methods().items() if not method.pooled]
+FINE_TUNING = {"name": "segviz", "finetune_rounds": 1}
+HEAD_BYTES = 4 * 162
+HEAD_BIAS = "head.conv.conv.bias"
+
+
+def told(name: str) -> list[tuple[str, str, str]]:
+    return [(s.stage, s.rounds, s.words) for s in describe(methods()[name]).sent]
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_is_described(name):
+    described = describe(methods()[name])
+    assert described.name == name
+    assert described.title != name, "the first line of its file is 'Title — what it does'"
+    assert described.explanation
+    assert described.summary
+    assert [field.name for field in described.fields if not field.meaning] == [], "a field needs a description"
+    assert described.stages
+    if described.equations:
+        assert described.paper, "equations of what?"
+
+
+def test_a_description_is_what_the_file_says():
+    described = describe(methods()["segviz"])
+    assert described.title == "SegViz"
+    assert described.explanation == "all sites share a representation block; every organ keeps a task block of its own."
+    assert described.text.startswith(described.explanation + "\n\nKanhere et al.")
+    assert described.summary.startswith("Selective weight synchronisation")
+    assert {field.name for field in described.own_fields} == {"weighting", "finetune_rounds"}
+    assert {field.name for field in described.fields} > set(MethodConfig.model_fields)
+
+
+def test_a_method_without_words_is_described_by_its_name():
+    silent = type("Silent", (Method,), {"name": "silent", "__module__": "nowhere"})
+    described = describe(silent)
+    assert (described.title, described.explanation, described.paper) == ("silent", "", "")
+
+
+class Colour(StrEnum):
+    """A choice."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Inner(Settings):
+    """Settings within settings."""
+
+    depth: int = 1
+
+
+class ManyTypes(MethodConfig):
+    """One field of every kind."""
+
+    plain: float = 0.5
+    share: float = Field(0.25, ge=0, le=1)
+    rate: float = Field(1e-4, gt=0, lt=1)
+    count: int | None = Field(None, ge=1)
+    switch: bool = True
+    word: str = "x"
+    choice: Literal["a", "b"] = "b"
+    fixed: Literal["a"] = "a"
+    colour: Colour = Colour.RED
+    sizes: tuple[int, ...] = (1, 2)
+    inner: Inner = Inner()
+    made: list[int] = Field(default_factory=list)
+    needed: int = Field(description="no default", json_schema_extra={"paper": "7"})
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "default"),
+    [
+        ("plain", "number", "0.5"),
+        ("share", "number ≥ 0, ≤ 1", "0.25"),
+        ("rate", "number > 0, < 1", "0.0001"),
+        ("count", "whole number ≥ 1 or `null`", "null"),
+        ("switch", "`true` or `false`", "true"),
+        ("word", "text", "x"),
+        ("choice", "`a` or `b`", "b"),
+        ("fixed", "only `a`", "a"),
+        ("colour", "`red` or `blue`", "red"),
+        ("sizes", "list of: whole number", "[1, 2]"),
+        ("inner", "settings", "{'depth': 1}"),
+        ("made", "list of: whole number", "[]"),
+        ("needed", "whole number", "(required)"),
+    ],
+)
+def test_types_and_defaults_in_plain_words(name, words, default):
+    field = next(field for field in fields_of(ManyTypes) if field.name == name)
+    assert (field.type, as_yaml(field.default)) == (words, default)
+    assert field.paper == ("7" if name == "needed" else "")
+
+
+def test_a_method_that_needs_a_setting_is_described_without_measuring():
+    class Needy(Method):
+        """Cannot be made without a setting."""
+
+        name = "needy"
+        Config = ManyTypes
+
+    described = describe(Needy)
+    assert (described.sent, described.variants, described.stages, described.network) == ((), (), (), "any")
+
+
+# -- what leaves a site ----------------------------------------------------------------------------------------------
+
+
+def test_which_weights_each_method_sends():
+    others = "of organs that it does not annotate"
+    assert told("fedavg") == told("fedprox") == [("train", "every round", "all weights")]
+    assert told("scaffold") == [("train", "every round", "all weights, and `control/*`")]
+    for name, part in {"multihead": "heads", "multidecoder": "decoders", "multiencoder": "encoders"}.items():
+        assert told(name) == [("train", "every round", f"all weights but the {part} {others}")]
+    assert told("segviz") == [("train", "every round", f"all weights but the task blocks {others}")]
+    assert told("solo") == [("train", "every round", "the weights of its own network, which no other site trains")]
+
+
+def test_teachers_are_sent_once_and_then_all_weights():
+    assert told("flkd") == [
+        ("pretrain", "before the last round", "numbers alone"),
+        ("pretrain", "last round", "`teacher/*`"),
+        ("exchange", "once", "numbers alone"),
+        ("train", "every round", "all weights"),
+    ]
+
+
+def test_pooled_methods_send_nothing():
+    pooled = [describe(method) for method in methods().values() if method.pooled]
+    assert len(pooled) >= 4
+    assert all(described.sent == described.variants == () for described in pooled)
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_whatever_a_method_sends_it_declares(name):
+    described = describe(methods()[name])
+    everything = [*described.sent, *(sending for variant in described.variants for sending in variant.sent)]
+    assert {pattern for sending in everything for pattern in sending.tensors} <= set(described.tensors)
+
+
+def test_sizes_by_hand():
+    """A head is 162 floats; the made-up sites have 3, 2 and 3 of the 7 organs."""
+    assert [len(organs) for organs in MADE_UP.values()] == [3, 2, 3]
+    organs = made_up_federation().vocabulary
+    assert len(organs) == 7
+    plain = 4 * sum(weight.numel() for weight in UNet(organs, UNetSettings()).state_dict().values())
+    (fedavg,) = describe(methods()["fedavg"]).sent
+    assert fedavg.size == plain
+    assert fedavg.relative == 1
+    (scaffold,) = describe(methods()["scaffold"]).sent
+    assert scaffold.relative == 2  # every weight of the default network is trained, and has a control variate
+    (owners,) = describe(methods()["multihead"]).sent
+    (everyone,) = sendings(methods()["multihead"](MethodConfig(organ_parts="everyone")))
+    assert everyone.size - owners.size == pytest.approx(HEAD_BYTES * (7 - 8 / 3))
+
+
+def test_settings_that_change_it_are_found():
+    def variants(name: str) -> dict[str, list[tuple[str, str]]]:
+        found = describe(methods()[name]).variants
+        return {variant.setting: [(s.stage, s.words) for s in variant.sent] for variant in found}
+
+    segviz = variants("segviz")
+    assert segviz["method.organ_parts: everyone"] == [("train", "all weights")]
+    assert segviz["method.finetune_rounds: 2"][1] == ("finetune", "the task blocks of its own organs, no other weights")
+    assert describe(methods()["segviz"]).optional_stages == ("finetune",)
+    assert variants("flkd") == {"method.local_weight: 0": [("train", "all weights")]}
+    heads = "all weights but the heads of organs that it does not annotate"
+    assert variants("fedavg") == {"network.organs: heads": [("train", heads)]}
+    assert variants("solo") == {}
+
+
+def test_who_decides_about_the_network():
+    found = {name: describe(method).network for name, method in methods().items()}
+    assert found["fedavg"] == found["central_full"] == "any"
+    assert found["solo"] == "own"
+    assert found["flkd"] == found["multihead"] == "heads"
+    assert describe(methods()["solo"]).network_words == "Several networks, each for its own organs, seen as one."
+    assert describe(methods()["fedavg"]).network_words == ""
+
+
+# -- rules of methods to come ----------------------------------------------------------------------------------------
+
+
+def sent_by(expects, organs: OrganParts = "channels", rounds: int = 20, **more: object) -> list[tuple[str, str, float]]:
+    """What is told about a method whose server expects `expects(rule, site)`."""
+    rule = type("Server", (ServerRule,), {"expects": expects})
+    method = type("MadeUp", (Method,), {"name": "made_up", "Server": rule, **more})
+    found = sendings(method(MethodConfig()), UNetSettings(organs=organs, features=(4, 8), norm="batch"), rounds=rounds)
+    return [(s.rounds, s.words, s.size) for s in found]
+
+
+def keys(rule: ServerRule, *starts: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in rule.weights.items() if key.startswith(starts)}
+
+
+def test_parts_that_stay_at_home_are_named():
+    def without_norm(rule: ServerRule, site: str) -> Mapping[str, torch.Tensor]:
+        with torch.device("meta"):
+            norm = set(UNet(Vocabulary(["liver"]), UNetSettings(features=(4, 8), norm="batch")).parts()["norm"])
+        return {key: value for key, value in rule.weights.items() if key not in norm}
+
+    assert [words for _, words, _ in sent_by(without_norm)] == ["all weights but those of the part norm"]
+    assert [w for _, w, _ in sent_by(lambda rule, site: keys(rule, "encoder", "bottleneck", "decoder"))] == [
+        "all weights but those of the part head"
+    ]
+    assert [w for _, w, _ in sent_by(lambda rule, site: keys(rule, "encoder", HEAD_BIAS))] == [
+        "weights of the parts encoder, some of head"
+    ]
+
+
+def test_sites_that_send_different_parts():
+    def one_more(rule: ServerRule, site: str) -> Mapping[str, torch.Tensor]:
+        return keys(rule, "encoder", *(["bottleneck"] if site == "north" else []))
+
+    ((when, words, _),) = sent_by(one_more)
+    assert (when, words) == ("every round", "weights of the parts encoder, bottleneck (not the same at every site)")
+
+
+def test_rounds_that_differ_are_told_apart():
+    extra = {"mask/a": torch.empty(8, dtype=torch.uint8, device="meta")}
+
+    def every_fifth(rule: ServerRule, site: str) -> Mapping[str, torch.Tensor]:
+        return extra if rule.moment.round % 5 == 0 else {}
+
+    declared = {"tensors": {"mask/*": "Which weights move most."}}
+    assert sent_by(every_fifth, **declared) == [
+        ("16 rounds of 20", "numbers alone", 0),
+        ("4 rounds of 20", "`mask/*`", 8),
+    ]
+    assert sent_by(every_fifth)[1][1] == "`mask/a`", "undeclared, so by its own name"
+    first = sent_by(lambda rule, site: extra if rule.moment.round == 1 else {}, **declared)
+    assert first[0] == ("first round", "`mask/*`", 8)
+    once = {"stages": lambda self, rounds: (Stage("train", 1),), **declared}
+    assert sent_by(lambda rule, site: extra, **once) == [("once", "`mask/*`", 8)]
+
+
+# -- the truth -------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """A site whose answers in training are weighed."""
+
+    def __init__(self, worker: SiteWorker) -> None:
+        self.worker = worker
+        self.sizes: dict[tuple[str, int], int] = {}
+
+    def handle(self, request: bytes) -> bytes:
+        task = Task.from_meta(Message.from_bytes(request).meta)
+        answer = self.worker.handle(request)
+        if task.kind == "train":
+            tensors = Message.from_bytes(answer).arrays.values()
+            self.sizes[task.moment.stage, task.moment.round] = sum(t.numel() * t.element_size() for t in tensors)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "choice", [*({"name": name} for name in FEDERATED), FINE_TUNING], ids=[*FEDERATED, "segviz fine-tuning"]
+)
+def test_what_is_told_is_what_is_sent(tiny, tmp_path, choice):
+    """Every method trains for real; stage by stage its updates have the sizes that the description says."""
+    experiment = tiny(method=choice, training={"rounds": 2, "validate_every": 2, "local_steps": 1})
+    workers = make_workers(experiment, tmp_path)
+    sites = {name: Recorded(worker) for name, worker in workers.items()}
+    make_coordinator(experiment, tmp_path, LocalTransport(sites)).run()
+    federation = Federation(
+        Vocabulary(experiment.vocabulary), {name: worker.facts() for name, worker in workers.items()}
+    )
+    method = experiment.build_method()
+    promised: dict[str, set[float]] = {}
+    for sending in sendings(method, experiment.network, federation, experiment.training.rounds):
+        promised.setdefault(sending.stage, set()).add(sending.size)
+    measured: dict[str, set[float]] = {}
+    for stage, round_ in next(iter(sites.values())).sizes:
+        mean = sum(site.sizes[stage, round_] for site in sites.values()) / len(sites)
+        measured.setdefault(stage, set()).add(mean)
+    assert measured == promised

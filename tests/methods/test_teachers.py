@@ -1,0 +1,262 @@
+"""Teachers on both sides of the wire: what is kept, who is asked, what is predicted, who gets what."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.store import StoredCase
+from panorgan.errors import RunError
+from panorgan.federation.vault import DiskVault
+from panorgan.methods.base import SiteTools
+from panorgan.methods.exchange import Content, MemoryVault
+from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.networks import SegmentationNetwork
+
+OWNERS = {"north": ("liver",), "south": ("liver", "spleen"), "west": ("aorta",)}
+SHAPE = (4, 3, 2)
+
+
+class Constant(SegmentationNetwork):
+    """Says the same everywhere: one logit per organ, with sigmoids."""
+
+    def __init__(self, organs: tuple[str, ...]) -> None:
+        super().__init__(Vocabulary(organs), "independent")
+        self.logits = nn.Parameter(torch.rand(len(organs)))  # drawn, as first weights are
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits = self.logits.view(1, -1, *(1,) * (image.ndim - 2))
+        return logits.expand(len(image), -1, *image.shape[2:])
+
+
+def says(*probabilities: float) -> dict[str, torch.Tensor]:
+    return {"logits": torch.tensor([math.log(p / (1 - p)) for p in probabilities])}
+
+
+NORTH, SOUTH, WEST = says(0.8), says(0.4, 0.2), says(0.6)
+
+
+@pytest.fixture
+def cases(tmp_path) -> list[StoredCase]:
+    """`a` annotates the aorta, `b` nothing."""
+    stored = []
+    for name, structures in (("a", ("aorta",)), ("b", ())):
+        folder = tmp_path / name
+        folder.mkdir()
+        np.save(folder / "image.npy", np.zeros(SHAPE, dtype=np.float16))
+        stored.append(StoredCase(name, name, "east", structures, folder))
+    return stored
+
+
+def site_teachers(cases=(), vault=None, inference_key="", owners=OWNERS) -> SiteTeachers:
+    model = Constant(("liver",))
+    tools = SiteTools(
+        model,
+        torch.optim.SGD(model.parameters()),
+        vault=MemoryVault() if vault is None else vault,
+        cases=cases,
+        inference_key=inference_key,
+    )
+    return SiteTeachers(tools, lambda site: Constant(owners[site]), owners)
+
+
+def named(**teachers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"teacher/{site}/{key}": value for site, arrays in teachers.items() for key, value in arrays.items()}
+
+
+def without_label(case: StoredCase) -> tuple[str, ...]:
+    return tuple(organ for organ in ("aorta", "liver", "pancreas", "spleen") if organ not in case.structures)
+
+
+# -- at a site -----------------------------------------------------------------------------------------------------
+
+
+def test_teachers_are_kept_and_the_rest_is_left_to_the_rule():
+    site = site_teachers()
+    rest = site.receive(Content({"encoder.w": torch.ones(1), **named(north=NORTH, south=SOUTH)}, {"scale": 2.0}))
+    assert list(rest.arrays) == ["encoder.w"]
+    assert rest.numbers == {"scale": 2.0}
+    vault = site.tools.vault
+    assert vault.names() == ("teacher/north", "teacher/south")
+    assert torch.equal(vault.get("teacher/south")["logits"], SOUTH["logits"])
+
+
+def test_who_knows_what():
+    site = site_teachers()
+    assert site.known() == ()
+    site.receive(Content(named(south=SOUTH)))
+    assert site.known() == ("liver", "spleen")
+    site.keep("north", NORTH)
+    assert site.who_know("liver") == ("north", "south")
+    assert site.who_know("aorta") == ()
+
+
+def test_a_restart_finds_the_teachers(tmp_path):
+    site_teachers(vault=DiskVault(tmp_path)).receive(Content(named(south=SOUTH)))
+    assert site_teachers(vault=DiskVault(tmp_path)).known() == ("liver", "spleen")
+
+
+def test_an_organ_is_the_mean_of_the_teachers_that_know_it(cases):
+    """Liver (0.8 + 0.4)/2 = 0.6, spleen 0.2, aorta 0.6; the pancreas has no teacher. 255 p = 153, 51, 153."""
+    site = site_teachers(cases)
+    site.receive(Content(named(north=NORTH, south=SOUTH, west=WEST)))
+    predicted = site.predictions(without_label)
+    predicted.ensure()
+    assert predicted.names == ("aorta", "liver", "spleen")
+    volume, names = predicted.volume(cases[1])
+    assert dict(zip(names, volume[:, 0, 0, 0].tolist(), strict=True)) == {"aorta": 153, "liver": 153, "spleen": 51}
+    volume, names = predicted.volume(cases[0])
+    assert dict(zip(names, volume[:, 3, 2, 1].tolist(), strict=True)) == {"liver": 153, "spleen": 51}
+    fresh, _ = site.predictions(without_label, cached=False).volume(cases[1])
+    np.testing.assert_allclose(fresh[:, 1, 1, 1], [0.6, 0.6, 0.2], atol=1e-6)
+
+
+def test_only_teachers_that_are_needed_are_asked_and_none_stays_in_memory(cases):
+    """West knows the aorta alone, which `a` annotates itself."""
+    site = site_teachers(cases[:1])
+    site.receive(Content(named(north=NORTH, south=SOUTH, west=WEST)))
+    asked: list[tuple[str, ...]] = []
+    predict = site.tools.predict
+
+    def watched(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
+        asked.append(network.channels)
+        assert not network.training
+        assert not any(parameter.requires_grad for parameter in network.parameters())
+        return predict(network, image)
+
+    site.tools.predict = watched
+    predicted = site.predictions(without_label)
+    panel = predicted.release.__self__
+    predicted.ensure()
+    assert asked == [("liver",), ("liver", "spleen")]
+    assert not panel._networks
+    site.predictions(without_label).ensure()
+    assert len(asked) == 2, "what is stored is not predicted again"
+
+
+def stored(cases) -> set[Path]:
+    return {path for case in cases for path in case.folder.glob("companion-*")}
+
+
+def test_whatever_changes_a_prediction_gives_it_a_new_file(cases):
+    def files(inference_key="", owners=OWNERS, **teachers) -> set[Path]:
+        site = site_teachers(cases, inference_key=inference_key, owners=owners)
+        site.receive(Content(named(**{"north": NORTH, **teachers})))
+        before = stored(cases)
+        site.predictions(without_label).ensure()
+        return stored(cases) - before
+
+    assert len(files()) == 2
+    assert files() == set(), "the same again"
+    assert len(files(north=says(0.9))) == 2
+    assert len(files(south=SOUTH)) == 2
+    assert len(files(inference_key="overlap 0.9")) == 2
+    assert len(files(owners={"north": ("spleen",)})) == 2, "the same weights of a network for another organ"
+
+
+def test_a_teacher_that_is_replaced_is_asked_again(cases):
+    site = site_teachers(cases)
+    site.keep("north", NORTH)
+    site.predictions(without_label).ensure()
+    site.keep("north", says(0.2))
+    volume, _ = site.predictions(without_label).volume(cases[0])
+    assert set(np.unique(volume)) == {51}
+
+
+def test_nobodys_random_draws_notice(cases):
+    """With the cache full or empty, training draws the same numbers."""
+    site = site_teachers(cases)
+    site.keep("north", NORTH)
+    before = torch.get_rng_state()
+    site.predictions(without_label).ensure()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- at the server -------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Updates of one round."""
+
+    def __init__(self, **arrays: dict[str, torch.Tensor]) -> None:
+        self._arrays = arrays
+        self.sites = sorted(arrays)
+
+    def keys(self, site):
+        return list(self._arrays[site])
+
+    def array(self, site, key):
+        return self._arrays[site][key]
+
+
+@pytest.fixture
+def server() -> ServerTeachers:
+    teachers = ServerTeachers(MemoryVault())
+    teachers.collect(Answers(north=as_teacher(NORTH), south={**as_teacher(SOUTH), "encoder.w": torch.ones(1)}, west={}))
+    return teachers
+
+
+def test_every_teacher_is_kept_by_site(server):
+    assert server.vault.names() == ("teacher/north", "teacher/south")
+    assert list(server.vault.get("teacher/south")) == ["logits"]
+
+
+def test_a_site_gets_the_others_teachers_until_it_has_them(server):
+    assert list(server.for_site("north")) == ["teacher/south/logits"]
+    assert list(server.for_site("west")) == ["teacher/north/logits", "teacher/south/logits"]
+    server.were_given_to(["north", "south"])
+    assert server.for_site("north") == {}
+    assert server.equipped == ("north", "south")
+    assert len(server.for_site("west")) == 2, "it missed the exchange"
+    assert len(server.for_site("newcomer")) == 2
+    server.were_given_to(["west"])
+    assert server.for_site("west") == {}
+
+
+def test_who_has_what_survives_a_restart(server):
+    server.were_given_to(["north"])
+    again = ServerTeachers(server.vault)
+    again.load({"scale": 3.0, **server.numbers()})
+    assert again.for_site("north") == {}
+    assert list(again.for_site("south")) == ["teacher/north/logits"]
+    assert again.numbers() == server.numbers()
+
+
+def test_a_later_teacher_reaches_those_who_have_the_others(server):
+    server.were_given_to(["north", "south", "west"])
+    server.collect(Answers(west=as_teacher(WEST)))
+    assert list(server.for_site("north")) == ["teacher/west/logits"]
+    assert server.for_site("west") == {}
+    assert server.equipped == ("west",)
+
+
+def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
+    """A kill in between: the round is repeated, and until then nobody hears of it."""
+    before = ServerTeachers(server.vault)
+    before.load({})
+    assert before.for_site("north") == {}
+    assert before.roster("north") == {}
+
+
+def test_a_site_that_lost_its_teachers_says_so(server):
+    """Silently training on with fewer teachers would be the worse mistake."""
+    site = site_teachers()
+    site.receive(Content(server.for_site("west"), server.roster("west")))
+    site.receive(Content({}, server.roster("west")))
+    with pytest.raises(RunError, match="north, south are not here") as caught:
+        site_teachers().receive(Content({}, server.roster("west")))
+    assert caught.value.fix
+
+
+def test_what_a_site_may_send_has_shapes_and_no_values(server):
+    examples = server.expects({"a.w": torch.ones(2, 3), "steps": torch.tensor(1)})
+    assert {key: (value.shape, value.dtype, value.device.type) for key, value in examples.items()} == {
+        "teacher/a.w": ((2, 3), torch.float32, "meta"),
+        "teacher/steps": ((), torch.int64, "meta"),
+    }

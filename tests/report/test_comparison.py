@@ -1,0 +1,281 @@
+"""The files of a comparison: three methods × two seeds, trained for two rounds, read as a person or a program would."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from panorgan.config import Experiment
+from panorgan.errors import DataError, RunError
+from panorgan.evaluation.comparison import Figure
+from panorgan.federation.events import Listener
+from panorgan.report import comparison_tables as tables
+from panorgan.report.comparison import write_comparison
+from panorgan.report.comparison_figures import looks, wrapped
+from panorgan.report.comparison_results import ComparisonFiles, compare_runs
+from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.runs.scoring import read_metrics, write_metrics
+
+METHODS = "solo,fedavg,held tight=fedprox+mu=0.5"
+
+
+@contextmanager
+def unwatched(run: Planned, number: int, total: int) -> Iterator[Listener]:
+    yield lambda event: None
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
+    experiment = tiny(name="a <b>name<b>", training={"rounds": 2, "validate_every": 1}, local_models=True)
+    plan = plan_comparison(experiment, METHODS, "0,1", folder=tmp_path_factory.mktemp("compare") / "compared")
+    check_comparison(plan)
+    assert run_missing(plan, unwatched) == []
+    write_comparison(compare_runs(plan))
+    return plan
+
+
+@pytest.fixture
+def copied(trained: Plan, tmp_path: Path) -> Plan:
+    """The same comparison, to be spoiled."""
+    folder = tmp_path / "copy"
+    shutil.copytree(trained.folder, folder)
+    return plan_comparison(trained.runs[1].experiment, METHODS, "0,1", folder=folder)
+
+
+class Page(HTMLParser):
+    """Tags of a page, its text, and the cells of its tables by (method, organ, place)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: dict[tuple[str, str, str], str] = {}
+        self.text = ""
+        self._cell: tuple[str, str, str] | None = None
+        self.feed(self.source)
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "td":
+            keys = [str(found.get(f"data-{name}")) for name in ("method", "organ", "place")]
+            self._cell = (keys[0], keys[1], keys[2])
+            self.cells[self._cell] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "td":
+            self._cell = None
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell is not None:
+            self.cells[self._cell] += data
+
+
+@pytest.fixture(scope="module")
+def page(trained: Plan) -> Page:
+    return Page(ComparisonFiles(trained.folder).page)
+
+
+def seed_means(plan: Plan, method: str, wanted: Callable[[dict[str, Any]], bool]) -> list[float]:
+    runs = [run for run in plan.runs if run.entry.label == method]
+    return [float(np.mean([r["dice"] for r in read_metrics(run.folder.metrics) if wanted(r)])) for run in runs]
+
+
+def test_page_shows_what_the_runs_scored(trained: Plan, page: Page) -> None:
+    for method in trained.labels:
+        for place, wanted in {
+            "federation": lambda row: row["split"] == "test",
+            "external sites": lambda row: row["split"] == "external",
+            "labelled here": lambda row: (
+                row["split"] == "test" and (row["site"] == "north") == (row["organ"] == "liver")
+            ),
+        }.items():
+            means = seed_means(trained, method, wanted)
+            text = f"{np.mean(means):.3f} ± {np.std(means, ddof=1):.3f}"
+            assert page.cells[method, "all", place].startswith(text)
+        means = seed_means(trained, method, lambda row: row["site"] == "south" and row["organ"] == "spleen")
+        assert page.cells[method, "spleen", "south"].startswith(f"{np.mean(means):.3f} ±")
+
+
+def test_page_is_self_contained_and_names_are_only_text(page: Page) -> None:
+    assert not re.search(r"https?://|//cdn|@import|url\(", page.source)
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "script", "iframe", "object")
+        for name in ("src", "href"):
+            target = attributes.get(name)
+            assert target is None or target.startswith("data:image/") or target.removeprefix("#") in ids
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert "a <b>name<b>" in page.text
+
+
+def test_page_has_curves_boxes_costs_and_what_is_forgotten(page: Page) -> None:
+    alts = [str(attributes["alt"]) for tag, attributes in page.tags if tag == "img"]
+    assert sum("validation Dice" in alt for alt in alts) == 4  # mean, liver, spleen, both kidneys
+    assert sum("median Dice" in alt for alt in alts) == 4  # organs of the vocabulary
+    assert all("fedavg" in alt for alt in alts)
+    assert "What sites forget" in page.text
+    assert "CPU (" in page.text
+    assert "not tested: " in page.text  # the tiny federation tests too few patients
+
+
+def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
+    files = ComparisonFiles(trained.folder)
+    rows = list(csv.DictReader(files.scores.open()))
+    content = json.loads(files.data.read_text())
+    assert len(rows) == len(content["figures"])
+    wanted = {"method": "held tight", "organ": "liver", "place": "site", "site": "north"}
+    (row,) = [r for r in rows if wanted.items() <= r.items()]
+    (figure,) = [f for f in content["figures"] if wanted.items() <= f.items()]
+    means = seed_means(trained, "held tight", lambda r: r["site"] == "north" and r["organ"] == "liver")
+    assert float(row["mean"]) == figure["mean"] == pytest.approx(np.mean(means))
+    assert float(row["sd"]) == figure["sd"] == pytest.approx(np.std(means, ddof=1))
+    assert row["p"] == ""  # too few patients
+    assert figure["p"] is None
+    assert content["methods"]["held tight"] == {"method": "fedprox", "settings": {"mu": 0.5}}
+    assert [run["seed"] for run in content["runs"] if run["method"] == "solo"] == [0, 1]
+    costs = {row["method"]: row for row in csv.DictReader(files.costs.open())}
+    assert float(costs["fedavg"]["steps"]) == 2 * 2 * 2  # rounds × sites × local steps
+    assert int(costs["solo"]["parameters"]) > int(costs["fedavg"]["parameters"])  # one network per site
+    assert set(content["inference"]["seconds"]) == set(trained.labels)
+    assert set(content["forgetting"]) == {"fedavg", "held tight"}  # solo averages nothing
+
+
+def test_markdown_is_well_formed(trained: Plan) -> None:
+    text = ComparisonFiles(trained.folder).markdown.read_text()
+    assert r"# a \<b\>name\<b\>: 3 methods compared" in text
+    for heading in ("Summary", "Federation", "north", "south", r"island (external)", "Cost", "How it was computed"):
+        assert f"## {heading}\n" in text
+    blocks = [b.splitlines() for b in text.split("\n\n") if b.startswith("| ")]
+    assert all(len({line.count(" | ") for line in block if "---" not in line}) == 1 for block in blocks)
+
+
+def test_written_again_it_is_the_same_to_the_byte(trained: Plan) -> None:
+    """Times of inference are kept, as long as the models are the same ones."""
+    files = ComparisonFiles(trained.folder)
+    before = {path.name: path.read_bytes() for path in files.all}
+    write_comparison(compare_runs(trained))
+    assert {path.name: path.read_bytes() for path in files.all} == before
+
+
+def test_a_gap_shows_and_the_rest_is_compared(copied: Plan) -> None:
+    lost = next(run for run in copied.runs if run.title == "fedavg · seed 1")
+    lost.folder.metrics.unlink()
+    results = compare_runs(copied, [Failure(lost, RunError("The disk <burnt>."))])
+    page = Page(write_comparison(results).page)
+    assert "1 run of 6 is not finished." in page.text
+    assert "fedavg · seed 1: The disk <burnt>." in page.text
+    only = seed_means(copied_without(copied, lost), "fedavg", lambda row: row["split"] == "test")
+    assert page.cells["fedavg", "all", "federation"].startswith(f"{only[0]:.3f}")
+    assert "±" not in page.cells["fedavg", "all", "federation"]
+    ours = results.comparison.figure("solo")
+    assert ours is not None
+    assert ours.seeds == 2
+    assert not math.isnan(ours.difference)  # over the seed that both have
+
+
+def copied_without(plan: Plan, lost: Planned) -> Plan:
+    return Plan(
+        plan.name, plan.folder, plan.entries, plan.seeds, plan.reference, tuple(r for r in plan.runs if r is not lost)
+    )
+
+
+def test_a_method_without_a_single_run_leaves_empty_cells(copied: Plan) -> None:
+    for run in copied.runs:
+        if run.entry.label == "fedavg":
+            shutil.rmtree(run.folder.path)
+    page = Page(write_comparison(compare_runs(copied)).page)
+    assert page.cells["fedavg", "liver", "federation"] == "–"
+    assert page.cells["solo", "liver", "federation"] != "–"
+
+
+def test_a_case_that_one_method_lacks_is_refused(copied: Plan) -> None:
+    run = next(run for run in copied.runs if run.title == "solo · seed 0")
+    rows = read_metrics(run.folder.metrics)
+    write_metrics(run.folder.metrics, [row for row in rows if (row["site"], row["organ"]) != ("south", "liver")])
+    with pytest.raises(DataError, match="not scored on the same cases") as error:
+        compare_runs(copied)
+    assert "site south" in error.value.where
+
+
+def test_nothing_finished_is_an_error(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Not one run"):
+        compare_runs(plan_comparison(tiny(), "fedavg", "0", folder=tmp_path))
+
+
+def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    from panorgan.runs import compare_costs
+
+    def gone(*_: object) -> None:
+        raise RunError("The folder has moved.")
+
+    monkeypatch.setattr(compare_costs, "read_sites", gone)
+    results = compare_runs(copied)
+    assert not results.patients_known
+    assert "each counts as its own" in Page(write_comparison(results).page).text
+
+
+def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> None:
+    """A method that trains on withheld labels writes down that every site labels everything."""
+    run = copied.runs[0]
+    manifest = json.loads(run.folder.manifest.read_text())
+    for site in manifest["sites"].values():
+        site["annotated"] = manifest["experiment"]["vocabulary"]
+    run.folder.manifest.write_text(json.dumps(manifest))
+    results = compare_runs(copied)
+    assert not results.labelled_here("north", "spleen")
+    assert results.labelled_here("north", "liver")
+
+
+def test_words_of_a_figure() -> None:
+    better = Figure(0.8124, 0.01, 0.78, 0.84, 3, 9, 0, difference=0.02, pairs=9, p=0.0004, p_holm=0.0008)
+    assert tables.over_seeds(better) == "0.812 ± 0.010"
+    assert tables.bracket(better) == "[0.78, 0.84]"
+    assert (tables.p_value(better), tables.mark(better)) == ("p < 0.001", "▲")
+    worse = Figure(0.5, math.nan, 0.5, 0.5, 1, 1, 0, difference=-0.02, pairs=6, p=0.03, p_holm=0.06)
+    assert (tables.over_seeds(worse), tables.bracket(worse)) == ("0.500", "")
+    assert (tables.p_value(worse), tables.mark(worse)) == ("p = 0.060", "")
+    assert tables.signed(-0.0312) == "−0.031"
+    assert (tables.milliseconds(0.0383), tables.milliseconds(1.238)) == ("38.3 ms", "1.24 s")
+    assert tables.over_seeds(None) == tables.ratio(math.nan) == "–"
+
+
+def test_every_method_has_its_own_look() -> None:
+    methods = [f"m{i}" for i in range(12)]
+    drawn = looks(methods, "m3")
+    assert len({(look.colour, str(look.dashes)) for look in drawn.values()}) == 12
+    assert drawn["m3"].width > drawn["m4"].width
+    assert wrapped("flkd+local_weight=0+global_weight=1", 16) == "flkd\n+local_weight=0\n+global_weight=1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_never_scrolls_sideways(page: Page, tmp_path: Path, width: int) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    measure = "document.title = 'width ' + this.contentDocument.documentElement.scrollWidth"
+    wrapper = tmp_path / "frame.html"
+    frame = f'<iframe width="{width}" height="900" onload="{measure}" srcdoc="{html.escape(page.source)}"></iframe>'
+    wrapper.write_text(frame)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
+    command = [chromium, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", wrapper.as_uri()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<title>width (\d+)</title>", answer.stdout)
+    assert found is not None, answer.stderr[-500:]
+    assert int(found[1]) <= width
