@@ -38,7 +38,7 @@ def edited(kit: SiteKit, **changes: object) -> None:
 
 def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path, tmp_path: Path, monkeypatch):
     """It once took the site's lock, failed, and then waited a minute for itself."""
-    monkeypatch.setattr(site_job, "_ORPHANS_END_WITHIN", 0.0)
+    monkeypatch.setattr(site_job, "ORPHANS_END_WITHIN", 0.0)
     kit = SiteKit(copy / "sites" / "north")
     (tmp_path / "scans").mkdir()
     edited(kit, name="south", data={"folder": str(tmp_path / "scans")})

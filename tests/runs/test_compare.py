@@ -22,6 +22,7 @@ from panorgan.runs.compare import (
     parse_seeds,
     plan_comparison,
     run_missing,
+    run_missing_at_once,
 )
 from panorgan.runs.compare_costs import measure_costs, time_inference
 from panorgan.runs.folder import RunFolder
@@ -211,3 +212,20 @@ def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch
     run_missing(plan, watch)
     assert told[0] == ("fedavg · seed 0", 2, 6)
     assert told[-1] == ("fedprox · seed 1", 6, 6)
+
+
+def test_runs_at_once_give_the_bits_of_runs_in_turn(tiny: Tiny, tmp_path: Path) -> None:
+    """And what fails in another process comes back in words."""
+    experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0})
+    entries = "fedavg,broken=fedavg+training.min_sites=3"
+    told: list[tuple[str, bool]] = []
+    together = plan_comparison(experiment, entries, "0", folder=tmp_path / "together")
+    failures = run_missing_at_once(together, 2, lambda run, error: told.append((run.entry.label, error is not None)))
+    assert sorted(told) == [("broken", True), ("fedavg", False)]
+    assert [failure.run.entry.label for failure in failures] == ["broken"]
+    assert "3 are needed" in failures[0].error.what
+    assert failures[0].error.fix
+    alone = plan_comparison(experiment, entries, "0", folder=tmp_path / "alone")
+    run_missing(alone, unwatched)
+    metrics = [plan.runs[0].folder.metrics.read_bytes() for plan in (together, alone)]
+    assert metrics[0] == metrics[1]

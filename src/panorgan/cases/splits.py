@@ -20,6 +20,9 @@ class SplitSettings(Settings):
 
     validation: float = Field(0.15, ge=0, lt=1)
     test: float = Field(0.25, ge=0, lt=1)
+    seed: int | None = Field(
+        None, ge=0, description="of the split alone: set it to test the same patients whatever the experiment's seed is"
+    )
 
     @model_validator(mode="after")
     def _leave_some_for_training(self) -> SplitSettings:
@@ -31,8 +34,11 @@ class SplitSettings(Settings):
 def split_cases(cases: Sequence[Case], settings: SplitSettings, seed: int) -> dict[Split, list[Case]]:
     """Share out a site's cases so that no patient is in two splits; independent of the order of `cases`.
 
+    `seed` is the experiment's; `settings.seed` goes before it.
+
     Every split with a non-zero share gets at least one patient, as long as one is left for training.
     """
+    seed = seed if settings.seed is None else settings.seed
     patients = sorted({case.patient for case in cases})
     site = "/".join(sorted({case.site for case in cases}))
     order = np.random.default_rng(derive_seed(seed, "split", site)).permutation(len(patients))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from panorgan.cli.view import watch
 from panorgan.config import load_experiment
+from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
 from panorgan.federation.events import Listener
 from panorgan.report.comparison import write_comparison
@@ -23,7 +25,7 @@ from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places
 from panorgan.report.tables import NOTHING, number, size
-from panorgan.runs.compare import Planned, check_comparison, plan_comparison, run_missing
+from panorgan.runs.compare import Planned, check_comparison, plan_comparison, run_missing, run_missing_at_once
 
 FAILED = 2
 _WIDE = 100
@@ -41,6 +43,7 @@ class CompareRequest:
     overrides: Sequence[str]
     report_only: bool
     as_json: bool
+    at_once: int = 1
 
 
 def run_compare(request: CompareRequest) -> int:
@@ -55,7 +58,21 @@ def run_compare(request: CompareRequest) -> int:
     def watch_run(run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
         return watch(f"run {number} of {total} · {run.title}", request.as_json)
 
-    failures = [] if request.report_only else run_missing(plan, watch_run)
+    ended = itertools.count(len(plan.finished) + 1)
+
+    def tell(run: Planned, error: PanorganError | None) -> None:
+        words = "failed" if error else "finished"
+        if request.as_json:
+            print(json.dumps({"event": f"run_{words}", "run": run.title}), flush=True)
+        console.print(f"{next(ended)} of {len(plan.runs)} · {run.title}: {words}", highlight=False, markup=False)
+
+    if request.report_only:
+        failures = []
+    elif request.at_once > 1:
+        console.print(f"{len(plan.missing)} runs, {request.at_once} at once", highlight=False)
+        failures = run_missing_at_once(plan, request.at_once, tell)
+    else:
+        failures = run_missing(plan, watch_run)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     for failure in failures:
         errors.print(f"{failure.run.title} failed: {failure.error}")

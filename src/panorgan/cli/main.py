@@ -186,12 +186,15 @@ def compare(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Train nothing; write the files again from finished runs.")
     ] = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="Runs that train at the same time, each in its own process.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods with several seeds and compare them; goes on where it was stopped."""
     from panorgan.cli.compare import CompareRequest, run_compare
 
-    request = CompareRequest(experiment, methods, seeds, reference, run, overrides or [], report_only, as_json)
+    request = CompareRequest(experiment, methods, seeds, reference, run, overrides or [], report_only, as_json, at_once)
     raise typer.Exit(run_compare(request))
 
 

@@ -2,8 +2,8 @@
 
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
-them back. Here the voxels go through all layers of all heads in blocks that stay in the processor's cache, and the way
-back computes the hidden layers again instead of keeping them.
+them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
+way back computes the hidden layers again instead of keeping them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Voxels per block, so that the hidden channels of a handful of heads fit into the second-level cache.
-_BLOCK = {"cpu": 1 << 13, "cuda": 1 << 17}
-
+# Voxels per block. On a CPU the hidden channels of a handful of heads then stay in the cache; a GPU would rather have
+# few large blocks, because starting its work costs more than memory does.
+_BLOCK = {"cpu": 1 << 13}
+_LARGE_BLOCK = 1 << 22
+# Into how many pieces a GPU cuts sums over voxels.
 _PIECES = 128
 
 
@@ -108,5 +110,5 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(rows: torch.Tensor) -> list[tuple[int, int]]:
-    size = _BLOCK.get(rows.device.type, _BLOCK["cuda"])
+    size = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
     return [(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.federation.events import Listener
 from panorgan.runs.execute import check_run, train
 from panorgan.runs.folder import RunFolder
+from panorgan.runs.prepare import prepare
 
 SECTIONS = ("network", "training")
 """Sections of an experiment that a method entry may set besides the method's own numbers."""
@@ -271,6 +274,54 @@ def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Fai
         except PanorganError as error:
             failures.append(Failure(run, error))
     return failures
+
+
+OnRun = Callable[[Planned, PanorganError | None], None]
+"""Told of a run that has ended, and why it failed if it did."""
+
+
+def run_missing_at_once(plan: Plan, at_once: int, on_run: OnRun, cache: Path | None = None) -> list[Failure]:
+    """The same with several runs at a time, each in a process of its own.
+
+    Cases are prepared first, once for each seed, so that the processes find them ready.
+    """
+    failures = []
+    for run in {run.seed: run for run in plan.missing}.values():
+        prepare(run.experiment, cache)
+    # A forked process could not use CUDA.
+    with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+        started = {
+            pool.submit(_train_alone, run.experiment, run.folder.path, cache, _beside(plan, run)): run
+            for run in plan.missing
+        }
+        try:
+            for future in as_completed(started):
+                told = future.result()
+                error = RunError(told[0], where=told[1], why=told[2], fix=told[3]) if told else None
+                if error is not None:
+                    failures.append(Failure(started[future], error))
+                on_run(started[future], error)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failures
+
+
+def _train_alone(
+    experiment: Experiment, folder: Path, cache: Path | None, beside: RunFolder | None
+) -> tuple[str, str, str, str] | None:
+    """One run, in a process that shares the machine with others: one thread, unless the experiment says otherwise.
+
+    What went wrong comes back as words: not every error finds its way through a pipe.
+    """
+    if experiment.hardware.threads is None:
+        hardware = experiment.hardware.model_copy(update={"threads": 1})
+        experiment = experiment.model_copy(update={"hardware": hardware})
+    try:
+        train(experiment, folder, True, cache=cache, beside=beside)
+    except PanorganError as error:
+        return error.what, error.where, error.why, error.fix
+    return None
 
 
 def _beside(plan: Plan, run: Planned) -> RunFolder | None:
