@@ -106,3 +106,10 @@ def test_derived_seeds_depend_on_every_name_and_fit_torch_and_numpy() -> None:
     assert len(values) == 8
     assert all(0 <= value < 2**63 for value in values)
     assert derive_seed(0, "north", "train", 1) == derive_seed(0, "north", "train", 1)
+
+
+def test_a_seed_of_the_split_goes_before_that_of_the_experiment() -> None:
+    cases = one_scan_each(20)
+    pinned = SplitSettings(seed=7)
+    assert split_cases(cases, pinned, 0) == split_cases(cases, pinned, 1) == split_cases(cases, SplitSettings(), 7)
+    assert split_cases(cases, SplitSettings(), 0) != split_cases(cases, SplitSettings(), 7)
