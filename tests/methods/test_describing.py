@@ -12,6 +12,7 @@ from federations import make_coordinator, make_workers
 from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
+from panorgan.config import parse_experiment
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
@@ -304,3 +305,17 @@ def test_what_is_told_is_what_is_sent(tiny, tmp_path, choice):
         mean = sum(site.sizes[stage, round_] for site in sites.values()) / len(sites)
         measured.setdefault(stage, set()).add(mean)
     assert measured == promised
+
+
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if method.recipe])
+def test_a_recipe_is_an_experiment(name: str, tiny_content) -> None:
+    """Every setting exists, and the experiment can be read."""
+    content = {**tiny_content(), "method": {"name": name}, "network": {}, "training": {}, "plan": {}}
+    for setting, value in methods()[name].recipe.items():
+        *parents, last = setting.split(".")
+        place = content
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    experiment = parse_experiment(content)
+    assert experiment.network.features == tuple(methods()[name].recipe["network.features"])

@@ -66,6 +66,7 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
         "text": description.text,
         "paper": description.paper,
         "equations": dict(description.equations),
+        "recipe": dict(description.recipe),
         "pooled": description.pooled,
         "labels": description.labels,
         "network": description.network,
@@ -106,6 +107,7 @@ def _show_overview(console: Console, described: Iterable[MethodDescription]) -> 
 
 
 def _show_method(console: Console, description: MethodDescription) -> None:
+    from panorgan.methods.describing import as_yaml
     from panorgan.report.methods_page import NETWORKS, body
 
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
@@ -119,6 +121,9 @@ def _show_method(console: Console, description: MethodDescription) -> None:
     _show(console, "Network", _inline(". ".join(network)))
     own = description.own_fields
     _show(console, "Settings", _settings(own) if own else Text("none of its own"))
+    if description.recipe:
+        recipe = "\n".join(f"{name}: {as_yaml(value)}" for name, value in description.recipe.items())
+        _show(console, "As the paper trained (settings of an experiment file)", Text(recipe))
     _show(console, "Leaves a site", _leaving(description))
 
 

@@ -247,6 +247,8 @@ class Method:
     """Where it was published: a title, or a link that stays."""
     equations: ClassVar[Mapping[str, str]] = {}
     """Equation number in that paper → the field, function or hook that computes it."""
+    recipe: ClassVar[Mapping[str, object]] = {}
+    """How the paper trained, as settings of an experiment file: `training.rounds` → 1000."""
     organs: ClassVar[OrganParts | None] = None
     """How its network tells organs apart, where the method itself decides that (`network.organs` else)."""
     pooled: ClassVar[bool] = False

@@ -59,6 +59,7 @@ class MethodDescription:
     text: str
     paper: str
     equations: Mapping[str, str]
+    recipe: Mapping[str, object]
     fields: tuple[FieldDescription, ...]
     numbers: tuple[str, ...]
     tensors: Mapping[str, str]
@@ -172,6 +173,7 @@ def _describe(method: type[Method]) -> MethodDescription:
         f"{explanation if dash else first}\n{rest}".strip(),
         method.paper,
         dict(method.equations),
+        dict(method.recipe),
         fields_of(method.Config),
         method.numbers,
         dict(method.tensors),

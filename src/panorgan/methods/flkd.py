@@ -86,6 +86,25 @@ class FLKD(Method):
         "eqs. 9, 10": "`Site.local_distillation`, over all or `n_sampled_teachers` organs",
         "section 3.5": "`networks.organ_parts.MultiHead`: heads of 162 parameters",
     }
+    recipe: ClassVar[Mapping[str, object]] = {
+        "network.features": [32, 64, 128, 256],
+        "network.norm": "group",
+        "network.groups": 16,
+        "network.weight_standardisation": True,
+        "plan.spacing_mm": [1.5, 1.5, 3.0],
+        "plan.intensity": "window",
+        "plan.window_hu": [-325, 325],
+        "training.rounds": 1000,
+        "training.local_steps": 80,
+        "training.optimizer.name": "sgd",
+        "training.optimizer.learning_rate": 0.01,
+        "training.optimizer.momentum": 0.99,
+        "training.sampling.patch_size": [128, 128, 64],
+        "training.sampling.batch_size": 2,
+        "training.sampling.foreground": 0.8,
+        "training.augment.scale": 0.3,
+        "training.augment.mirror_axes": [0, 1, 2],
+    }
     organs: ClassVar[OrganParts] = "heads"
     numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
     tensors: ClassVar[Mapping[str, str]] = {

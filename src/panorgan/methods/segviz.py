@@ -53,6 +53,21 @@ class SegViz(Method):
         "section 3.4, task block": "`task_blocks.<organ>`: the last two convolutions; averaged over owners only",
         "section 3.4, final model": "`build_network`: all task blocks on one representation block",
     }
+    recipe: ClassVar[Mapping[str, object]] = {
+        "method.ce_weight": 0,
+        "network.features": [16, 32, 64, 128, 256],
+        "network.residual": True,
+        "network.norm": "batch",
+        "plan.spacing_mm": [1.5, 1.5, 2.0],
+        "training.rounds": 50,
+        "training.local_epochs": 10,
+        "training.optimizer.learning_rate": 0.0001,
+        "training.optimizer.weight_decay": 0,
+        "training.optimizer.schedule": "cosine",
+        "training.sampling.patch_size": [128, 128, 32],
+        "training.sampling.batch_size": 2,
+        "training.sampling.foreground": 1,
+    }
     organs: ClassVar[OrganParts] = "task_blocks"
 
     class Site(SiteRule):

@@ -139,6 +139,9 @@ def _section(description: MethodDescription) -> list[str]:
     lines += [f"**Network**: {network}{more}", "", "**Settings**", ""]
     own = description.own_fields
     lines += _field_table(own) if own else ["None besides those that every method has."]
+    if description.recipe:
+        settings = (f"{name}: {as_yaml(value)}" for name, value in description.recipe.items())
+        lines += ["", "**As the paper trained**", "", *(f"- `{setting}`" for setting in settings)]
     return [*lines, "", *_leaving(description)]
 
 
