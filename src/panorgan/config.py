@@ -23,6 +23,7 @@ from panorgan.cases.splits import SplitSettings
 from panorgan.errors import ConfigError, PanorganError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
+from panorgan.federation.local_models import kept_round
 from panorgan.federation.settings import TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
@@ -159,10 +160,12 @@ class Experiment(Agreement):
 
     sites: dict[str, SiteSettings] = Field(default_factory=dict)
     phantom: PhantomConfig | None = Field(None, description="generate the sites instead of reading them")
-    local_models: bool = Field(
-        False,
-        description="keep every site's model of the last round as it was before it was averaged, and score it too: "
-        "shows what a site forgets",
+    local_models: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="keep every site's model as it was before it was averaged, and score it too: shows what a site "
+        "forgets. A share of the training rounds says after which: 0.4, or true for the last one",
     )
     hardware: HardwareSettings = HardwareSettings()
 
@@ -215,9 +218,12 @@ class Experiment(Agreement):
         return self
 
     @model_validator(mode="after")
-    def _a_name_for_the_global_model(self) -> Experiment:
+    def _local_models_of_all(self) -> Experiment:
         if self.local_models and GLOBAL_MODEL in self._training_sites():
             raise ValueError(f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is")
+        kept = kept_round(self.build_method().stages(self.training.rounds), self.local_models)
+        if self.local_models and (late := [site for site, first in self.late_sites().items() if first > kept]):
+            raise ValueError(f"local_models keeps those of round {kept}, when {', '.join(late)} has not joined yet")
         return self
 
     def late_sites(self) -> dict[str, int]:

@@ -174,12 +174,18 @@ def compare(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     methods: Annotated[
         str,
-        typer.Option(help="Methods with commas, each with settings of its own: a,b+mu=0.1,name=c.", metavar="METHODS"),
+        typer.Option(
+            "--methods",
+            help="Methods with commas, each with settings of its own: a,b+mu=0.1,name=c.",
+            metavar="METHODS",
+        ),
     ],
     seeds: Annotated[str, typer.Option(help="Seeds with commas; each is another run of every method.")] = "0,1,2",
     reference: Annotated[
         str | None,
-        typer.Option(help="The method that the others are tested against; fedavg, or the first.", metavar="METHOD"),
+        typer.Option(
+            "--reference", help="The method that the others are tested against; fedavg, or the first.", metavar="METHOD"
+        ),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder for all runs; runs/<name>-compare if left out.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,

@@ -21,7 +21,7 @@ from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import read_scores
 from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
 from panorgan.federation.events import EventLog, read_events
-from panorgan.federation.local_models import write_global_model, write_local_models
+from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
@@ -59,8 +59,10 @@ class CoordinatorSetup:
     """Sites that may take part; whoever the transport reaches, if None. One that joined and is no longer listed has
     left: what it taught stays, and nobody waits for it."""
     keep_local_models: Path | None = None
-    """Folder for what each site sent in the last round, as a model of its own. For simulations: between hospitals no
-    single site's model is kept."""
+    """Folder for what each site sent in one round, as a model of its own. For simulations: between hospitals no single
+    site's model is kept."""
+    local_models_after: float = 1.0
+    """Which round that is, as a share of the training rounds."""
 
 
 _NEWCOMERS_ANSWER_WITHIN = 300.0
@@ -86,6 +88,7 @@ class Coordinator:
         self.moments = [
             Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
+        self._kept_round = kept_round(stages, setup.local_models_after)
         self._validated_stages = {stage.name for stage in stages if stage.validate}
 
     @property
@@ -258,7 +261,7 @@ class Coordinator:
         files = self._collect(moment, number, traffic)
         trained = time.perf_counter()
         updates = SpooledUpdates(files)
-        keep = self.setup.keep_local_models if number == len(self.moments) else None
+        keep = self.setup.keep_local_models if number == self._kept_round else None
         if keep is not None:
             write_local_models(keep, self.rule, updates)
         self.rule.aggregate(updates)

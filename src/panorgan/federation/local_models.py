@@ -1,8 +1,8 @@
-"""Every site's model of the last round on disk, as it was before it was averaged, and the averaged one beside them."""
+"""Every site's model of one round on disk, as it was before it was averaged, and the averaged one beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,14 @@ from safetensors.torch import load_file, save
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.federation.files import write_atomically
 from panorgan.methods.base import ServerRule
-from panorgan.methods.exchange import Updates
+from panorgan.methods.exchange import Stage, Updates
+
+
+def kept_round(stages: Sequence[Stage], share: float) -> int:
+    """The round, counted over the whole run, that ends a share of the training rounds."""
+    training = next((place for place, stage in enumerate(stages) if stage.name == "train"), len(stages) - 1)
+    before = sum(stage.rounds for stage in stages[:training])
+    return before + max(1, round(share * stages[training].rounds))
 
 
 def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None:
@@ -30,7 +37,7 @@ def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None
 
 
 def write_global_model(folder: Path, rule: ServerRule) -> None:
-    """The model that the federation has when the last round is averaged."""
+    """The model that the federation has when that round is averaged."""
     _write(folder / f"{GLOBAL_MODEL}.safetensors", rule.delivered())
 
 

@@ -13,7 +13,7 @@ the others' teachers and predicts its own training scans once), *train*.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -119,25 +119,23 @@ class FLKD(Method):
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
             self.global_model: SegmentationNetwork | None = None
+            self.held: tuple[str, ...] = ()
+            """Organs that global KD holds in this round; none outside of training."""
             self.logged: dict[str, torch.Tensor] = {}
-            self.teachers = SiteTeachers(
-                self.tools,
-                self._empty_teacher,
-                _who_teaches(self.federation),
-            )
+            self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
 
         # -- what happens in which stage
 
         def before_round(self) -> None:
             """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model and copy it."""
             self.received = self.teachers.receive(self.received)
+            self.teachers.owners = _who_teaches(self.federation, self.teachers.sites)
             if self.moment.stage != TRAIN:
                 return
             super().before_round()
-            if self.config.global_weight:
-                if self.global_model is None:
-                    self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
-                self.global_model.load_state_dict(self.model.state_dict())
+            self.held = self._sometimes_unlabelled() if self.config.global_weight else ()
+            if self.held:
+                self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
         def companions(self) -> Companions | None:
             """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
@@ -148,7 +146,8 @@ class FLKD(Method):
             )
 
         def after_round(self) -> None:
-            """At the end of its stage, the model is the teacher."""
+            """At the end of its stage, the model is the teacher. The copy of the global model has served."""
+            self.global_model, self.held = None, ()
             if self.moment.stage == PRETRAIN and self.moment.is_last:
                 self.teachers.keep(self.facts.name, self._own_part())
 
@@ -162,12 +161,11 @@ class FLKD(Method):
 
         def state(self) -> Content:
             """While it pre-trains nobody else holds its weights."""
-            return Content(self.model.state_dict() if self.moment.stage == PRETRAIN else {})
+            return Content(self._own_part() if self.moment.stage == PRETRAIN else {})
 
         def load_state(self, state: Content) -> None:
-            """Go on with the teacher that was being trained."""
-            if state.arrays:
-                self.model.load_state_dict(dict(state.arrays))
+            """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
+            self.model.load_state_dict({**self.model.state_dict(), **state.arrays})
 
         # -- formulas
 
@@ -177,22 +175,16 @@ class FLKD(Method):
             return {**super().step(batch), **self.logged}
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Eq. 8: supervision + distillation."""
-            training = self.moment.stage == TRAIN
-            globally = training and self.global_model is not None and bool(self._sometimes_unlabelled)
-            locally = training and batch.extra is not None
-            wanted = {
-                *self.own_organs,
-                *(self._sometimes_unlabelled if globally else ()),
-                *(batch.extra_names if locally else ()),
-            }
-            logits, vocabulary = self.model.channels_for(batch.image, wanted)
-            loss = self.supervised(logits, vocabulary, batch).mean()
-            if globally:
+            """Eq. 8: supervision, and distillation of what is held and of what teachers came along with the batch."""
+            own = self.own_organs
+            logits, vocabulary = self.model.channels_for(batch.image, {*own, *self.held, *batch.extra_names})
+            # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
+            loss = self.supervised(_channels(logits, vocabulary, own), Vocabulary(own), batch).mean()
+            if self.held:
                 part = self.global_distillation(logits, vocabulary, batch).mean()
                 self.logged["loss/global_kd"] = part.detach()
                 loss = loss + self.config.global_weight * part
-            if locally:
+            if batch.extra is not None:
                 part = self.local_distillation(logits, vocabulary, batch).mean()
                 self.logged["loss/local_kd"] = part.detach()
                 loss = loss + self.config.local_weight * part
@@ -202,7 +194,7 @@ class FLKD(Method):
             """Eq. 7, [B]: cross-entropy to the frozen global model on the organs that a sample does not label."""
             assert self.global_model is not None
             with torch.no_grad():
-                frozen, organs = self.global_model.channels_for(batch.image, self._sometimes_unlabelled)
+                frozen, organs = self.global_model.channels_for(batch.image, self.held)
                 targets = organ_probabilities(frozen.float(), self.global_model.convention)
             chosen = _channels(logits, vocabulary, organs.organs)
             return soft_bce(chosen, targets, unlabelled(batch, organs))
@@ -215,7 +207,6 @@ class FLKD(Method):
 
         # -- details
 
-        @property
         def _sometimes_unlabelled(self) -> tuple[str, ...]:
             """Organs that some case of this site has no label for, and somebody teaches."""
             whole, counts = self.federation.vocabulary, self.facts.annotated
@@ -289,16 +280,17 @@ class FLKD(Method):
         return pretrain, Stage(EXCHANGE, 1, validate=False, local_steps=0), Stage(TRAIN, rounds)
 
 
-def _who_teaches(federation: Federation) -> dict[str, tuple[str, ...]]:
-    """The organs of every site's teacher.
+def _who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The organs on which each of some sites' teachers is heard.
 
-    A teacher that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where nobody
+    One that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where no teacher
     knows them by name.
     """
-    named = {organ for facts in federation.sites.values() for organ in facts.annotated}
+    annotated = {site: federation.sites[site].annotated for site in teachers if site in federation.sites}
+    named = {organ for own in annotated.values() for organ in own}
     return {
-        site: tuple(o for o in federation.organs_of(site) if o in facts.annotated or o not in named)
-        for site, facts in federation.sites.items()
+        site: tuple(organ for organ in federation.organs_of(site) if organ in own or organ not in named)
+        for site, own in annotated.items()
     }
 
 

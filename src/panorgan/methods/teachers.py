@@ -41,7 +41,7 @@ class SiteTeachers:
     ----------
     tools : what the worker handed to the rule.
     build : makes the network of a site's teacher; its weights do not matter.
-    owners : the organs that each site's teacher knows.
+    owners : the organs that each site's teacher knows; may be set anew when teachers have come.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SiteTeachers:
         build: Callable[[str], SegmentationNetwork],
         owners: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self.tools, self.owners = tools, {site: tuple(organs) for site, organs in owners.items()}
+        self.tools, self.owners = tools, dict(owners)
         self._build = build
         self._present = {n.removeprefix(PREFIX) for n in tools.vault.names() if n.startswith(PREFIX)}
         self._fingerprints: dict[str, str] = {}
@@ -78,6 +78,11 @@ class SiteTeachers:
         self.tools.vault.put(f"{PREFIX}{site}", arrays)
         self._present.add(site)
         self._fingerprints.pop(site, None)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites whose teacher is in the vault, sorted."""
+        return tuple(sorted(self._present))
 
     def known(self) -> tuple[str, ...]:
         """Organs that a teacher in the vault knows, sorted."""
@@ -110,7 +115,7 @@ class SiteTeachers:
     # -- details -------------------------------------------------------------------------------------------
 
     def _sites(self) -> list[str]:
-        """Sites with a teacher in the vault, sorted."""
+        """Sites with a teacher in the vault that knows something, sorted."""
         return sorted(self._present & self.owners.keys())
 
     def _refuse_gaps(self, numbers: Numbers) -> None:

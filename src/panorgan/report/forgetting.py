@@ -1,11 +1,13 @@
-"""What each site forgets: the sites' models of the last round before they were averaged, and the averaged one."""
+"""What each site forgets: the sites' models of one round before they were averaged, and the averaged one."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from panorgan.config import parse_experiment
 from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
+from panorgan.federation.local_models import kept_round
 from panorgan.report.record import RunRecord, title
 from panorgan.report.tables import HeatCell, heat_colour, number
 from panorgan.runs.scoring import read_metrics
@@ -24,7 +26,9 @@ class ForgettingRow:
 
 @dataclass(frozen=True)
 class ForgettingTable:
-    """The sites' models by name, then the averaged one. `scores` hold the means that a sentence tells."""
+    """The sites' models of a round by name, then the averaged one. `scores` hold the means that a sentence tells."""
+
+    round: int
 
     organs: tuple[str, ...]
     local: tuple[ForgettingRow, ...]
@@ -51,7 +55,13 @@ def forgetting_table(record: RunRecord) -> ForgettingTable | None:
         for site, model in scores.local.items()
     )
     averaged = row("Global model", "after averaging", scores.averaged, frozenset()) if scores.averaged else None
-    return ForgettingTable(organs, local, averaged, scores)
+    return ForgettingTable(_round_of(record), organs, local, averaged, scores)
+
+
+def _round_of(record: RunRecord) -> int:
+    """The round whose models were kept."""
+    experiment = parse_experiment(record.manifest["experiment"], str(record.folder.manifest))
+    return kept_round(experiment.build_method().stages(experiment.training.rounds), experiment.local_models)
 
 
 def _cell(model: str, words: str, dice: float, own: bool = False) -> HeatCell:

@@ -189,6 +189,7 @@ def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan
         plan=plan,
         joins_at=experiment.late_sites(),
         keep_local_models=folder.local_weights if experiment.local_models and not apart else None,
+        local_models_after=experiment.local_models,
     )
 
 
