@@ -227,3 +227,19 @@ def test_gradients_never_push_an_unknown_organ_against_background(seed, voxels, 
     ratio_background = gradient[:, 0] / probabilities[:, 0]
     ratio_unknown = gradient[:, organ] / probabilities[:, organ]
     torch.testing.assert_close(ratio_background, ratio_unknown)
+
+
+def test_the_mask_of_a_union_teaches_no_tumour_inside_it():
+    """A kidney's mask contains its tumours but does not show them: their independent channel must not move."""
+    vocabulary = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])
+    masks = torch.tensor([True, False, True, True]).view(1, 1, 4, 1, 1)
+    image = torch.zeros(1, 1, 4, 1, 1)
+    batch = Batch(image, masks, torch.ones(1, 1, dtype=torch.bool), ("kidney",), ("case",))
+    logits = torch.tensor([0.3, -0.2, 0.1]).view(1, 3, 1, 1, 1).repeat(1, 1, 4, 1, 1).requires_grad_()
+    partial_dice_ce(logits, batch, vocabulary, "independent").sum().backward()
+    assert logits.grad[:, :2].abs().min() > 0
+    assert logits.grad[:, 2].abs().max() == 0
+    # By hand: the union is present unless both sides are absent.
+    absent = (1 / (1 + math.exp(0.3))) * (1 / (1 + math.exp(-0.2)))
+    found = structure_probabilities(logits, batch, vocabulary, "independent")
+    assert found.flatten().tolist() == pytest.approx([1 - absent] * 4)

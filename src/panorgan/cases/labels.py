@@ -34,6 +34,20 @@ def membership(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tup
     return tuple(rows)
 
 
+@lru_cache(maxsize=256)
+def shown(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+    """Row t says which vocabulary organs an annotation of structure t shows; [structures][organs].
+
+    The organ itself, or the parts of a union. Not what lies inside unmarked: a kidney's mask contains its tumours, but
+    does not show them.
+    """
+    rows = []
+    for structure, row in zip(structures, membership(structures, vocabulary), strict=True):
+        inner = vocabulary.inside(structure)
+        rows.append(tuple(member and organ not in inner for organ, member in zip(vocabulary, row, strict=True)))
+    return tuple(rows)
+
+
 def structures_of(annotated: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """All structures that any of the given annotated sets names, in a stable order."""
     return tuple(sorted({name for names in annotated for name in names}))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import membership
+from panorgan.cases.labels import shown
 from panorgan.cases.sampling import Batch
 from panorgan.losses.partial import on_device
 
@@ -23,8 +21,8 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
     # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
     aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))
     logits, targets = logits.float().masked_fill(aside, 0.0), targets.float().masked_fill(aside, 0.0)
-    with torch.autocast(logits.device.type, enabled=False):
-        loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").flatten(2).mean(2)
+    # −log σ(x) = softplus(x) − x, so that all of it is softplus(x) − t·x: two passes over the voxels instead of many.
+    loss = torch.addcmul(F.softplus(logits), targets, logits, value=-1).flatten(2).mean(2)
     kept = loss.masked_fill(~counted, 0.0).sum(1)
     return kept / counted.sum(1).clamp(min=1)
 
@@ -34,17 +32,5 @@ def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
 
     A union (`kidney`) says something about its parts; an organ says nothing about what lies inside it unmarked.
     """
-    says = on_device(_says(batch.structures, vocabulary), batch.annotated.device)
+    says = on_device(shown(batch.structures, vocabulary), batch.annotated.device)
     return batch.annotated.float() @ says == 0
-
-
-@lru_cache(maxsize=64)
-def _says(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
-    """[T][C]: whether an annotated structure tells where an organ is."""
-    rows = zip(structures, membership(structures, vocabulary), strict=True)
-    return tuple(
-        tuple(
-            member and organ not in vocabulary.inside(structure) for organ, member in zip(vocabulary, row, strict=True)
-        )
-        for structure, row in rows
-    )

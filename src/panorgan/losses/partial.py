@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Convention, membership
+from panorgan.cases.labels import Convention, membership, shown
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 
@@ -144,11 +144,8 @@ def _own_channels(batch: Batch, vocabulary: Vocabulary) -> list[int | None]:
 def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """log P(voxel is not in the structure), independent channels, [B, T, *S]."""
     log_absent = F.logsigmoid(-logits)
-    rows = list(_checked_members(batch, vocabulary))
-    for t, own in enumerate(_own_channels(batch, vocabulary)):
-        if own is not None:  # its own sigmoid already contains what lies inside it
-            rows[t] = tuple(channel == own for channel in range(len(vocabulary)))
-    return _over_members(on_device(tuple(rows), logits.device), log_absent)
+    _checked_members(batch, vocabulary)
+    return _over_members(on_device(shown(batch.structures, vocabulary), logits.device), log_absent)
 
 
 def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

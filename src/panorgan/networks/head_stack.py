@@ -1,4 +1,4 @@
-"""Many small heads at once: per head three 1×1 convolutions with ReLUs between them, on the same few channels.
+"""Many small heads at once: per head three 1×1 convolutions, leaky ReLUs between them, on the same few channels.
 
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
@@ -15,6 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+SLOPE = 0.01
+"""Of the leaky ReLUs, as in the U-Net below. With plain ones a head of eight channels can die: when no hidden unit
+answers any more, nothing brings it back."""
+_leaky_backward = torch.ops.aten.leaky_relu_backward.default
+
 # Voxels per block. On a CPU the hidden channels of a handful of heads then stay in the cache; a GPU would rather have
 # few large blocks, because starting its work costs more than memory does.
 _BLOCK = {"cpu": 1 << 13}
@@ -28,7 +33,7 @@ def run_heads(
 ) -> torch.Tensor:
     """Chosen outputs (which head, which of its outputs), [B, len(outputs), *S], from features [B, channels, *S].
 
-    Each head is convolution, ReLU, convolution, ReLU, convolution, all 1×1 with a bias.
+    Each head is convolution, leaky ReLU, convolution, leaky ReLU, convolution, all 1×1 with a bias.
     """
     first, second, third = ([_matrix(head, place) for head in heads] for place in (0, 2, 4))
     biases = [torch.cat([_bias(head, place) for head in heads]) for place in (0, 2)]
@@ -59,7 +64,7 @@ def _matrix(head: nn.Sequential, place: int) -> torch.Tensor:
 
 
 class _Stack(torch.autograd.Function):
-    """W₃·relu(W₂·relu(W₁·x + b₁) + b₂) + b₃ for rows x, [M, in] → [M, out], block by block in both directions."""
+    """W₃·σ(W₂·σ(W₁·x + b₁) + b₂) + b₃ for rows x, [M, in] → [M, out], block by block in both directions."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
@@ -73,7 +78,7 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of the rows and of all layers; sums over voxels in float32 at least."""
+        """Gradients of the rows and of all layers; what is added up over blocks is so in float32 at least."""
         rows, *layers = ctx.saved_tensors
         precise = torch.promote_types(rows.dtype, torch.float32)
         sums = [torch.zeros_like(layer, dtype=precise) for layer in layers]
@@ -86,7 +91,7 @@ class _Stack(torch.autograd.Function):
                 sums[place] += _product(gradient, values)
                 sums[3 + place] += gradient.sum(0, dtype=precise)
                 if place:
-                    gradient = (gradient @ layers[place]).mul_(values > 0)
+                    gradient = _leaky_backward(gradient @ layers[place], values, SLOPE, True)
                 elif of_rows is not None:
                     of_rows[start:stop] = gradient @ layers[0]
         return of_rows, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
@@ -94,8 +99,8 @@ class _Stack(torch.autograd.Function):
 
 def _hidden(rows: torch.Tensor, layers: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Both hidden layers of some rows."""
-    first = F.linear(rows, layers[0], layers[3]).relu_()
-    return first, F.linear(first, layers[1], layers[4]).relu_()
+    first = F.leaky_relu_(F.linear(rows, layers[0], layers[3]), SLOPE)
+    return first, F.leaky_relu_(F.linear(first, layers[1], layers[4]), SLOPE)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -106,7 +111,8 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """
     if left.device.type == "cpu" or len(left) % _PIECES:
         return left.T @ right
-    return torch.bmm(left.view(_PIECES, -1, left.shape[1]).mT, right.view(_PIECES, -1, right.shape[1])).sum(0)
+    pieces = torch.bmm(left.view(_PIECES, -1, left.shape[1]).mT, right.view(_PIECES, -1, right.shape[1]))
+    return pieces.sum(0, dtype=torch.promote_types(left.dtype, torch.float32))
 
 
 def _blocks(rows: torch.Tensor) -> list[tuple[int, int]]:

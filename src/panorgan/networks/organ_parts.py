@@ -20,7 +20,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
 from panorgan.networks.base import SegmentationNetwork
 from panorgan.networks.blocks import Blocks, ascend, descend, finish
-from panorgan.networks.head_stack import run_heads
+from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
 
 HEAD_WIDTH = 8
@@ -138,9 +138,9 @@ class MultiHead(OrganNetwork):
         convolution = nn.Conv3d if blocks.settings.dimensions == 3 else nn.Conv2d
         return nn.Sequential(
             convolution(HEAD_WIDTH, HEAD_WIDTH, 1),
-            nn.ReLU(inplace=True),
+            nn.LeakyReLU(SLOPE, inplace=True),
             convolution(HEAD_WIDTH, HEAD_WIDTH, 1),
-            nn.ReLU(inplace=True),
+            nn.LeakyReLU(SLOPE, inplace=True),
             convolution(HEAD_WIDTH, OUTPUTS, 1),
         )
 
