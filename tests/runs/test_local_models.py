@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from federations import make_coordinator, make_workers, same
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from panorgan.config import load_agreement
 from panorgan.errors import ConfigError
@@ -136,3 +136,25 @@ def test_a_local_model_is_what_was_sent_over_what_it_started_from(tmp_path):
     assert list(read_local_models(folder)) == ["north"]
     found = {key: float(value) for key, value in load_file(folder / "north.safetensors").items()}
     assert found == {"body": 10.0, "head:liver": 20.0, "head:spleen": 3.0}
+
+
+def test_an_organ_seen_everywhere_hides_no_other(tiny, tmp_path):
+    """Heads are independent. One that has gone mad must not cost the others their score."""
+    experiment = tiny(
+        method={"name": "multihead", "organ_parts": "everyone"},
+        training={"rounds": 1, "local_steps": 1, "validate_every": 0},
+        local_models=True,
+    )
+    folder = tmp_path / "run"
+    train(experiment, folder)
+    file = folder / "local_models" / "north.safetensors"
+    weights = load_file(file)
+    for organ, bias in (("spleen", 2.0), ("liver", 1.0)):  # both seen everywhere; the spleen more surely
+        weights[f"heads.{organ}.4.weight"].zero_()
+        weights[f"heads.{organ}.4.bias"].fill_(bias)
+    save_file(weights, file)
+    evaluate(folder)
+    rows = read_metrics(folder / "local_models.csv")
+    liver = [row["sensitivity"] for row in rows if row["model"] == "north" and row["organ"] == "liver"]
+    assert liver
+    assert set(liver) == {1.0}

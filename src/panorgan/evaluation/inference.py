@@ -95,6 +95,25 @@ def predict_volume(
     return grid.turn_back(labels)
 
 
+def predict_organs(
+    network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings, preset: str = "none"
+) -> dict[str, NDArray[np.bool_]]:
+    """A mask per organ on the scan's own grid, each by itself: independent channels may overlap, none hides another.
+
+    With exclusive channels that is the label map, organ by organ.
+    """
+    if network.convention == "exclusive":
+        labels = cleaned(predict_volume(network, volume, plan, settings), network.vocabulary, preset)
+        return {organ: structure_mask(labels, organ, network.vocabulary) for organ in network.vocabulary}
+    grid = Grid.of(volume, plan)
+    probabilities = predict_probabilities(network, prepare_image(volume, plan, grid), settings).cpu()
+    present = {
+        organ: grid.turn_back((to_scan_grid(channel, grid) >= _THRESHOLD).numpy())
+        for organ, channel in zip(network.channels, probabilities, strict=True)
+    }
+    return apply_preset(preset, present, exclusive=False)
+
+
 def label_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """The integer that stands for each organ in a label map."""
     return {organ: index + 1 for index, organ in enumerate(vocabulary)}

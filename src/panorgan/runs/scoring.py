@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from panorgan.cases.case import Case
+from panorgan.cases.labels import shown
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
-from panorgan.evaluation.inference import cleaned, predict_volume, structure_mask
+from panorgan.evaluation.inference import cleaned, predict_organs, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
 from panorgan.federation.files import write_atomically
 from panorgan.federation.local_models import load_weights
@@ -71,9 +72,11 @@ def score_local_models(
 ) -> list[Row]:
     """Rows of every site's model before it was averaged, and of the averaged one, on all test cases.
 
-    Where the last round was delivered, the averaged model has the `delivered` rows already.
+    Organs are scored each by itself: what a model has forgotten must not hide what it knows. Where that makes no
+    difference and the delivered model is the averaged one, the `delivered` rows serve.
     """
-    known = {GLOBAL_MODEL: delivered} if _is_delivered(model, files[GLOBAL_MODEL]) else {}
+    same = model.network.convention == "exclusive" and _is_delivered(model, files[GLOBAL_MODEL])
+    known = {GLOBAL_MODEL: delivered} if same else {}
     network = copy.deepcopy(model.network)
     local = replace(model, network=network, taught=None)  # asked for every organ: that is the question
     todo = [(name, site, case) for name in files if name not in known for site in prepared.sites for case in site.test]
@@ -83,7 +86,7 @@ def score_local_models(
         if name != loaded:
             network.load_state_dict(load_weights(files[name]))
             loaded = name
-        rows[name] += score_case(local, case, "external" if site.external else "test", None)
+        rows[name] += score_case_by_organ(local, case, "external" if site.external else "test")
         if on_case:
             on_case(f"{name} before averaging" if name != GLOBAL_MODEL else name, done, len(todo))
     return [{"model": name, **row} for name in files for row in rows[name]]
@@ -102,12 +105,35 @@ def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path 
         path = predictions / case.site / f"{case.id}.nii.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_labels(path, labels, volume.affine)
+    vocabulary = model.network.vocabulary
+    return _rows(model, case, volume, split, lambda structure: structure_mask(labels, structure, vocabulary))
+
+
+def score_case_by_organ(model: DeliveredModel, case: Case, split: str) -> list[Row]:
+    """The same with every organ by itself: an organ that a model sees everywhere does not hide the others."""
+    volume = case.read_image()
+    organs = predict_organs(model.network, volume, model.plan, model.inference, model.postprocess)
+    vocabulary = model.network.vocabulary
+
+    def predicted(structure: str) -> NDArray[np.bool_]:
+        (row,) = shown((structure,), vocabulary)
+        return np.any([organs[organ] for organ, shows in zip(vocabulary, row, strict=True) if shows], axis=0)
+
+    return _rows(model, case, volume, split, predicted)
+
+
+def _rows(
+    model: DeliveredModel,
+    case: Case,
+    volume: Volume,
+    split: str,
+    predicted: Callable[[str], NDArray[np.bool_]],
+) -> list[Row]:
     rows = []
     for structure, truth in case.each_mask(volume):
         if not model.can_show(structure):
             continue
-        predicted = structure_mask(labels, structure, model.network.vocabulary)
-        values = score(predicted, truth, volume.spacing)
+        values = score(predicted(structure), truth, volume.spacing)
         row: Row = {"split": split, "site": case.site, "case": case.id, "organ": structure}
         rows.append(row | {metric: getattr(values, metric) for metric in METRICS})
     return sorted(rows, key=lambda row: str(row["organ"]))
