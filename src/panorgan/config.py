@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
-from panorgan.settings import Settings
+from panorgan.settings import Settings, fields_at
 
 
 class SiteSettings(Settings):
@@ -141,6 +140,19 @@ class Agreement(Settings):
                 f"training.sampling.patch_size {list(patch)} must be multiples of {multiple}, at least {least}, "
                 f"for a network with {len(self.network.features)} levels ({cause})"
                 + ("" if sliced is None else "; only the axis of the slices is 1")
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_method_decides_first(self) -> Agreement:
+        """A method that is about heads has heads: a wish for something else must not be passed over in silence."""
+        decided, wished = find_method(self.method["name"]).organs, self.network.organs
+        if decided is not None and wished not in (UNetSettings().organs, decided):
+            raise ConfigError(
+                f"{self.method['name']} does not work with {wished}.",
+                where="network.organs",
+                why=f"the method decides itself how organs are told apart: by {decided}",
+                fix="Leave network.organs out, or choose a method that does not decide it, such as fedavg.",
             )
         return self
 
@@ -356,7 +368,7 @@ def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mod
         place = ".".join(keys)
         spot = f"{where}: {place}" if where and place else where or place
         if first["type"] == "extra_forbidden":
-            known = _fields_at(model, keys[:-1])
+            known = fields_at(model, keys[:-1])
             raise ConfigError(
                 f"There is no setting called {keys[-1]!r}.",
                 where=spot,
@@ -377,24 +389,3 @@ def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mod
         if where and not error.where.startswith(where):
             error.where = f"{where}: {error.where}" if error.where else where
         raise
-
-
-def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Names of the settings at a place inside a model."""
-    current: Any = model
-    for key in path:
-        if isinstance(current, type) and issubclass(current, BaseModel) and key in current.model_fields:
-            current = _model_in(current.model_fields[key].annotation)
-        # A list index or a mapping's key leads to the same inner model.
-    return sorted(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
-
-
-def _model_in(annotation: Any) -> Any:
-    """The settings model inside `X | None`, `dict[str, X]` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation
-    for inner in typing.get_args(annotation):
-        found = _model_in(inner)
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            return found
-    return annotation

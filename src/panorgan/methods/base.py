@@ -267,6 +267,10 @@ class Method:
         """What happens in which order; `rounds` is the experiment's number of training rounds."""
         return (Stage("train", rounds),)
 
+    def network_settings(self, settings: UNetSettings) -> UNetSettings:
+        """The experiment's `network` section as this method uses it."""
+        return settings if self.organs is None else settings.model_copy(update={"organs": self.organs})
+
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
@@ -274,8 +278,7 @@ class Method:
 
         Where organs have parts of their own, a site that trains only its own needs no others, and not even their names.
         """
-        if self.organs is not None:
-            settings = settings.model_copy(update={"organs": self.organs})
+        settings = self.network_settings(settings)
         if settings.organs == "channels":
             return UNet(federation.vocabulary, settings)
         if site is not None and self.config.organ_parts == "owners":
