@@ -1,0 +1,105 @@
+"""What the values of a unified label stand for.
+
+With C organs and T annotated structures:
+
+    0            background
+    1 … C        an organ of the vocabulary
+    C + 1 + t    inside structure t, which is a union, and nobody knows in which of its parts
+    C + 1 + T    left out: the sample's own masks contradict each other here
+
+A value stands for the channels that a voxel may belong to. Mostly that is one. It is several where nobody, neither the
+sample's annotation nor a teacher, tells of an organ: "background" is then "background or that organ".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from panorgan.anatomy import Vocabulary, ancestors
+from panorgan.cases.labels import membership, shown
+from panorgan.cases.sampling import Batch
+from panorgan.losses.partial import on_device
+
+Rows = tuple[tuple[bool, ...], ...]
+
+
+def undecided_value(structure: int, vocabulary: Vocabulary) -> int:
+    """The value of a voxel of which only the union is known; `structure` is its place in the batch's structures."""
+    return len(vocabulary) + 1 + structure
+
+
+def left_out_value(structures: tuple[str, ...], vocabulary: Vocabulary) -> int:
+    """The value of a voxel that teaches nothing; the largest there is."""
+    return undecided_value(len(structures), vocabulary)
+
+
+def possible_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """Which channels each value stands for, [B, values, C + 1] bool; decided by names and flags alone, no voxel."""
+    device, structures, organs = batch.annotated.device, batch.structures, len(vocabulary)
+    untold = ~told(batch, vocabulary)
+    inside = on_device(inside_rows(vocabulary), device).bool()
+    within = on_device(_within_rows(vocabulary), device)
+    # Background, or an organ that nobody tells of, unless it lies inside an organ that somebody tells of.
+    unseen = untold & ~((~untold).float() @ within > 0)
+    unseen_inside = inside & untold.unsqueeze(1)
+    besides = torch.cat([unseen.unsqueeze(1), unseen_inside], dim=1) & ~_kept_apart(batch, vocabulary)
+    values = left_out_value(structures, vocabulary) + 1
+    table = torch.eye(values, organs + 1, dtype=torch.bool, device=device).repeat(len(untold), 1, 1)
+    table[:, : organs + 1, 1:] |= besides
+    table[:, organs + 1 : -1, 1:] = _parts_left(batch, vocabulary, untold)
+    table[:, -1] = True
+    return table
+
+
+def told(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """[B, C] bool: the organs that a sample's annotation shows or a teacher knows."""
+    says = on_device(shown(batch.structures, vocabulary), batch.annotated.device)
+    known = batch.annotated.float() @ says > 0
+    for place, name in enumerate(batch.extra_names):
+        organ = vocabulary.index(name)
+        known[:, organ] |= True if batch.extra_known is None else batch.extra_known[:, place]
+    return known
+
+
+@lru_cache(maxsize=64)
+def inside_rows(vocabulary: Vocabulary) -> Rows:
+    """Row k says which organs may lie inside organ k: its tumour, or the tumour of the union it is a part of."""
+    return tuple(
+        tuple(
+            any(inner in vocabulary.inside(o) and organ not in vocabulary.inside(o) for o in (organ, *ancestors(organ)))
+            for inner in vocabulary
+        )
+        for organ in vocabulary
+    )
+
+
+@lru_cache(maxsize=64)
+def _within_rows(vocabulary: Vocabulary) -> Rows:
+    """Row k says which organs lie inside organ k for sure, and so nowhere else."""
+    return tuple(tuple(inner in vocabulary.inside(organ) for inner in vocabulary) for organ in vocabulary)
+
+
+def _kept_apart(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """[B, C + 1, C] bool: pairs of a channel and an organ of which an annotated structure has one but not the other."""
+    members = on_device(membership(batch.structures, vocabulary), batch.annotated.device)
+    channels = torch.nn.functional.pad(members, (1, 0))
+    apart = channels.unsqueeze(2) != members.unsqueeze(1)
+    return torch.einsum("bt,tkc->bkc", batch.annotated.float(), apart.float()) > 0
+
+
+def _parts_left(batch: Batch, vocabulary: Vocabulary, untold: torch.Tensor) -> torch.Tensor:
+    """[B, T, C] bool: the parts of each structure, and what lies inside it if nobody tells of that.
+
+    A smaller annotated structure would have taken its members.
+    """
+    rows = membership(batch.structures, vocabulary)
+    members = on_device(rows, untold.device).bool()
+    parts = on_device(shown(batch.structures, vocabulary), untold.device).bool()
+    left = parts | (members & untold.unsqueeze(1))
+    for t, row in enumerate(rows):
+        for s, other in enumerate(rows):
+            if other != row and all(a or not b for a, b in zip(row, other, strict=True)):
+                left[:, t] &= ~(members[s] & batch.annotated[:, s : s + 1])
+    return left

@@ -1,0 +1,27 @@
+"""Reverse cross-entropy: the prediction judges the label, so that wrong labels weigh less (UFPS, eq. 9)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def reverse_cross_entropy(logits: torch.Tensor, possible: torch.Tensor, log_zero: float = -4.0) -> torch.Tensor:
+    """RCE [B] = −Σ_c q_c log p_c, mean over voxels; q the softmax of logits [B, C + 1, *S], p the label.
+
+    `possible` [B, C + 1, *S] bool are the channels that the label names: log 1 = 0 there, and `log_zero` elsewhere.
+    So it is −log_zero times the probability of all that the label excludes.
+    """
+    q = logits.float().softmax(dim=1)
+    return -log_zero * q.masked_fill(possible, 0.0).sum(1).flatten(1).mean(1)
+
+
+def growing_factor(round_number: int, rounds: int, steepness: float = 20.0) -> float:
+    """e^{−20 (1 − r/R)}: next to nothing at first, 1 in the last round."""
+    return math.exp(-steepness * (1 - round_number / rounds))
+
+
+def adaptive_rce(logits: torch.Tensor, possible: torch.Tensor, round_number: int, rounds: int) -> torch.Tensor:
+    """Eq. 9, [B]: reverse cross-entropy times its growing factor."""
+    return growing_factor(round_number, rounds) * reverse_cross_entropy(logits, possible)

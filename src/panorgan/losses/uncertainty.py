@@ -1,0 +1,43 @@
+"""How unsure teachers are about a sample (UFPS, eq. 6)."""
+
+from __future__ import annotations
+
+import torch
+
+# Odds of 0 and 1 are infinite; this far out they weigh nothing (stored probabilities come in steps of 1/255).
+_CERTAIN = 1e-7
+
+
+def teacher_logits(probabilities: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """Organs' probabilities [B, E, *S] by teachers of their own → logits of one softmax, [B, 1 + E, *S].
+
+    log(p/(1 − p)) against 0 for the background: what independent opinions say together once it is known that a voxel
+    has one organ at most. Organs without a teacher (`known` [B, E] bool) have no share in it.
+    """
+    odds = torch.logit(probabilities.float(), eps=_CERTAIN)
+    odds = odds.masked_fill(~known.view(*known.shape, *(1,) * (odds.ndim - 2)), float("-inf"))
+    background = odds.new_zeros(len(odds), 1, *odds.shape[2:])
+    return torch.cat([background, odds], dim=1)
+
+
+def voxel_entropy(logits: torch.Tensor, classes: int | None = None) -> torch.Tensor:
+    """E [B, *S] = −(1/N) Σ_c p_c log p_c of the softmax over the channels of logits [B, channels, *S].
+
+    N is `classes`, background included, where the logits leave out classes that nobody believes in.
+    """
+    parts: torch.Tensor = torch.special.entr(logits.float().softmax(dim=1))
+    return parts.sum(1) / (classes or logits.shape[1])
+
+
+def sample_uncertainty(entropy: torch.Tensor, label: torch.Tensor, classes: int) -> torch.Tensor:
+    """Eq. 6: U [B] = (1/N) Σ_c (Σ_vox E·q_c)/(Σ_vox q_c + 1) for an entropy and a label [B, *S] of integers.
+
+    Classes 0 … N − 1 include the background; larger values of the label belong to none.
+    """
+    entropy, label = entropy.float().flatten(1), label.flatten(1)
+    total = entropy.new_zeros(len(entropy))
+    # Class by class: sums have a fixed order, which scattered additions on a GPU have not.
+    for value in range(classes):
+        inside = label == value
+        total = total + (entropy * inside).sum(1) / (inside.sum(1) + 1)
+    return total / classes

@@ -1,0 +1,278 @@
+"""One label over background and all organs, from a sample's own annotation and the teachers of the other organs.
+
+UFPS's pseudo label (eqs. 4 and 5). Ground truth always wins: at every voxel the annotation allows some channels (those
+of `partial.marginal_cross_entropy`), and teachers only ever choose among them. `label_values` says what values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import shown
+from panorgan.cases.sampling import Batch
+from panorgan.errors import AnatomyError
+from panorgan.losses.label_values import inside_rows, left_out_value, possible_channels, undecided_value
+from panorgan.losses.partial import member_matrix
+
+Conflicts = Literal["sequence", "confidence"]
+"""When teachers claim the same voxel. *sequence*: the later one in a fixed order. *confidence*: the more probable."""
+
+
+@dataclass(frozen=True)
+class UnifiedLabel:
+    """Labels of a batch as values, and the channels that each value stands for.
+
+    One byte per voxel, whatever the number of organs: cheap to keep and to compare. Losses ask for channels.
+
+    Parameters
+    ----------
+    values : [B, *S] uint8, see `label_values`.
+    possible : [B, values, C + 1] bool, the channels that a value stands for in each sample.
+    """
+
+    values: torch.Tensor
+    possible: torch.Tensor
+
+    def channels(self) -> torch.Tensor:
+        """The channels that every voxel may belong to, [B, C + 1, *S] bool; one-hot where the label is sure."""
+        return self._looked_up(self.possible)
+
+    def targets(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(one-hot target, where it counts), both [B, C + 1, *S] bool.
+
+        Where several channels are possible none of them counts; all others do, as absent. With exclusive channels that
+        says all there is to say: what is left to the possible ones is their sum.
+        """
+        sure = self.possible.sum(2, keepdim=True) == 1
+        return self._looked_up(self.possible & sure), self._looked_up(~self.possible | sure)
+
+    def _looked_up(self, table: torch.Tensor) -> torch.Tensor:
+        count, channels = len(table), table.shape[2]
+        places = self.values.flatten(1).long().unsqueeze(1).expand(-1, channels, -1)
+        return table.transpose(1, 2).gather(2, places).view(count, channels, *self.values.shape[1:])
+
+
+def merge(
+    batch: Batch,
+    vocabulary: Vocabulary,
+    order: Sequence[str] = (),
+    conflicts: Conflicts = "sequence",
+    main: torch.Tensor | None = None,
+    share: float = 0.8,
+) -> UnifiedLabel:
+    """The unified label of a batch.
+
+    Background is where every teacher says background. Where the annotation says "one of these organs" (a liver that may
+    hold a tumour, a kidney of one side or the other), a teacher's claim decides; without one it is the outer organ, and
+    of several parts the one that teachers find most probable. Parts of which not all have a teacher stay undecided.
+
+    Parameters
+    ----------
+    batch : masks and annotated flags, and teachers' probabilities in `extra`.
+    order : organs from large to small for `sequence`, see `painting_order`.
+    main : [B, C + 1, *S] logits or probabilities of the global model; the main teacher of eq. 5 if given.
+    share : v of eq. 5.
+    """
+    allowed = allowed_channels(batch, vocabulary)
+    values = pseudo_label(batch, vocabulary, order, conflicts, allowed)
+    if main is not None:
+        chosen = _best_allowed(main.detach(), allowed)
+        values = global_main_teacher(values, chosen, share, counted=_more_than_one(allowed.unbind(1)))
+    values = _where_an_organ_must_be(values, batch, vocabulary, allowed, main)
+    values.masked_fill_(~allowed.any(1), left_out_value(batch.structures, vocabulary))
+    return UnifiedLabel(values, possible_channels(batch, vocabulary))
+
+
+def global_main_teacher(
+    teachers: torch.Tensor, main: torch.Tensor, share: float = 0.8, counted: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Eq. 5, for labels [B, *S] of the teachers and of the main teacher (0 is background).
+
+    A patch in which both name the same organ in less than `share` of the main teacher's foreground takes its label from
+    the main teacher. Otherwise from both: where they disagree it becomes background. So it does all over a patch in
+    which the main teacher sees no organ (0 < v · 0 is false). `counted` [B, *S] bool: the voxels that volumes are
+    measured on; ground truth is no opinion.
+    """
+    foreground = main > 0 if counted is None else (main > 0) & counted
+    agree = teachers == main
+    together = (foreground & agree).flatten(1).sum(1)
+    alone = together < share * foreground.flatten(1).sum(1)
+    return torch.where(alone.view(-1, *(1,) * (main.ndim - 1)) | agree, main, torch.zeros_like(main))
+
+
+def pseudo_label(
+    batch: Batch,
+    vocabulary: Vocabulary,
+    order: Sequence[str] = (),
+    conflicts: Conflicts = "sequence",
+    allowed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the teachers say, [B, *S] uint8: 0, or the channel of an organ; without `allowed`, of them alone.
+
+    A teacher claims a voxel if its probability is above one half. What lies inside an organ wins over the organ.
+    """
+    values = torch.zeros_like(batch.image[:, 0], dtype=torch.uint8)
+    best = torch.zeros_like(values, dtype=torch.float32)
+    claims = _claims(batch, vocabulary, allowed)
+    inside = inside_rows(vocabulary)
+    for organ in painting_order(vocabulary, order):
+        channel = vocabulary.index(organ) + 1
+        if channel not in claims:
+            continue
+        claim, probability = claims[channel]
+        if conflicts == "confidence":
+            for other in claims:
+                if inside[channel - 1][other - 1]:
+                    claim = claim & ~claims[other][0]
+            claim = claim & (probability >= best)
+            best = torch.where(claim, probability, best)
+        values.masked_fill_(claim, channel)
+    return values
+
+
+def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
+    """All organs in the order in which they are painted, each over those before it.
+
+    As given; organs that are not given come after them, in vocabulary order. Then what lies inside an organ is moved
+    behind it. A vocabulary that lists large organs first needs nothing more.
+    """
+    places = {organ: place for place, organ in enumerate(larger_first)}
+    if unknown := [organ for organ in places if organ not in vocabulary]:
+        raise AnatomyError(
+            f"The painting order names organs that the vocabulary has not: {', '.join(unknown)}.",
+            fix=f"Use only: {', '.join(vocabulary)}.",
+        )
+    return Vocabulary(sorted(vocabulary, key=lambda organ: places.get(organ, len(places)))).paint_order()
+
+
+def allowed_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """The channels that the annotation allows at each voxel, [B, C + 1, *S] bool.
+
+    A channel is allowed when, for every annotated structure, membership and mask agree. Nothing annotated: all are.
+    """
+    members = torch.nn.functional.pad(member_matrix(batch, vocabulary, batch.masks.device), (1, 0)).bool()
+    space = (1,) * (batch.masks.ndim - 2)
+    allowed = torch.ones_like(batch.masks[:, :1]).repeat(1, members.shape[1], *space)
+    for t, row in enumerate(members):
+        agree = batch.masks[:, t].unsqueeze(1) == row.view(1, -1, *space)
+        allowed &= agree | ~batch.annotated[:, t].view(-1, 1, *space)
+    return allowed
+
+
+def _claims(
+    batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor | None
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Per channel with a teacher: where it is claimed [B, *S] bool, and its probability [B, *S]."""
+    claims: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    if batch.extra is None:
+        return claims
+    for place, name in enumerate(batch.extra_names):
+        channel, probability = vocabulary.index(name) + 1, batch.extra[:, place].float()
+        claim = probability > 0.5
+        if batch.extra_known is not None:
+            claim &= batch.extra_known[:, place].view(-1, *(1,) * (claim.ndim - 1))
+        if allowed is not None:
+            claim &= allowed[:, channel]
+        claims[channel] = (claim, probability)
+    return claims
+
+
+def _best_allowed(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """The allowed channel with the highest score, [B, *S] uint8; 0 where none is allowed."""
+    values = torch.zeros_like(allowed[:, 0], dtype=torch.uint8)
+    best = torch.full_like(scores[:, 0], float("-inf"))
+    # Channel by channel: several times faster on a CPU than an argmax over an axis that is far apart in memory.
+    for channel, plane in enumerate(allowed.unbind(1)):
+        better = plane & (scores[:, channel] > best)
+        best = torch.where(better, scores[:, channel], best)
+        values.masked_fill_(better, channel)
+    return values
+
+
+def _more_than_one(planes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Where at least two of several bool planes are set; adding them up would take eight bytes per voxel."""
+    one, two = planes[0], torch.zeros_like(planes[0])
+    for plane in planes[1:]:
+        two = two | (one & plane)
+        one = one | plane
+    return two
+
+
+def _where_an_organ_must_be(
+    values: torch.Tensor, batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor, main: torch.Tensor | None
+) -> torch.Tensor:
+    """Fill in the voxels that nobody claims and that are no background by ground truth; writes into `values`."""
+    lacking = (values == 0) & ~allowed[:, 0]
+    outer = _outermost(allowed, vocabulary)
+    for organ, plane in enumerate(outer):
+        values.masked_fill_(lacking & plane, organ + 1)
+    parts = {t: sum(row) for t, row in enumerate(shown(batch.structures, vocabulary)) if sum(row) > 1}
+    if parts:  # only a union leaves several organs to choose from
+        several = lacking & _more_than_one(outer)
+        undecided = several & ~_choose_part(values, several, outer, batch, vocabulary, main)
+        for t in sorted(parts, key=lambda t: -parts[t]):
+            here = undecided & batch.masks[:, t] & batch.annotated[:, t].view(-1, *(1,) * (values.ndim - 1))
+            values.masked_fill_(here, undecided_value(t, vocabulary))
+    return values
+
+
+def _outermost(allowed: torch.Tensor, vocabulary: Vocabulary) -> list[torch.Tensor]:
+    """Per organ, where it is allowed and nothing that it may lie inside of is, [B, *S] bool."""
+    inside = inside_rows(vocabulary)
+    planes = []
+    for organ in range(len(vocabulary)):
+        plane = allowed[:, organ + 1]
+        for outer in range(len(vocabulary)):
+            if inside[outer][organ]:
+                plane = plane & ~allowed[:, outer + 1]
+        planes.append(plane)
+    return planes
+
+
+def _choose_part(
+    values: torch.Tensor,
+    several: torch.Tensor,
+    outer: list[torch.Tensor],
+    batch: Batch,
+    vocabulary: Vocabulary,
+    main: torch.Tensor | None,
+) -> torch.Tensor:
+    """Give voxels of a union the most probable part; returns where there was one, [B, *S] bool.
+
+    There is none where a part has no teacher, or where no part is more probable than the others.
+    """
+    nothing = 0.0 if main is None else float("-inf")
+    best = torch.full(values.shape, nothing, device=values.device)
+    settled = torch.ones_like(several)
+    complete = torch.ones_like(several)
+    for organ, plane in enumerate(outer):
+        here = several & plane
+        score, known = _opinion(organ, batch, vocabulary, main)
+        if score is None:
+            complete &= ~here
+            continue
+        complete &= ~here | known.view(-1, *(1,) * (values.ndim - 1))
+        better, equal = here & (score > best), here & (score == best)
+        settled = (settled & ~equal) | better
+        best = torch.where(better, score, best)
+        values.masked_fill_(better, organ + 1)
+    return complete & settled & (best > nothing)
+
+
+def _opinion(
+    organ: int, batch: Batch, vocabulary: Vocabulary, main: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """How probable an organ is, [B, *S], and in which samples somebody said so, [B] bool."""
+    everywhere = torch.ones_like(batch.annotated[:, :1]).any(1)
+    if main is not None:
+        return main[:, organ + 1].detach().float(), everywhere
+    if batch.extra is None or vocabulary[organ] not in batch.extra_names:
+        return None, ~everywhere
+    place = batch.extra_names.index(vocabulary[organ])
+    known = everywhere if batch.extra_known is None else batch.extra_known[:, place]
+    return batch.extra[:, place].float(), known

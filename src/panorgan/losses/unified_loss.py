@@ -1,0 +1,71 @@
+"""Dice and binary cross-entropy on a unified label, exclusive channels (UFPS's base loss)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from panorgan.losses.partial import partial_dice
+from panorgan.losses.unified_label import UnifiedLabel
+
+# log(0) where all other channels are more than 80 below the largest: the loss ends there, and stays finite.
+_SMALLEST = 1e-37
+
+
+def unified_dice_bce(
+    logits: torch.Tensor, label: UnifiedLabel, dice_weight: float = 0.5, bce_weight: float = 0.5
+) -> torch.Tensor:
+    """Per-sample loss [B] for logits [B, C + 1, *S]: weighted Dice + BCE over all channels, background included.
+
+    Channels count where the label is sure of them. A channel that counts nowhere is left out of the mean of Dice.
+    """
+    target, counted = label.targets()
+    softmax = _Softmax.of(logits)
+    loss = softmax.total.new_zeros(len(logits))
+    if dice_weight:
+        probabilities = (softmax.powers / softmax.total).masked_fill(~counted, 0.0)
+        loss = loss + dice_weight * partial_dice(probabilities, target, counted.flatten(2).any(2))
+    if bce_weight:
+        loss = loss + bce_weight * softmax.bce(target, counted)
+    return loss
+
+
+def softmax_bce(logits: torch.Tensor, target: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """−(y·log p + (1 − y)·log(1 − p)) of the softmax, [B]: mean over the voxels and channels that count.
+
+    All [B, C + 1, *S], `target` and `counted` bool. A sample in which nothing counts has loss 0.
+    """
+    return _Softmax.of(logits).bce(target, counted)
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """Σ e^{x_c − max} and its parts, so that Dice and cross-entropy share them.
+
+    `below` x − max, `powers` e^(x − max), `largest` which one is the maximum, all [B, C + 1, *S]; `total` [B, 1, *S].
+    """
+
+    below: torch.Tensor
+    powers: torch.Tensor
+    largest: torch.Tensor
+    total: torch.Tensor
+
+    @classmethod
+    def of(cls, logits: torch.Tensor) -> _Softmax:
+        logits = logits.float()
+        top, place = logits.detach().max(dim=1, keepdim=True)
+        below = logits - top
+        powers = below.exp()
+        largest = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, place, True)
+        return cls(below, powers, largest, powers.sum(1, keepdim=True))
+
+    def bce(self, target: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        """See `softmax_bce`."""
+        # The share of all others. For the largest it is summed up: 1 − p would have lost its digits where the network
+        # is utterly wrong and needs its gradient most. For the rest the difference is exact enough, it is at least 1.
+        others = self.powers.masked_fill(self.largest, 0.0).sum(1, keepdim=True)
+        rest = torch.where(self.largest, others, self.total - self.powers)
+        chosen = torch.where(target, self.below, (rest + _SMALLEST).log())
+        loss = (self.total.log() - chosen).masked_fill(~counted, 0.0)
+        return loss.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)

@@ -1,0 +1,364 @@
+"""Unified labels: by hand on a line of voxels, and what must hold for every annotation and every teacher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import membership
+from panorgan.cases.sampling import Batch
+from panorgan.errors import AnatomyError
+from panorgan.losses.label_values import left_out_value, undecided_value
+from panorgan.losses.unified_label import (
+    allowed_channels,
+    global_main_teacher,
+    merge,
+    painting_order,
+    pseudo_label,
+)
+
+ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
+LIVER = Vocabulary(["liver", "liver_tumour", "spleen"])
+KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])
+
+
+def make_batch(
+    structures: tuple[str, ...], masks: list, annotated: list, teachers: dict[str, list] | None = None
+) -> Batch:
+    """One sample: masks [T][voxels], annotated [T], and what teachers say about each voxel."""
+    mask = torch.tensor([masks], dtype=torch.bool)
+    batch = Batch(torch.zeros(1, 1, mask.shape[-1]), mask, torch.tensor([annotated]), structures, ("case",))
+    if not teachers:
+        return batch
+    extra = torch.tensor([list(teachers.values())], dtype=torch.float32)
+    return replace(
+        batch, extra=extra, extra_names=tuple(teachers), extra_known=torch.ones(1, len(teachers), dtype=torch.bool)
+    )
+
+
+def values(batch: Batch, vocabulary: Vocabulary, **options: object) -> list[int]:
+    return merge(batch, vocabulary, **options).values[0].tolist()
+
+
+# -- teachers among themselves ---------------------------------------------------------------------------------------
+
+CLASH = {"liver": [0.9, 0.9, 0.2, 0.6], "pancreas": [0.1, 0.7, 0.8, 0.4], "spleen": [0.0, 0.0, 0.6, 0.5]}
+
+
+def test_background_is_where_every_teacher_says_background():
+    batch = make_batch(("spleen",), [[False] * 4], [False])
+    assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 0, 0, 0]  # nobody says anything
+    teachers = torch.tensor([[[0.5, 0.51, 0.1, 0.0], [0.0, 0.2, 0.3, 0.9], [0.4, 0.4, 0.4, 0.1]]])
+    batch = replace(batch, extra=teachers, extra_names=("liver", "pancreas", "spleen"))
+    assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 1, 0, 3]
+    assert pseudo_label(batch, ABDOMEN).dtype == torch.uint8
+    deaf = replace(batch, extra_known=torch.tensor([[True, False, True]]))
+    assert pseudo_label(deaf, ABDOMEN)[0].tolist() == [0, 1, 0, 0]
+
+
+def test_conflicts_in_sequence_and_by_confidence():
+    batch = make_batch(("spleen",), [[False] * 4], [False], CLASH)
+    # vocabulary order: liver, spleen, pancreas; the later one is painted over the earlier
+    assert values(batch, ABDOMEN) == [1, 3, 3, 1]
+    assert values(batch, ABDOMEN, order=("pancreas", "spleen", "liver")) == [1, 1, 2, 1]
+    assert values(batch, ABDOMEN, conflicts="confidence") == [1, 1, 3, 1]
+
+
+def test_equal_confidence_goes_to_the_later_in_the_sequence():
+    batch = make_batch(("spleen",), [[False]], [False], {"liver": [0.8], "pancreas": [0.8]})
+    assert values(batch, ABDOMEN, conflicts="confidence") == [3]
+    assert values(batch, ABDOMEN, conflicts="confidence", order=("pancreas", "liver")) == [1]
+
+
+@pytest.mark.parametrize("conflicts", ["sequence", "confidence"])
+def test_the_inner_organ_wins_whatever_order_and_confidence(conflicts):
+    teachers = {"liver": [0.99, 0.99, 0.1], "liver_tumour": [0.6, 0.4, 0.7], "spleen": [0.1, 0.1, 0.1]}
+    batch = make_batch(("spleen",), [[False] * 3], [False], teachers)
+    for order in ((), ("liver_tumour", "liver"), ("liver", "liver_tumour")):
+        assert values(batch, LIVER, conflicts=conflicts, order=order) == [2, 1, 2]
+
+
+def test_painting_order():
+    assert painting_order(ABDOMEN) == ("liver", "spleen", "pancreas")
+    assert painting_order(ABDOMEN, ("pancreas",)) == ("pancreas", "liver", "spleen")
+    assert painting_order(LIVER, ("liver_tumour", "spleen", "liver")) == ("spleen", "liver", "liver_tumour")
+    with pytest.raises(AnatomyError, match="stomach"):
+        painting_order(ABDOMEN, ("stomach",))
+
+
+# -- ground truth ----------------------------------------------------------------------------------------------------
+
+
+def test_ground_truth_wins_everywhere():
+    """Spleen is annotated: it overwrites claims, and a claim of spleen outside its mask falls."""
+    teachers = {"liver": [0.9, 0.9, 0.1, 0.6], "spleen": [0.9, 0.1, 0.1, 0.9]}
+    batch = make_batch(("spleen",), [[False, True, True, False]], [True], {**teachers, "pancreas": [0.0] * 4})
+    # voxel 1: liver and spleen claim it; it is no spleen, so the liver keeps it though the spleen comes later
+    assert values(batch, ABDOMEN) == [1, 2, 2, 1]
+    # an unknown mask says nothing
+    unknown = make_batch(("spleen",), [[False, True, True, False]], [False], {**teachers, "pancreas": [0.0] * 4})
+    assert values(unknown, ABDOMEN) == [2, 1, 0, 2]
+
+
+def test_contradicting_masks_are_left_out():
+    batch = make_batch(("liver", "spleen"), [[True, True], [True, False]], [True, True], {"pancreas": [0.9, 0.9]})
+    label = merge(batch, ABDOMEN)
+    assert label.values[0].tolist() == [left_out_value(batch.structures, ABDOMEN), 1]
+    target, counted = label.targets()
+    assert not counted[0, :, 0].any()
+    assert target[0, :, 1].tolist() == [False, True, False, False]
+    assert counted[0, :, 1].all()
+
+
+def test_a_tumour_inside_an_annotated_liver():
+    batch = make_batch(
+        ("liver",), [[True, True, False]], [True], {"liver_tumour": [0.9, 0.4, 0.9], "spleen": [0.1] * 3}
+    )
+    assert values(batch, LIVER) == [2, 1, 0]  # a tumour outside of the liver is none
+    assert merge(batch, LIVER).channels()[0, :, 1].tolist() == [False, True, False, False]
+
+
+def test_what_nobody_tells_of_stays_possible():
+    """No teacher for the tumour: liver may hold it, background may not. None for the spleen: background may."""
+    batch = make_batch(("liver",), [[True, False]], [True])
+    label = merge(batch, LIVER)
+    assert label.values[0].tolist() == [1, 0]
+    assert label.channels()[0, :, 0].tolist() == [False, True, True, False]
+    assert label.channels()[0, :, 1].tolist() == [True, False, False, True]
+    target, counted = label.targets()
+    assert not target.any()
+    assert counted[0, :, 0].tolist() == [True, False, False, True]
+    assert counted[0, :, 1].tolist() == [False, True, True, False]
+
+
+def test_an_organ_that_only_a_teacher_tells_of_may_hold_an_unseen_tumour():
+    batch = make_batch(("spleen",), [[False, False]], [True], {"liver": [0.9, 0.1]})
+    label = merge(batch, LIVER)
+    assert label.values[0].tolist() == [1, 0]
+    assert label.channels()[0, :, 0].tolist() == [False, True, True, False]
+    assert label.channels()[0, :, 1].tolist() == [True, False, False, False]
+
+
+# -- unions ----------------------------------------------------------------------------------------------------------
+
+
+def test_teachers_decide_the_side_inside_a_union():
+    sides = {"kidney_left": [0.9, 0.3, 0.2, 0.9, 0.0], "kidney_right": [0.1, 0.2, 0.3, 0.1, 0.0]}
+    batch = make_batch(("kidney",), [[True, True, True, False, True]], [True], {**sides, "kidney_tumour": [0.0] * 5})
+    label = merge(batch, KIDNEYS)
+    # claimed; more probable; more probable; no kidney at all; nobody has an idea
+    assert label.values[0].tolist() == [1, 1, 2, 0, undecided_value(0, KIDNEYS)]
+    assert label.channels()[0, :, 4].tolist() == [False, True, True, False]
+
+
+def test_without_a_teacher_for_each_side_a_union_stays_undecided():
+    kidney = ("kidney",)
+    nobody = make_batch(kidney, [[True, False]], [True])
+    label = merge(nobody, KIDNEYS)
+    assert label.values[0].tolist() == [undecided_value(0, KIDNEYS), 0]
+    # nobody tells of tumours either, which lie in kidneys and so not in the background
+    assert label.channels()[0, :, 0].tolist() == [False, True, True, True]
+    assert label.channels()[0, :, 1].tolist() == [True, False, False, False]
+    target, counted = label.targets()
+    assert counted[0, :, 0].tolist() == [True, False, False, False]
+    assert not target[0, :, 0].any()
+    half = make_batch(kidney, [[True, True]], [True], {"kidney_left": [0.3, 0.7], "kidney_tumour": [0.1, 0.1]})
+    assert values(half, KIDNEYS) == [undecided_value(0, KIDNEYS), 1]
+    # the same where another sample of the batch has that teacher and this one has not
+    sides = {"kidney_left": [0.3, 0.7], "kidney_right": [0.4, 0.9], "kidney_tumour": [0.1, 0.1]}
+    deaf = replace(make_batch(kidney, [[True, True]], [True], sides), extra_known=torch.tensor([[True, False, True]]))
+    assert values(deaf, KIDNEYS) == [undecided_value(0, KIDNEYS), 1]
+
+
+def test_equally_probable_sides_stay_undecided():
+    lobes = ("lung_left", "lung_right")
+    sides = {"lung_left": [0.25, 0.25, 0.125], "lung_right": [0.25, 0.375, 0.0]}
+    batch = make_batch(("lung",), [[True] * 3], [True], sides)
+    assert values(batch, Vocabulary(lobes)) == [undecided_value(0, Vocabulary(lobes)), 2, 1]
+
+
+def test_a_tumour_teacher_speaks_inside_a_union():
+    batch = make_batch(("kidney",), [[True, True]], [True], {"kidney_tumour": [0.9, 0.2]})
+    label = merge(batch, KIDNEYS)
+    assert label.values[0].tolist() == [3, undecided_value(0, KIDNEYS)]
+    assert label.channels()[0, :, 1].tolist() == [False, True, True, False]
+
+
+def test_a_smaller_union_narrows_a_larger_one():
+    left, right = ("upper_lobe_left", "lower_lobe_left"), ("upper_lobe_right", "middle_lobe_right", "lower_lobe_right")
+    lobes = Vocabulary([f"lung_{lobe}" for lobe in left + right])
+    batch = make_batch(("lung", "lung_left"), [[True, True, False], [True, False, False]], [True, True])
+    label = merge(batch, lobes)
+    assert label.values[0].tolist() == [undecided_value(1, lobes), undecided_value(0, lobes), 0]
+    assert label.channels()[0, :, 0].tolist() == [False, True, True, False, False, False]
+    assert label.channels()[0, :, 1].tolist() == [False, False, False, True, True, True]
+
+
+# -- the main teacher ------------------------------------------------------------------------------------------------
+
+
+def test_main_teacher_alone_where_they_agree_too_little():
+    teachers = torch.tensor([[1, 1, 1, 2, 0, 0]])
+    main = torch.tensor([[1, 1, 1, 1, 1, 0]])  # they share 3 of 5 voxels, less than 4
+    assert torch.equal(global_main_teacher(teachers, main), main)
+
+
+def test_main_teacher_with_the_others_where_they_agree():
+    teachers = torch.tensor([[1, 1, 1, 1, 0, 2]])
+    main = torch.tensor([[1, 1, 1, 1, 1, 0]])  # 4 of 5 voxels: not less than 0.8 · 5
+    assert global_main_teacher(teachers, main).tolist() == [[1, 1, 1, 1, 0, 0]]
+    assert torch.equal(global_main_teacher(teachers, main, share=0.81), main)
+
+
+def test_main_teacher_counts_the_same_organ_only():
+    teachers, main = torch.tensor([[2, 2, 2]]), torch.tensor([[1, 1, 1]])
+    assert torch.equal(global_main_teacher(teachers, main), main)
+
+
+def test_main_teacher_without_foreground():
+    empty, some = torch.tensor([[0, 0, 0]]), torch.tensor([[1, 1, 0]])
+    assert torch.equal(global_main_teacher(some, empty), empty)
+    assert torch.equal(global_main_teacher(empty, empty), empty)
+    assert torch.equal(global_main_teacher(empty, some), some)
+
+
+def test_main_teacher_decides_patch_by_patch_on_counted_voxels():
+    teachers = torch.tensor([[1, 0, 1, 1], [1, 0, 1, 1]])
+    main = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1]])
+    counted = torch.tensor([[True] * 4, [True, False, True, True]])
+    # 3 of 4 is too little; 3 of 3 is not
+    assert global_main_teacher(teachers, main, 0.8, counted).tolist() == [[1, 1, 1, 1], [1, 0, 1, 1]]
+
+
+def one_hot(channels: list[int], count: int) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor([channels]), count).movedim(-1, 1).float()
+
+
+def test_ground_truth_wins_over_the_main_teacher():
+    spleen = [False, True, True, False, False, False]
+    batch = make_batch(("spleen",), [spleen], [True], {"liver": [0.9] * 2 + [0.1] + [0.9] * 3, "pancreas": [0.0] * 6})
+    # It claims liver where spleen is, spleen where none is: there its next best is told by the logits, background.
+    main = one_hot([2, 1, 0, 1, 1, 1], 4)
+    # open voxels: 1, 4, 5, 6; the main teacher has liver at 4, 5, 6, and the teacher agrees: both branch
+    assert values(batch, ABDOMEN, main=main) == [0, 2, 2, 1, 1, 1]
+    # a teacher who sees liver nowhere: the main teacher alone
+    batch = replace(batch, extra=torch.zeros_like(batch.extra))
+    assert values(batch, ABDOMEN, main=main) == [0, 2, 2, 1, 1, 1]
+
+
+def test_ground_truth_is_no_opinion_when_volumes_are_compared():
+    """Of five open voxels of liver both name four; three of annotated spleen, which teachers leave alone, count not."""
+    spleen = [True] * 3 + [False] * 5
+    batch = make_batch(("spleen",), [spleen], [True], {"liver": [0.0] * 3 + [0.9] * 4 + [0.1], "pancreas": [0.0] * 8})
+    assert values(batch, ABDOMEN, main=one_hot([2] * 3 + [1] * 5, 4)) == [2, 2, 2, 1, 1, 1, 1, 0]
+
+
+def test_where_teachers_disagree_ground_truth_still_names_the_union():
+    sides = {"kidney_left": [0.9] * 5 + [0.1], "kidney_right": [0.1] * 5 + [0.9], "kidney_tumour": [0.0] * 6}
+    batch = make_batch(("kidney",), [[True] * 6], [True], sides)
+    main = one_hot([1, 1, 1, 1, 1, 1], 4)  # 5 of 6 alike; the last becomes the main teacher's side, not background
+    assert values(batch, KIDNEYS, main=main) == [1] * 6
+
+
+# -- for every annotation and every teacher --------------------------------------------------------------------------
+
+WHOLE = Vocabulary(
+    ["liver", "spleen", "liver_tumour", "hepatic_vessel", "kidney_left", "kidney_right", "kidney_tumour"]
+)
+STRUCTURES = ("hepatic_vessel", "kidney", "kidney_left", "kidney_tumour", "liver", "liver_tumour", "spleen")
+VOXELS = 40
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[torch.Tensor, Batch]:
+    """True channels of voxels, and a batch that annotates some structures truly and has teachers for some organs."""
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    truth = torch.randint(0, len(WHOLE) + 1, (2, VOXELS), generator=random)
+    rows = torch.nn.functional.pad(torch.tensor(membership(STRUCTURES, WHOLE)), (1, 0))
+    masks = rows[:, truth].movedim(0, 1)
+    flags = st.lists(st.booleans(), min_size=2 * len(STRUCTURES), max_size=2 * len(STRUCTURES))
+    annotated = torch.tensor(draw(flags)).view(2, -1)
+    known = torch.tensor(draw(flags)).view(2, -1)
+    extra = torch.rand(2, len(WHOLE), VOXELS, generator=random)
+    image = torch.zeros(2, 1, VOXELS)
+    return truth, Batch(image, masks, annotated, STRUCTURES, ("a", "b"), extra, tuple(WHOLE), known)
+
+
+@settings(max_examples=150, deadline=None)
+@given(situations(), st.sampled_from(["sequence", "confidence"]), st.permutations(list(WHOLE)), st.booleans())
+def test_no_label_says_what_ground_truth_denies(situation, conflicts, order, with_main):
+    """Whatever teachers say, every voxel has one value, and it stands for channels that the annotation allows."""
+    _, batch = situation
+    main = torch.randn(2, len(WHOLE) + 1, VOXELS, generator=torch.Generator().manual_seed(0)) if with_main else None
+    label = merge(batch, WHOLE, order, conflicts, main)
+    assert label.values.shape == (2, VOXELS)
+    possible = label.channels()
+    assert possible.any(1).all()
+    assert not (possible & ~allowed_channels(batch, WHOLE)).any()
+    target, counted = label.targets()
+    assert (target.sum(1) <= 1).all()
+    assert not (target & ~counted).any()
+    # A voxel with one allowed channel has that label.
+    fixed = allowed_channels(batch, WHOLE).sum(1) == 1
+    assert torch.equal(possible.movedim(1, -1)[fixed], allowed_channels(batch, WHOLE).movedim(1, -1)[fixed])
+
+
+@settings(max_examples=150, deadline=None)
+@given(situations(), st.sampled_from(["sequence", "confidence"]))
+def test_with_teachers_that_are_right_the_label_never_excludes_the_truth(situation, conflicts):
+    truth, batch = situation
+    rows = torch.nn.functional.pad(torch.tensor(membership(tuple(WHOLE), WHOLE)), (1, 0))
+    claimed = rows[:, truth].movedim(0, 1)
+    right = torch.where(claimed, 0.5 + batch.extra / 2 + 1e-3, batch.extra / 2)
+    heard = torch.where(batch.extra_known.unsqueeze(2), right, batch.extra)  # what is not known may be anything
+    label = merge(replace(batch, extra=heard), WHOLE, conflicts=conflicts)
+    assert label.channels().gather(1, truth.unsqueeze(1)).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(situations())
+def test_everything_annotated_is_the_truth_and_teachers_change_nothing(situation):
+    truth, batch = situation
+    rows = torch.nn.functional.pad(torch.tensor(membership(tuple(WHOLE), WHOLE)), (1, 0))
+    everything = torch.ones(2, len(WHOLE), dtype=torch.bool)
+    full = replace(batch, masks=rows[:, truth].movedim(0, 1), annotated=everything, structures=tuple(WHOLE))
+    assert torch.equal(merge(full, WHOLE).values.long(), truth)
+
+
+@settings(max_examples=50, deadline=None)
+@given(situations(), st.permutations(range(len(WHOLE))), st.permutations(range(len(STRUCTURES))))
+def test_neither_the_order_of_teachers_nor_of_structures_matters(situation, teachers, structures):
+    _, batch = situation
+    moved = replace(
+        batch,
+        masks=batch.masks[:, list(structures)],
+        annotated=batch.annotated[:, list(structures)],
+        structures=tuple(STRUCTURES[t] for t in structures),
+        extra=batch.extra[:, list(teachers)],
+        extra_names=tuple(WHOLE[e] for e in teachers),
+        extra_known=batch.extra_known[:, list(teachers)],
+    )
+    for conflicts in ("sequence", "confidence"):
+        one, other = merge(batch, WHOLE, (), conflicts), merge(moved, WHOLE, (), conflicts)
+        assert torch.equal(one.channels(), other.channels())
+    # Random probabilities are never equal: by confidence the painting order does not matter either.
+    turned = merge(batch, WHOLE, tuple(reversed(WHOLE.organs)), "confidence")
+    assert torch.equal(turned.values, merge(batch, WHOLE, (), "confidence").values)
+
+
+def test_volumes_and_slices():
+    generator = torch.Generator().manual_seed(0)
+    for space in ((4, 5), (3, 4, 5)):
+        masks = torch.rand(2, 1, *space, generator=generator) > 0.5
+        extra = torch.rand(2, 2, *space, generator=generator)
+        batch = Batch(torch.zeros(2, 1, *space), masks, torch.tensor([[True], [False]]), ("spleen",), ("a", "b"))
+        batch = replace(batch, extra=extra, extra_names=("liver", "pancreas"), extra_known=torch.ones(2, 2) > 0)
+        label = merge(batch, ABDOMEN, main=torch.randn(2, 4, *space, generator=generator))
+        assert label.values.shape == (2, *space)
+        assert label.channels().shape == (2, 4, *space)
+        assert torch.equal(label.values[0] == 2, masks[0, 0])
