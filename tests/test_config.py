@@ -95,6 +95,16 @@ def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_cont
         ({"network": {"strides": [[1, 1, 1], [2, 2, 2]]}}, "cannot be used", "one entry per level"),
         ({"network": {"strides": [[1, 1], [2, 2], [2, 2]]}}, "cannot be used", "needs 3 numbers"),
         ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "cannot be used", "must be all 1"),
+        (
+            {"method": {"name": "multihead"}, "network": {"organs": "decoders"}},
+            "multihead cannot tell organs apart by decoders",
+            "network.organs\n  why: the method itself decides how: by heads\n  fix: Leave network.organs out",
+        ),
+        (
+            {"training": {"augment": {"mirror_axes": [0, 2]}}},
+            "Left and right must not be mirrored",
+            "(sided organs: kidney_left, kidney_right)\n  fix: mirror_axes: [2]",
+        ),
         ({"splits": {"validation": 0.5, "test": 0.5}}, "cannot be used", "below 1"),
         ({"phantom": {"sites": [{"name": "a", "annotated": ["livre"]}]}}, "livre", "liver"),
     ],
@@ -106,6 +116,14 @@ def test_refusals_say_what_and_hint(tmp_path, tiny_content, changes, says, hint)
         load_experiment(path)
     assert says in caught.value.what
     assert hint in str(caught.value)
+
+
+def test_saying_what_the_method_decides_anyway_is_no_error(tiny):
+    for organs in ("channels", "heads"):  # the first is what stands there when nothing is said
+        experiment = tiny(method={"name": "multihead"}, network={"organs": organs})
+        assert experiment.build_method().network_settings(experiment.network).organs == "heads"
+    experiment = tiny(network={"organs": "decoders"})
+    assert experiment.build_method().network_settings(experiment.network).organs == "decoders"
 
 
 @pytest.mark.parametrize("patch_size", [[16, 8, 1], [16, 1, 8], [1, 8, 16]])

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.augment import refuse_swapped_sides
 from panorgan.cases.layouts import AUTO
 from panorgan.cases.phantom import PhantomConfig
 from panorgan.cases.planning import PlanSettings
@@ -144,14 +145,19 @@ class Agreement(Settings):
         return self
 
     @model_validator(mode="after")
+    def _sides_stay_apart(self) -> Agreement:
+        refuse_swapped_sides(self.training.augment, self.vocabulary)
+        return self
+
+    @model_validator(mode="after")
     def _the_method_decides_first(self) -> Agreement:
         """A method that is about heads has heads: a wish for something else must not be passed over in silence."""
         decided, wished = find_method(self.method["name"]).organs, self.network.organs
         if decided is not None and wished not in (UNetSettings().organs, decided):
             raise ConfigError(
-                f"{self.method['name']} does not work with {wished}.",
+                f"{self.method['name']} cannot tell organs apart by {wished}.",
                 where="network.organs",
-                why=f"the method decides itself how organs are told apart: by {decided}",
+                why=f"the method itself decides how: by {decided}",
                 fix="Leave network.organs out, or choose a method that does not decide it, such as fedavg.",
             )
         return self

@@ -10,8 +10,9 @@ import torch
 from pydantic import ValidationError
 
 from panorgan.cases import augment as augment_module
-from panorgan.cases.augment import AugmentSettings, augment
+from panorgan.cases.augment import AugmentSettings, augment, refuse_swapped_sides
 from panorgan.cases.sampling import PackedBatch
+from panorgan.errors import ConfigError
 
 NOTHING = {
     "rotation_degrees": 0,
@@ -352,3 +353,24 @@ def test_geometry_probability_is_a_share_of_samples() -> None:
     kept = (changed.image - batch.image).abs().flatten(1).amax(1) < 1e-4
     assert 15 < int(kept.sum()) < 45
     assert torch.equal(changed.bits[kept], batch.bits[kept])
+
+
+@pytest.mark.parametrize(
+    ("axes", "organs", "refused"),
+    [
+        ((0, 1, 2), ("liver", "kidney_left", "kidney_right"), True),
+        ((0,), ("lung_upper_lobe_left",), True),
+        ((1, 2), ("kidney_left", "kidney_right"), False),
+        ((0, 1, 2), ("liver", "kidney", "heart_left_ventricle"), False),
+    ],
+    ids=["a pair", "one side", "other axes", "no organ of a side"],
+)
+def test_sided_organs_are_not_mirrored(axes, organs, refused):
+    settings = AugmentSettings(mirror_axes=axes)
+    refuse_swapped_sides(None, organs)
+    if not refused:
+        refuse_swapped_sides(settings, organs)
+        return
+    with pytest.raises(ConfigError, match="must not be mirrored") as caught:
+        refuse_swapped_sides(settings, organs)
+    assert caught.value.fix == f"mirror_axes: {[axis for axis in axes if axis]}"

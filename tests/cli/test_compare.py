@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from panorgan.cli import compare as cli_compare
 from panorgan.cli.main import app
 from panorgan.errors import ConfigError, RunError
 from panorgan.runs import compare
@@ -145,3 +149,52 @@ def test_the_commands_of_the_page_are_valid(tiny) -> None:
             tiny(), options["--methods"], options.get("--seeds", "0,1,2"), options.get("--reference")
         )
         assert len(plan.runs) == 15
+
+
+class Started:
+    """A stand-in for the runs: tells that two are under way and that one of them failed."""
+
+    def __call__(self, plan, at_once, on_start, on_end):
+        for run in plan.runs[:2]:
+            on_start(run)
+        on_end(plan.runs[0], None)
+        on_end(plan.runs[1], RunError("Out of luck."))
+        return []
+
+
+def test_runs_at_once_are_told_line_by_line(experiment_file, compared, tmp_path, monkeypatch) -> None:
+    folder, _ = compared
+    shutil.copytree(folder / "fedavg", tmp_path / "new" / "fedavg")
+    monkeypatch.setattr(cli_compare, "run_missing_at_once", Started())
+    result = run_compare(experiment_file, tmp_path / "new", "--at-once", "2")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1:6] == [
+        "2 runs, 2 at once",
+        "solo · seed 0: started",
+        "fedavg · seed 0: started",
+        "3 of 4 · solo · seed 0: finished",
+        "4 of 4 · fedavg · seed 0: failed",
+    ]
+    result = run_compare(experiment_file, tmp_path / "new", "--at-once", "2", "--json")
+    lines = [json.loads(line) for line in result.output.splitlines()]
+    assert [line["event"] for line in lines[:-1]] == ["run_started", "run_started", "run_finished", "run_failed"]
+
+
+def test_a_terminal_shows_which_runs_are_under_way(tiny, tmp_path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    plan = compare.plan_comparison(tiny(), "solo,fedavg x=fedavg", "0", folder=tmp_path)
+    with cli_compare.AtOnceView(console, plan, as_json=False) as view:
+        assert "preparing cases" in drawn(view, console)
+        for run in plan.runs:
+            view.started(run)
+        assert "under way: solo · seed 0, fedavg x · seed 0" in drawn(view, console)
+        view.ended(plan.runs[0], None)
+        assert "under way: fedavg x · seed 0" in drawn(view, console)
+    assert "1 of 2 · solo · seed 0: finished" in console.file.getvalue()
+    assert "started" not in console.file.getvalue()  # the line at the bottom says it
+
+
+def drawn(view, console) -> str:
+    with console.capture() as capture:
+        console.print(view._status.renderable)
+    return capture.get()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from panorgan.cli.view import PlainView
+from panorgan.cli.federation_view import event_line
+from panorgan.cli.view import LiveView, PlainView
 from panorgan.federation.events import Event
 
 
@@ -23,3 +24,13 @@ def test_a_round_in_which_not_everybody_trains(capsys, sites, told):
     line = capsys.readouterr().out
     assert line.startswith(f"tiny: {told}  ")
     assert ("loss" in line) == ("loss" in told)
+
+
+def test_what_a_method_wants_people_to_know_is_shown(capsys):
+    notice = Event("notice", {"number": 4, "text": "No teacher knows liver."})
+    PlainView("tiny")(notice)
+    assert capsys.readouterr().out == "tiny: No teacher knows liver.\n"
+    view = LiveView("tiny")
+    view(notice)
+    assert "No teacher knows liver." in [str(part) for part in view.render().renderables]
+    assert event_line(notice) == "round 4: No teacher knows liver."

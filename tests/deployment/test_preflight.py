@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from panorgan.deployment.check import Check
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import FILL_IN
 from panorgan.deployment.preflight import preflight, preflight_server
+from panorgan.federation.egress import default_policy
 from panorgan.runs.site_cases import site_settings
 
 
@@ -102,6 +104,69 @@ def test_every_failure_says_what_to_do(kit: SiteKit) -> None:
         "experiment", "egress.yaml", "private key", "connection", "device", "disk: cache", "disk: state",
     }  # fmt: skip
     assert all(check.fix for check in checks if check.verdict == "failed")
+
+
+# -- what may leave, and what the method sends -------------------------------------------------------------------
+
+
+def agree_on(kit: SiteKit, tiny: Callable[..., Experiment], **method: object) -> None:
+    """Another method; the policy stays as it was."""
+    other = tiny(method=method).agreement()
+    kit.experiment.write_text(yaml.safe_dump(other.as_json()))
+    change(kit, experiment_fingerprint=other.fingerprint())
+
+
+def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[..., Experiment]) -> None:
+    """It was made for FedAvg. Nobody would notice before the end of pre-training."""
+    agree_on(kit, tiny, name="flkd")
+    found = by_name(preflight(kit, data=False))["egress.yaml"]
+    assert found.verdict == "failed"
+    assert "teacher/* (a model trained at this site alone" in found.what
+    assert "number loss/*" in found.what
+    assert "cases" not in found.what.partition("; number")[2], "that one may leave"
+    policy = yaml.safe_load(kit.egress_policy.read_text())
+    # The lines of the fix, as it says.
+    lines = dict(re.findall(r"under '(\w+)': '(.*?)'(?:;|\.)", found.fix))
+    policy["tensors"] |= yaml.safe_load(lines["tensors"])
+    policy["numbers"] += yaml.safe_load(lines["numbers"])
+    kit.egress_policy.write_text(yaml.safe_dump(policy))
+    assert by_name(preflight(kit, data=False))["egress.yaml"].verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "ok"),
+        ({"numbers": ["*"]}, "ok"),
+        ({"weights": False}, "failed"),
+        ({"tensors": {"*": {}}}, "ok"),
+        ({"tensors": {}}, "failed"),
+        ({"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "loss", "loss/*"]}, "failed"),
+        ({"numbers": ["train_cases", "annotated/*", "cases", "loss", "loss/*", "dice/*"]}, "warning"),
+        (
+            {"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "dice/*", "loss", "loss/local_kd"]},
+            "warning",
+        ),
+    ],
+)
+def test_a_policy_against_the_agreed_method(
+    kit: SiteKit, tiny: Callable[..., Experiment], changes: dict[str, Any], verdict: str
+) -> None:
+    """Numbers that are named one by one may be all there are; without weights or teachers nothing can be sent."""
+    agree_on(kit, tiny, name="flkd")
+    kit.egress_policy.write_text(yaml.safe_dump({**default_policy("flkd").as_json(), **changes}))
+    found = by_name(preflight(kit, data=False))["egress.yaml"]
+    assert found.verdict == verdict
+    assert bool(found.fix) == (verdict != "ok")
+
+
+def test_what_the_method_does_not_send_with_these_settings_need_not_be_allowed(
+    kit: SiteKit, tiny: Callable[..., Experiment]
+) -> None:
+    """Without local distillation there are no teachers."""
+    agree_on(kit, tiny, name="flkd", local_weight=0)
+    kit.egress_policy.write_text(yaml.safe_dump({**default_policy("flkd").as_json(), "tensors": {}}))
+    assert by_name(preflight(kit, data=False))["egress.yaml"].verdict == "ok"
 
 
 def test_a_site_yaml_that_is_not_filled_in_does_not_hide_the_network(kit: SiteKit) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from scipy.stats import wilcoxon
 
 from panorgan.errors import DataError
 from panorgan.evaluation.comparison import (
@@ -65,10 +66,30 @@ def test_seeds_count_the_same_whatever_they_tested() -> None:
         ([-0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 4 / 64),  # rank sums 0 and 1 below, and their mirror images
         ([0.1, -0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 6 / 128),  # rank sum 2 below: {}, {1}, {2}
         ([0.0] * 8, 1.0),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.0], 2 / 32),  # five that differ: a normal approximation says 0.043
+        ([0.2, 0.1, 0.1, 0.1, 0.1, 0.1], 2 / 64),  # ties too: 0.033 by the approximation
+        ([0.1, 0.1, -0.1, 0.1, 0.1, 0.1], 14 / 64),  # six equal ones: 0 or 1 of them negative, and the mirror images
+        ([0.1] * 15 + [-0.1] * 5, 2 * 21_700 / 2**20),  # Σ C(20, k) for k ≤ 5
+        ([0.3 - 0.2, 0.1, -0.1, 0.1, 0.1, 0.1], 14 / 64),  # equal but for the last bit
     ],
 )
 def test_signed_rank_is_exact_for_few_pairs(differences: list[float], p: float) -> None:
     assert signed_rank(differences) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("pairs", [6, 13, 25, 50])
+def test_signed_rank_agrees_with_scipy_where_scipy_is_exact(pairs: int) -> None:
+    draw = random.Random(pairs)
+    differences = [draw.gauss(0.3, 1.0) for _ in range(pairs)]
+    assert signed_rank(differences) == pytest.approx(wilcoxon(differences, method="exact").pvalue, rel=1e-9)
+
+
+def test_signed_rank_of_many_pairs_is_close_to_the_exact_one() -> None:
+    """51 and more go to the normal approximation; the step from 50 must not be seen."""
+    draw = random.Random(0)
+    differences = [draw.gauss(0.2, 1.0) for _ in range(51)]
+    assert signed_rank(differences) == pytest.approx(wilcoxon(differences, method="exact").pvalue, abs=0.005)
+    assert signed_rank([*differences, *[0.0] * 9]) == signed_rank(differences)  # these say nothing
 
 
 def test_five_pairs_are_too_few() -> None:

@@ -187,6 +187,19 @@ class Counting(Method):
             self.count = state.numbers["count"]
 
 
+def test_the_bytes_of_training_are_told_apart_from_those_of_validation(tiny, tmp_path):
+    """Rounds 2 and 3 are validated, which sends the model once more; training costs the same in all three."""
+    heard: list[Event] = []
+    experiment = tiny()
+    make_coordinator(experiment, tmp_path, LocalTransport(make_workers(experiment, tmp_path)), heard).run()
+    rounds = [event.facts for event in heard if event.kind == "round"]
+    everything = [told["bytes_sent"] + told["bytes_received"] for told in rounds]
+    training = [told["bytes_training"] for told in rounds]
+    assert training[0] == everything[0]
+    assert training[1:] == pytest.approx([training[0]] * 2, rel=0.01)
+    assert all(more > 1.4 * less for more, less in zip(everything[1:], training[1:], strict=True))
+
+
 def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
     experiment = tiny(training={"rounds": 2, "validate_every": 0})
     requests: list[bytes] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.federation import local_state
 from panorgan.federation.events import Event
+from panorgan.federation.settings import Patience
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Federation, Method, MethodConfig, SiteRule
+from panorgan.methods.base import Content, Federation, Method, MethodConfig, ServerRule, SiteRule
 
 QUICK = {"rounds": 3, "validate_every": 0, "local_steps": 1}
 
@@ -83,6 +85,62 @@ def test_a_site_that_diverges_is_refused_and_recovers(tiny, tmp_path, keep_state
     trained = [sorted(event.facts["sites"]) for event in heard if event.kind == "round"]
     assert trained == [["north", "south"], ["south"], ["north", "south"]]
     assert all(torch.isfinite(value).all() for value in coordinator.state.weights.values())
+
+
+class DivergingInPrivate(Method):
+    """Sends numbers alone, and trains on from a state of its own; something of north is not finite in round 2."""
+
+    name = "diverging_in_private"
+    what: ClassVar[str]
+
+    class Site(SiteRule):
+        """Its state counts the rounds."""
+
+        rounds = 0.0
+
+        def before_round(self) -> None:
+            self.broken = self.facts.name == "north" and self.moment.round == 2
+            self.rounds += 1
+
+        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+            nan = torch.tensor(float("nan"))
+            told = {"loss": torch.tensor(0.5), "other": torch.tensor(1.0)}
+            return {**told, DivergingInPrivate.what: nan} if self.broken else told
+
+        def update(self) -> Content:
+            return Content(numbers={"rounds": self.rounds})
+
+        def state(self) -> Content:
+            broken = self.broken and DivergingInPrivate.what == "state"
+            return Content({"rounds": torch.tensor([float("nan") if broken else self.rounds])})
+
+        def load_state(self, state: Content) -> None:
+            self.rounds = state.arrays["rounds"].item()
+
+    class Server(ServerRule):
+        def expects(self, site: str) -> dict[str, torch.Tensor]:
+            return {}
+
+
+@pytest.mark.parametrize(
+    ("what", "counted"),
+    [("state", [1.0, 2.0]), ("loss", [1.0, 2.0]), ("other", [1.0, 2.0, 3.0])],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_diverges_without_being_sent_is_refused_too(tiny, tmp_path, what, counted, waits):
+    """North counts only rounds that were good; a number besides the loss is left out, as ever. Nobody waits for it."""
+    experiment, method = tiny(training=QUICK), DivergingInPrivate(MethodConfig())
+    DivergingInPrivate.what = what
+    heard: list[Event] = []
+    transport = LocalTransport(make_workers(experiment, tmp_path, method))
+    patience = Patience(on_missing="wait" if waits else "proceed")
+    make_coordinator(experiment, tmp_path, transport, heard, method, patience=patience).run()
+    refused = [(event.facts["number"], event.facts["site"]) for event in heard if event.kind == "refused"]
+    assert refused == ([] if what == "other" else [(2, "north")])
+    told = [event.facts["sites"] for event in heard if event.kind == "round"]
+    assert [numbers["north"]["rounds"] for numbers in told if "north" in numbers] == counted
+    assert [numbers["south"]["rounds"] for numbers in told] == [1.0, 2.0, 3.0]
+    assert not [event for event in heard if event.kind in ("missing", "failed")]
 
 
 class Forgetting(Method):

@@ -66,6 +66,10 @@ class Taught(Method):
                 loss = loss + pull
             return loss
 
+        def after_round(self) -> None:
+            if self.moment.stage == "pretrain":
+                self.teachers.keep(self.facts.name, self.model.state_dict())
+
         def update(self):
             if self.moment.stage == "pretrain":
                 return Content(as_teacher(self.model.state_dict()))
@@ -77,7 +81,7 @@ class Taught(Method):
             self.teachers = ServerTeachers(self.vault)
 
         def broadcast(self, site):
-            return Content({**self.weights, **self.teachers.for_site(site)}, self.teachers.roster(site))
+            return Content({**self.weights, **self.teachers.for_site(site)}, self.teachers.wishes(site))
 
         def expects(self, site):
             return {"pretrain": self.teachers.expects(self.weights), "train": self.weights}.get(self.moment.stage, {})
@@ -222,10 +226,10 @@ def test_a_new_run_does_not_see_the_teachers_of_another(experiment, tmp_path, me
         coordinator.run(rounds=1)
         seen[name] = workers["north"]._rule.teachers.known()
         coordinator.run(rounds=1)
-        assert workers["north"]._rule.teachers.known() == ("kidney_left", "kidney_right", "spleen")
-    assert seen == {"first": (), "second": ()}
+        assert workers["north"]._rule.teachers.known() == ("kidney_left", "kidney_right", "liver", "spleen")
+    assert seen == {"first": ("liver",), "second": ("liver",)}, "its own alone"
     folders = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "sites" / "north" / "vault").iterdir())
-    assert folders == ["first", "second"]
+    assert folders == ["second"], "the older run's are gone, like its state"
 
 
 def test_nothing_of_a_teacher_stays_on_the_device(experiment, tmp_path, method):

@@ -7,7 +7,7 @@ import torch
 
 from panorgan.errors import RunError
 from panorgan.federation import vault as vault_module
-from panorgan.federation.vault import DiskVault, safe_name
+from panorgan.federation.vault import DiskVault, RunVaults, safe_name
 from panorgan.methods.exchange import MemoryVault
 
 ARRAYS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.steps": torch.tensor(4), "b": torch.ones(2).bfloat16()}
@@ -101,3 +101,16 @@ def test_names_are_safe_for_file_systems(name):
 def test_names_that_differ_in_capitals_or_odd_characters_stay_apart():
     names = ["a/b", "a-b", "A-b", "a b", "a--b"]
     assert len({safe_name(name).lower() for name in names}) == len(names)
+
+
+def test_vaults_of_other_runs_can_be_removed(tmp_path):
+    vaults = RunVaults(tmp_path)
+    vaults.remove()  # nothing is there
+    for run in ("first", "second", "third"):
+        vaults.of(run).put("t", ARRAYS)
+    (tmp_path / "state.safetensors").touch()
+    vaults.remove(but="second")
+    assert [vaults.of(run).names() for run in ("first", "second", "third")] == [(), ("t",), ()]
+    vaults.remove()
+    assert not list((tmp_path / "vault").iterdir())
+    assert (tmp_path / "state.safetensors").exists()

@@ -344,7 +344,7 @@ def test_what_travels_in_which_stage(tiny, tmp_path):
             {"loss", "cases", "loss/global_kd", "loss/local_kd"}
         ]
         roster = [dict(message.numbers) for message in site.received]
-        assert roster == [{}, {}] + [{f"teacher/{other}": 1.0}] * 3
+        assert roster == [{}, {}] + [{"teacher/north": 1.0, "teacher/south": 1.0}] * 3
     for key in own["north"]:
         sent, handed_on = sites["north"].sent[1].arrays, sites["south"].received[2].arrays
         assert torch.equal(handed_on[f"teacher/north/{key}"], sent[f"teacher/{key}"])

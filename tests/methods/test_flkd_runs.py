@@ -130,7 +130,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
 
 # -- cached and recomputed teachers ----------------------------------------------------------------------------------
 
-MOVED = {"rotation_degrees": 30.0, "scale": 0.3, "geometry_probability": 1.0, "mirror_axes": [0, 1, 2]}
+MOVED = {"rotation_degrees": 30.0, "scale": 0.3, "geometry_probability": 1.0, "mirror_axes": [1, 2]}
 
 
 def watched_run(tiny, folder, steps: list[Step], **changes) -> list[Step]:
@@ -297,9 +297,15 @@ def test_a_site_that_lost_its_teachers_says_so(tiny, tmp_path):
     experiment = tiny(method=LONG, training=TRAINING)
     run(experiment, tmp_path, rounds=3)
     shutil.rmtree(tmp_path / "sites" / "north" / "vault")
-    with pytest.raises(RunError, match="The teachers of south are not here") as caught:
+    with pytest.raises(RunError, match="The teachers of north, south are not here") as caught:
         run(experiment, tmp_path)
     assert caught.value.fix
+    # Its own alone: nobody would miss it before some case of its own goes without a label.
+    run(experiment, tmp_path / "own", rounds=3)
+    (own,) = (tmp_path / "own" / "sites" / "north" / "vault").glob("*/teacher-north-*")
+    own.unlink()
+    with pytest.raises(RunError, match="The teachers of north are not here"):
+        run(experiment, tmp_path / "own")
     # Before they were handed out nothing is lost: they come with the exchange.
     run(experiment, tmp_path / "early", rounds=1)
     shutil.rmtree(tmp_path / "early" / "sites" / "north" / "vault", ignore_errors=True)

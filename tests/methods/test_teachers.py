@@ -241,17 +241,61 @@ def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
     before = ServerTeachers(server.vault)
     before.load({})
     assert before.for_site("north") == {}
-    assert before.roster("north") == {}
+    assert before.wishes("north") == {}
 
 
 def test_a_site_that_lost_its_teachers_says_so(server):
     """Silently training on with fewer teachers would be the worse mistake."""
     site = site_teachers()
-    site.receive(Content(server.for_site("west"), server.roster("west")))
-    site.receive(Content({}, server.roster("west")))
+    site.receive(Content(server.for_site("west"), server.wishes("west")))
+    site.receive(Content({}, server.wishes("west")))
     with pytest.raises(RunError, match="north, south are not here") as caught:
-        site_teachers().receive(Content({}, server.roster("west")))
+        site_teachers().receive(Content({}, server.wishes("west")))
     assert caught.value.fix
+
+
+def test_a_site_that_lost_its_own_teacher_says_so(server):
+    site = site_teachers()
+    site.keep("north", NORTH)
+    site.receive(Content(server.for_site("north"), server.wishes("north")))
+    with pytest.raises(RunError, match="teachers of north are not here"):
+        site_teachers().receive(Content(server.for_site("north"), server.wishes("north")))
+
+
+# -- teachers that did not arrive ----------------------------------------------------------------------------------
+
+
+def test_who_owes_a_teacher_is_asked_until_it_answers(server):
+    server.owed_by(["east", "north", "south", "west"])
+    assert server.owing == ("east", "west"), "the others have sent theirs"
+    assert "send_teacher" in server.wishes("west")
+    server.collect(Answers(north={}))
+    assert server.owing == ("east", "west")
+    server.collect(Answers(east={}, west=as_teacher(WEST)))
+    assert server.owing == (), "one has sent it, one has none"
+    assert server.sites == ("north", "south", "west")
+    assert server.wishes("west") == server.wishes("north") == server.wishes("newcomer")
+
+
+def test_who_owes_survives_a_restart(server):
+    server.owed_by(["north", "west"])
+    again = ServerTeachers(server.vault)
+    again.load(server.numbers())
+    assert again.owing == ("west",)
+    assert again.numbers() == server.numbers()
+
+
+def test_a_site_sends_its_teacher_when_it_is_asked_and_has_one(server):
+    server.owed_by(["west"])
+    site = site_teachers()
+    site.receive(Content(server.for_site("west"), server.wishes("west")))
+    assert site.asked
+    assert site.wanted("west") == {}
+    site.keep("west", WEST)
+    assert torch.equal(site.wanted("west")["teacher/logits"], WEST["logits"])
+    server.collect(Answers(west=as_teacher(WEST)))
+    site.receive(Content({}, server.wishes("west")))
+    assert site.wanted("west") == {}
 
 
 def test_what_a_site_may_send_has_shapes_and_no_values(server):

@@ -21,7 +21,7 @@ import pytest
 from panorgan.config import Experiment
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.comparison import Figure
-from panorgan.federation.events import Listener
+from panorgan.federation.events import Listener, read_events
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
@@ -242,10 +242,47 @@ def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> 
     assert results.labelled_here("north", "liver")
 
 
+def test_times_of_a_shared_machine_are_marked(copied: Plan) -> None:
+    """Also by --report-only: the runs themselves remember."""
+    before = Page(write_comparison(compare_runs(copied)).page)
+    assert "shared machine" not in before.text
+    assert "1.00 ×" in before.text
+    for run in copied.runs:
+        (run.folder.path / "shared_machine.json").write_text('{"at_once": 2}')
+    files = write_comparison(compare_runs(copied))
+    page, text = Page(files.page), files.markdown.read_text()
+    assert page.text.count("shared machine") == len(copied.labels)
+    assert "1.00 ×" not in page.text
+    assert "their times cannot be compared" in page.text
+    assert text.count("(shared machine)") == len(copied.labels)
+    costs = {row["method"]: row for row in csv.DictReader(files.costs.open())}
+    assert (costs["solo"]["shared"], costs["solo"]["step_ratio"]) == ("True", "")
+
+
+def test_traffic_of_a_round_and_of_the_whole_run(trained: Plan) -> None:
+    """Every round is validated: a run's messages are more than its rounds' training."""
+    files = ComparisonFiles(trained.folder)
+    cost = json.loads(files.data.read_text())["costs"]["fedavg"]
+    rounds = [e.facts for e in read_events(trained.runs[1].folder.events) if e.kind == "round"]
+    assert trained.runs[1].title == "fedavg · seed 0"
+    assert cost["bytes_per_run"] == pytest.approx(sum(r["bytes_sent"] + r["bytes_received"] for r in rounds), rel=0.01)
+    assert cost["bytes_per_round"] == pytest.approx(rounds[0]["bytes_training"], rel=0.01)
+    assert cost["bytes_per_run"] > 2.5 * cost["bytes_per_round"]
+    header = next(line for line in files.markdown.read_text().splitlines() if line.startswith("| method | steps"))
+    assert "| per round | whole run |" in header
+
+
+def test_intervals_have_the_digits_of_the_means(trained: Plan) -> None:
+    text = ComparisonFiles(trained.folder).markdown.read_text()
+    numbers = re.findall(r"\[(0\.\d+), (0\.\d+)\]", text)
+    assert numbers
+    assert {len(number) for pair in numbers for number in pair} == {len("0.123")}
+
+
 def test_words_of_a_figure() -> None:
     better = Figure(0.8124, 0.01, 0.78, 0.84, 3, 9, 0, difference=0.02, pairs=9, p=0.0004, p_holm=0.0008)
     assert tables.over_seeds(better) == "0.812 ± 0.010"
-    assert tables.bracket(better) == "[0.78, 0.84]"
+    assert tables.bracket(better) == "[0.780, 0.840]"
     assert (tables.p_value(better), tables.mark(better)) == ("p < 0.001", "▲")
     worse = Figure(0.5, math.nan, 0.5, 0.5, 1, 1, 0, difference=-0.02, pairs=6, p=0.03, p_holm=0.06)
     assert (tables.over_seeds(worse), tables.bracket(worse)) == ("0.500", "")

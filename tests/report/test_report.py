@@ -317,8 +317,10 @@ def test_refused_update_is_told(run: Path) -> None:
     assert "Interruptions" not in report(run).text
     reason = "Site south sent values that are not finite."
     EventLog(run / "events.jsonl").record("refused", number=2, site="south", reason=reason, why="NaN in 'head'")
+    EventLog(run / "events.jsonl").record("notice", number=4, text="No teacher knows liver.")
     text = report(run).text
     assert f"Round 2: the update of south was refused. {reason} NaN in 'head'" in text
+    assert "Round 4: No teacher knows liver." in text
 
 
 def test_mean_dice_is_the_mean_of_site_means(run: Path) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from pretend_runs import begin, finish, unwatched
 
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError, RunError
-from panorgan.federation.events import Event, EventLog, Listener
+from panorgan.federation.events import Event, Listener
 from panorgan.runs import compare
 from panorgan.runs.compare import (
     Plan,
@@ -22,9 +23,7 @@ from panorgan.runs.compare import (
     parse_seeds,
     plan_comparison,
     run_missing,
-    run_missing_at_once,
 )
-from panorgan.runs.compare_costs import measure_costs, time_inference
 from panorgan.runs.folder import RunFolder
 
 Tiny = Callable[..., Experiment]
@@ -61,6 +60,10 @@ def test_settings_go_where_they_belong(tiny: Tiny) -> None:
         ("fedavg+training.roundz=3", "did you mean 'rounds'"),
         ("fedavg,fedavg", "Two methods are called 'fedavg'"),
         ("fedavg,fedprox+mu=0.01,x=fedprox", "'fedprox+mu=0.01' and 'x' are the same"),
+        ("multihead,multihead+network.organs=heads", "are the same"),  # it has heads, said or not
+        ("multihead,multihead+network.organs=channels", "are the same"),
+        ("multihead,multihead+network.organs=decoders", "multihead cannot tell organs apart by decoders"),
+        ("segviz,segviz+network.organs=heads", "Leave network.organs out"),
         ("a=fedavg,A=solo", "share a folder"),
         ("fedprox+mu", "name=value"),
         ("a/b=fedavg", "cannot be written"),
@@ -97,19 +100,6 @@ def test_the_plan(tiny: Tiny) -> None:
     assert "did you mean 'fedavg'" in error.value.why
 
 
-@contextmanager
-def unwatched(run: Planned, number: int, total: int) -> Iterator[Listener]:
-    yield lambda event: None
-
-
-def finish(run: Planned, tested: str | None = "same") -> None:
-    """Make a folder look like a finished run."""
-    run.folder.path.mkdir(parents=True)
-    manifest = {"experiment": run.experiment.as_json(), "test_fingerprint": tested, "run": run.title}
-    run.folder.manifest.write_text(json.dumps(manifest))
-    run.folder.metrics.write_text("split,site,case,organ,dice\n")
-
-
 @pytest.fixture
 def plan(tiny: Tiny, tmp_path: Path) -> Plan:
     return plan_comparison(tiny(), "solo,fedavg,fedprox", "0,1", folder=tmp_path / "compared")
@@ -141,9 +131,89 @@ def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.Mo
     assert [run.title for run in plan.missing] == ["fedavg · seed 0"]
 
 
+@pytest.mark.parametrize(
+    ("raised", "says", "fix"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"), "OutOfMemoryError: CUDA out", "memory"),
+        (KeyError("liver"), "KeyError: 'liver'", "Mend the cause"),
+        (AssertionError(), "AssertionError.", "same command again"),
+    ],
+)
+def test_a_crash_does_not_lose_the_others_either(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, raised: Exception, says: str, fix: str
+) -> None:
+    asked: list[str] = []
+
+    def train(experiment: Experiment, folder: Path, *_: Any, **__: Any) -> None:
+        asked.append(folder.parent.name)
+        if len(asked) == 1:
+            raise raised
+
+    monkeypatch.setattr(compare, "train", train)
+    (failure,) = run_missing(plan, unwatched)
+    assert len(asked) == 6
+    assert failure.run is plan.runs[0]
+    assert isinstance(failure.error, RunError)
+    assert failure.error.what.startswith(says)
+    assert "\n" not in failure.error.what
+    assert fix in failure.error.fix
+    assert failure.error.__traceback__ is None  # it would keep the tensors of the run alive
+    told = plan.runs[0].traceback.read_text()
+    assert str(plan.runs[0].traceback) in failure.error.where
+    assert "Traceback" in told
+    assert "in train" in told
+    assert not plan.runs[0].folder.path.exists()  # or it could not be begun again
+    monkeypatch.setattr(compare, "train", lambda *_, **__: None)
+    run_missing(plan, unwatched)
+    assert not plan.runs[0].traceback.exists()
+
+
+def test_ctrl_c_stops_all(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def train(experiment: Experiment, folder: Path, *_: Any, **__: Any) -> None:
+        asked.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(plan, unwatched)
+    assert len(asked) == 1
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(plan.runs[1], threads=3)
+    before = torch.get_num_threads()
+    asked: list[tuple[int | None, int]] = []
+
+    def train(experiment: Experiment, *_: Any, **__: Any) -> None:
+        asked.append((experiment.hardware.threads, torch.get_num_threads()))
+        if experiment.hardware.threads:
+            torch.set_num_threads(experiment.hardware.threads)
+
+    monkeypatch.setattr(compare, "train", train)
+    run_missing(plan, unwatched)
+    # Neither before nor after does it change what the others get: all that the machine has.
+    assert asked == [(None, before), (3, before), *[(None, before)] * 4]
+    assert torch.get_num_threads() == before
+
+
+def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: Plan) -> None:
+    begin(plan.runs[1], threads=3)
+    check_comparison(plan)
+    for threads, refused in ((3, False), (2, True)):
+        wished = tiny(hardware={"threads": threads})
+        again = plan_comparison(wished, "solo,fedavg,fedprox", "0,1", folder=plan.folder)
+        if refused:
+            with pytest.raises(RunError, match=r"begun with 3 CPU threads, hardware\.threads now says 2"):
+                check_comparison(again)
+        else:
+            check_comparison(again)
+
+
 def test_other_test_cases_are_named(plan: Plan) -> None:
     for run in plan.runs:
-        finish(run, "other" if run.title == "fedprox · seed 1" else f"of seed {run.seed}")
+        finish(run, test_fingerprint="other" if run.title == "fedprox · seed 1" else f"of seed {run.seed}")
     with pytest.raises(RunError, match="not scored on the same cases as the others: fedprox · seed 1"):
         check_comparison(plan)
 
@@ -154,46 +224,6 @@ def test_another_experiment_in_a_folder_is_refused(plan: Plan, tiny: Tiny) -> No
     with pytest.raises(RunError, match="another experiment") as error:
         check_comparison(longer)
     assert "training.rounds" in error.value.why
-
-
-def write_rounds(run: Planned, seconds: float, sites: tuple[str, ...], stages: tuple[str, ...]) -> None:
-    events = EventLog(run.folder.events)
-    events.record("joined", sites={site: {"train_cases": 3, "annotated": {}} for site in sites})
-    for number, stage in enumerate(stages, start=1):
-        facts = {"number": number, "stage": stage, "sites": {site: {} for site in sites}}
-        traffic = {"bytes_sent": 100 * number, "bytes_received": 50}
-        events.record("round", **facts, **traffic, seconds={"sites": seconds, "validate": 9.0})
-
-
-def test_costs_by_hand(plan: Plan) -> None:
-    """Two local steps at two sites in two rounds: 8 steps. fedavg 2 · 4 s / 8 = 1 s, fedprox 2 · 6 s / 8 = 1.5 s."""
-    for run in plan.runs:
-        finish(run)
-        manifest = json.loads(run.folder.manifest.read_text())
-        manifest["sites"] = {name: {"external": name == "z"} for name in ("a", "b", "z")}
-        run.folder.manifest.write_text(json.dumps(manifest))
-        seconds = {"solo": 2.0, "fedavg": 4.0, "fedprox": 6.0}[run.entry.label]
-        write_rounds(run, seconds, ("a", "b"), ("train", "train"))
-    costs = measure_costs(plan)
-    assert costs["fedavg"].steps == 8
-    assert costs["fedavg"].step_seconds == pytest.approx(1.0)
-    assert costs["fedprox"].step_ratio == pytest.approx(1.5)
-    assert costs["solo"].bytes_per_round == pytest.approx((150 + 250) / 2)
-    assert costs["solo"].parameters is None
-    assert time_inference(plan) is None  # there is no model to time
-
-
-def test_pooled_steps_and_other_stages(tiny: Tiny, tmp_path: Path) -> None:
-    """A pooled site does the work of both: 2 · 2 steps per round. Traffic is that of the train stage."""
-    plan = plan_comparison(tiny(), "central_partial", "0", folder=tmp_path)
-    (run,) = plan.runs
-    finish(run)
-    manifest = json.loads(run.folder.manifest.read_text())
-    manifest["sites"] = {name: {"external": False} for name in ("a", "b")}
-    run.folder.manifest.write_text(json.dumps(manifest))
-    write_rounds(run, 1.0, ("pooled",), ("pretrain", "train"))
-    cost = measure_costs(plan)["central_partial"]
-    assert (cost.steps, cost.bytes_per_round, cost.pooled) == (8, 250, True)
 
 
 def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,20 +242,3 @@ def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch
     run_missing(plan, watch)
     assert told[0] == ("fedavg · seed 0", 2, 6)
     assert told[-1] == ("fedprox · seed 1", 6, 6)
-
-
-def test_runs_at_once_give_the_bits_of_runs_in_turn(tiny: Tiny, tmp_path: Path) -> None:
-    """And what fails in another process comes back in words."""
-    experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0})
-    entries = "fedavg,broken=fedavg+training.min_sites=3"
-    told: list[tuple[str, bool]] = []
-    together = plan_comparison(experiment, entries, "0", folder=tmp_path / "together")
-    failures = run_missing_at_once(together, 2, lambda run, error: told.append((run.entry.label, error is not None)))
-    assert sorted(told) == [("broken", True), ("fedavg", False)]
-    assert [failure.run.entry.label for failure in failures] == ["broken"]
-    assert "3 are needed" in failures[0].error.what
-    assert failures[0].error.fix
-    alone = plan_comparison(experiment, entries, "0", folder=tmp_path / "alone")
-    run_missing(alone, unwatched)
-    metrics = [plan.runs[0].folder.metrics.read_bytes() for plan in (together, alone)]
-    assert metrics[0] == metrics[1]

@@ -9,6 +9,7 @@ unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from panorgan.anatomy import catalogue
 from panorgan.cases.companions import as_probabilities
 from panorgan.cases.sampling import PackedBatch
+from panorgan.errors import ConfigError
 from panorgan.settings import Settings
 
 # Integers up to here are exact in float32, which nearest-neighbour resampling works in.
@@ -40,6 +43,19 @@ class AugmentSettings(Settings):
     gamma: float = Field(0.2, ge=0, lt=1, description="exponent drawn from 1 ± this")
     noise: float = Field(0.04, ge=0, description="largest standard deviation of added Gaussian noise")
     blur_probability: float = Field(0.15, ge=0, le=1, description="share of samples smoothed by a small kernel")
+
+
+def refuse_swapped_sides(settings: AugmentSettings | None, organs: Iterable[str]) -> None:
+    """Refuse to mirror left and right where an organ is named by its side: the label would stay, and be wrong."""
+    sided = [organ for organ in organs if catalogue()[organ].side is not None]
+    if settings is not None and 0 in settings.mirror_axes and sided:
+        raise ConfigError(
+            "Left and right must not be mirrored here.",
+            where="training.augment.mirror_axes",
+            why=f"axis 0 runs from side to side, and a mirrored {sided[0]} would still be called so "
+            f"(sided organs: {', '.join(sided)})",
+            fix=f"mirror_axes: {[axis for axis in settings.mirror_axes if axis]}",
+        )
 
 
 def augment(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -23,9 +22,10 @@ from panorgan.federation.events import Listener
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
-from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places
-from panorgan.report.tables import NOTHING, number, size
-from panorgan.runs.compare import Planned, check_comparison, plan_comparison, run_missing, run_missing_at_once
+from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places, traffic
+from panorgan.report.tables import NOTHING, number
+from panorgan.runs.compare import Plan, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.runs.compare_at_once import run_missing_at_once
 
 FAILED = 2
 _WIDE = 100
@@ -58,19 +58,12 @@ def run_compare(request: CompareRequest) -> int:
     def watch_run(run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
         return watch(f"run {number} of {total} · {run.title}", request.as_json)
 
-    ended = itertools.count(len(plan.finished) + 1)
-
-    def tell(run: Planned, error: PanorganError | None) -> None:
-        words = "failed" if error else "finished"
-        if request.as_json:
-            print(json.dumps({"event": f"run_{words}", "run": run.title}), flush=True)
-        console.print(f"{next(ended)} of {len(plan.runs)} · {run.title}: {words}", highlight=False, markup=False)
-
     if request.report_only:
         failures = []
     elif request.at_once > 1:
         console.print(f"{len(plan.missing)} runs, {request.at_once} at once", highlight=False)
-        failures = run_missing_at_once(plan, request.at_once, tell)
+        with AtOnceView(console, plan, request.as_json) as view:
+            failures = run_missing_at_once(plan, request.at_once, view.started, view.ended)
     else:
         failures = run_missing(plan, watch_run)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -83,6 +76,51 @@ def run_compare(request: CompareRequest) -> int:
     else:
         _show(console, results, files)
     return FAILED if failures else 0
+
+
+class AtOnceView:
+    """Which runs are under way, as a line that stays at the bottom of a terminal; what has ended, line by line."""
+
+    def __init__(self, console: Console, plan: Plan, as_json: bool) -> None:
+        self._console, self._as_json = console, as_json
+        self._done, self._total = len(plan.finished), len(plan.runs)
+        self._under_way: list[str] = []
+        self._live = console.is_terminal and not as_json
+        self._status = console.status("preparing cases")
+
+    def __enter__(self) -> AtOnceView:
+        if self._live:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def started(self, run: Planned) -> None:
+        """A run is under way."""
+        self._under_way.append(run.title)
+        if self._as_json:
+            print(json.dumps({"event": "run_started", "run": run.title}), flush=True)
+        if not self._live:
+            self._line(f"{run.title}: started")
+        self._show()
+
+    def ended(self, run: Planned, error: PanorganError | None) -> None:
+        """A run has ended, well or not."""
+        if run.title in self._under_way:
+            self._under_way.remove(run.title)
+        self._done += 1
+        words = "failed" if error else "finished"
+        if self._as_json:
+            print(json.dumps({"event": f"run_{words}", "run": run.title}), flush=True)
+        self._line(f"{self._done} of {self._total} · {run.title}: {words}")
+        self._show()
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def _show(self) -> None:
+        self._status.update(Text(f"under way: {', '.join(self._under_way) or 'nothing'}", style="dim"))
 
 
 def _summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
@@ -135,7 +173,7 @@ def summary_table(results: Results, width: int) -> Table:
     comparison = results.comparison
     columns = {FEDERATION: "Dice", LABELLED: "own", NOT_LABELLED: "other", EXTERNAL: "external"}
     places = [place for place in columns if place in summary_places(comparison)]
-    costs = ("step\ntime", "per\nround") if width >= _WIDE else ()
+    costs = ("step\ntime", "per\nround", "whole\nrun") if width >= _WIDE else ()
     table = Table(title="Test Dice (own: the site labels the organ; other: it does not)", title_justify="left")
     table.add_column("method", overflow="fold", min_width=8)
     for heading in (*(columns[place] for place in places), "differ-\nence", "p\n(Holm)", *costs):
@@ -143,8 +181,10 @@ def summary_table(results: Results, width: int) -> Table:
     for method in comparison.methods:
         whole, cost = comparison.figure(method), results.costs.get(method)
         first, *others = (comparison.figure(method, ALL_ORGANS, place) for place in places)
-        traffic = cost.bytes_per_round if cost else math.nan
-        spent = [ratio(cost.step_ratio if cost else None), NOTHING if math.isnan(traffic) else size(traffic)]
+        spent = [NOTHING] * 3
+        if cost is not None:
+            time = "shared" if cost.shared else ratio(cost.step_ratio)
+            spent = [time, traffic(cost.bytes_per_round), traffic(cost.bytes_per_run)]
         table.add_row(
             Text(wrapped(method, 16 if costs else 13)),
             over_seeds(first),

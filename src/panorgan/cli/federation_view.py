@@ -244,6 +244,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "round": _told_round,
     "refused": lambda f: f"refused {f['site']}, {_round(f['number'])}: {f['reason']} {f.get('why') or ''}".rstrip(),
     "failed": _told_failure,
+    "notice": lambda facts: f"{_round(facts['number'])}: {facts['text']}",
     "missing": lambda facts: f"missing, {_round(facts['number'])}: {', '.join(facts['sites'])}",
     "segment": lambda facts: f"segment {facts['number']} runs as job {str(facts.get('job', ''))[:8]}",
     "driver": _told_driver,

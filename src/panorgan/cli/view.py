@@ -82,6 +82,8 @@ class PlainView:
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
             self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
+        elif event.kind == "notice":
+            self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
             self._line("resuming" if event.kind == "resumed" else "a new run")
         elif event.kind == "joined":
@@ -142,6 +144,8 @@ class LiveView:
             self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {facts['reason']} {facts['why']}")
+        elif event.kind == "notice":
+            self._notes.append(facts["text"])
         elif event.kind == "round":
             self._round(facts)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.doctor import CODES, Severity, examine
@@ -22,10 +24,13 @@ from panorgan.errors import PanorganError
 from panorgan.runs.site_cases import read_site
 from panorgan.runs.sources import source_of
 
+if TYPE_CHECKING:
+    from panorgan.federation.egress import EgressPolicy
+
 OnProgress = Callable[[str, int, int], None]
 
 SERVER_DISK_GB = 5.0
-"""Room that the server should have: checkpoints, and one answer of every site at a time."""
+"""Room that the server should have: checkpoints, one answer of every site at a time, and every site's teacher."""
 
 _NAMED_CASES = 3
 
@@ -39,7 +44,7 @@ def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = 
     name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _told_by(kit)
     agreement, experiment_check = _load_experiment(kit, agreed)
     credentials = Credentials.of_site(kit.startup)
-    checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit)]
+    checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit, agreement)]
     checks += check_credentials(credentials, name)
     checks += _check_server(kit, server, credentials)
     checks.append(check_clock(credentials))
@@ -135,14 +140,62 @@ def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:
     return agreement, Check(name, "ok", f"as agreed ({found}): {method} for {', '.join(agreement.vocabulary)}")
 
 
-def _check_egress(kit: SiteKit) -> Check:
+def _check_egress(kit: SiteKit, agreement: Agreement | None) -> Check:
     from panorgan.federation.egress import parse_policy
 
+    name = "egress.yaml"
     try:
-        parse_policy(read_yaml(kit.egress_policy, "egress policy"), str(kit.egress_policy))
+        policy = parse_policy(read_yaml(kit.egress_policy, "egress policy"), str(kit.egress_policy))
     except PanorganError as error:
-        return failed_by("egress.yaml", error)
-    return Check("egress.yaml", "ok", "what may leave is written down and understood")
+        return failed_by(name, error)
+    objection = _check_policy(policy, agreement) if agreement is not None else None
+    return objection or Check(name, "ok", "what may leave is written down and understood")
+
+
+def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
+    """Whether the policy lets everything leave that the method sends; if not, what it keeps and the lines to add.
+
+    An answer that holds one thing too many is refused as a whole, perhaps after days of training.
+    """
+    from panorgan.federation.egress import COMMON_NUMBERS
+    from panorgan.methods.payloads import sendings
+
+    method = agreement.build_method()
+    sent = {pattern for sending in sendings(method) for pattern in sending.tensors}
+    tensors = [pattern for pattern in method.tensors if pattern in sent and not _covers(policy.tensors, pattern)]
+    numbers = [p for p in dict.fromkeys((*method.numbers, *COMMON_NUMBERS)) if not _covers(policy.numbers, p)]
+    kept = [
+        *([] if policy.weights else ["weights"]),
+        *(f"{pattern} ({method.tensors[pattern].rstrip('.')})" for pattern in tensors),
+        *(f"number {pattern}" for pattern in numbers),
+    ]
+    if not kept:
+        return None
+    lines = [
+        *([] if policy.weights else ["'weights: true'"]),
+        *(f"under 'tensors': '{json.dumps(pattern)}: {{}}'" for pattern in tensors),
+        *(f"under 'numbers': '- {json.dumps(pattern)}'" for pattern in numbers),
+    ]
+    # Somebody who names each number one by one may have all of them; and not every site measures for the plan.
+    open_to_doubt = (
+        policy.weights and not tensors and all(_touches(policy.numbers, p) or p == "plan/*" for p in numbers)
+    )
+    return Check(
+        "egress.yaml",
+        "warning" if open_to_doubt else "failed",
+        f"{method.name} sends what this policy keeps here: {'; '.join(kept)}. Such an answer is refused as a whole.",
+        f"If it may leave, write into local/egress.yaml {'; '.join(lines)}. If not, do not take part.",
+    )
+
+
+def _covers(allowed: Iterable[str], pattern: str) -> bool:
+    """Whether everything that `pattern` stands for may leave."""
+    return any(fnmatchcase(pattern, known) for known in allowed)
+
+
+def _touches(allowed: Iterable[str], pattern: str) -> bool:
+    """Whether something that `pattern` stands for may leave."""
+    return any(fnmatchcase(known, pattern) for known in allowed)
 
 
 # -- network -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from panorgan.federation.message import Message
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
+from panorgan.federation.vault import RunVaults
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.runs.delivered import save_model
 from panorgan.runs.device import use_hardware
@@ -143,11 +144,13 @@ class SiteMachine:
 
     def _keep_model(self, request: bytes, task: Task) -> bytes:
         """The finished model stays at the site; the answer says that it arrived, and nothing else."""
-        if task.experiment != load_site_file(self.kit).experiment_fingerprint:
+        settings = load_site_file(self.kit)
+        if task.experiment != settings.experiment_fingerprint:
             raise WrongExperimentError("The model of another experiment was delivered.")
         if task.card is None:
             raise MessageError("A model came without its card.")
         save_model(self.kit.model, dict(Message.from_bytes(request).arrays), dict(task.card))
+        RunVaults(self.kit.state(settings)).remove()  # the run is over, and its teachers have served
         return Message(meta=answer_meta(task, self.name)).to_bytes()
 
 

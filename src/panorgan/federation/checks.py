@@ -11,7 +11,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import AnatomyError, MessageError
-from panorgan.federation.failures import CODES
+from panorgan.federation.failures import CODES, DIVERGED
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.methods.exchange import Numbers, SiteFacts
@@ -35,7 +35,7 @@ def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str
     Returns how far the update leads away from what is expected (an L2 norm over all of its floating-point tensors).
     """
     check_envelope(file.meta, task, site)
-    if expected and not file.keys:
+    if not file.keys and any(example.device.type != "meta" for example in expected.values()):
         raise MessageError(f"Site {site} sent no weights.")
     return math.sqrt(sum(_check_tensor(file, key, site, expected) for key in file.keys))
 
@@ -76,6 +76,11 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
                 f"Site {site} sent an answer that does not belong here.",
                 why=f"its {name!r} is {str(meta.get(name))!r:.100}, expected {value!r}",
             )
+    if meta.get("failed") == DIVERGED:  # like an update that is not finite: to ask again would give the same
+        raise MessageError(
+            f"Site {site} has diverged.",
+            why="its loss or its own state is not finite; its next round starts from the last good one",
+        )
     if "failed" in meta:
         raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
 

@@ -79,6 +79,7 @@ class Coordinator:
         self._spool = folder / "spool"
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
+        self._noted: set[str] = set()
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
@@ -237,6 +238,7 @@ class Coordinator:
             return
         state, told = self.state, self.state.told
         happened = list(read_events(self.events.path))
+        self._noted = {event.facts["text"] for event in happened if event.kind == "notice"}
         joined = [event.facts["sites"] for event in happened if event.kind == "joined"]
         if not joined:
             joined = [state.sites]
@@ -257,9 +259,10 @@ class Coordinator:
         self.events.transient(
             "round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments)
         )
+        self._tell_notices(number)
         traffic = Traffic()
         files = self._collect(moment, number, traffic)
-        trained = time.perf_counter()
+        trained, for_training = time.perf_counter(), traffic.sent + traffic.received
         updates = SpooledUpdates(files)
         keep = self.setup.keep_local_models if number == self._kept_round else None
         if keep is not None:
@@ -285,6 +288,7 @@ class Coordinator:
             "best": self.state.best,
             "bytes_sent": traffic.sent,
             "bytes_received": traffic.received,
+            "bytes_training": for_training,  # of both directions; the rest is validation
             "seconds": {
                 "sites": round(trained - began, 4),
                 "aggregate": round(aggregated - trained, 4),
@@ -296,6 +300,13 @@ class Coordinator:
         shutil.rmtree(self._spool, ignore_errors=True)
         seconds = {**told["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
         self.events.record("round", **{**told, "seconds": seconds})
+
+    def _tell_notices(self, number: int) -> None:
+        """What the method wants people to know, each sentence once in a run."""
+        for text in self.rule.notices():
+            if text not in self._noted:
+                self._noted.add(text)
+                self.events.record("notice", number=number, text=text)
 
     def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup

@@ -15,8 +15,11 @@ Code = Literal[
     "memory",
     "state",
     "egress-refused",
+    "diverged",
     "internal",
 ]
+
+DIVERGED: Code = "diverged"
 
 CODES: tuple[str, ...] = get_args(Code)
 
@@ -29,6 +32,7 @@ MEANING: dict[str, str] = {
     "memory": "the site ran out of memory",
     "state": "the site's saved state does not fit",
     "egress-refused": "the site's policy does not let the answer leave",
+    "diverged": "the site's loss or its own state is not finite any more",
     "internal": "an unexpected error at the site",
 }
 

@@ -23,13 +23,13 @@ from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
 from panorgan.evaluation.metrics import dice
 from panorgan.federation.checks import is_finite
-from panorgan.federation.failures import WrongExperimentError
+from panorgan.federation.failures import DIVERGED, WrongExperimentError
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
 from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from panorgan.federation.settings import TrainingSettings
-from panorgan.federation.tasks import Task, answer_meta
-from panorgan.federation.vault import DiskVault, safe_name
+from panorgan.federation.tasks import Task, answer_meta, failure_meta
+from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
@@ -174,12 +174,18 @@ class SiteWorker:
         if not self.setup.training.optimizer.keep_state or (finished and finished[0] != task.moment.stage):
             rule.tools.optimizer.state.clear()  # a stage has its own schedule, and moments of its own
         rule.received = self._on_device(received)
-        numbers = self._run_steps(rule, task)
-        content = rule.update()
-        answer = self._answer(task, Content(content.arrays, {**numbers, **content.numbers})).to_bytes()
-        # An update that diverged will be refused; the next round starts from the last good state.
-        if all(is_finite(value) for value in content.arrays.values()):
-            self._remember(rule, task, answer, has_state=finished is not None)
+        means = self._run_steps(rule, task)
+        content, state = rule.update(), rule.state()
+        numbers = {name: mean for name, mean in means.items() if isfinite(mean)}
+        message = self._answer(task, Content(content.arrays, {**numbers, **content.numbers}))
+        # What diverged will be refused; the next round starts from the last good state.
+        if not _all_finite(content):
+            answer = message.to_bytes()
+        elif not (_all_finite(state) and isfinite(means.get("loss", 0.0))):
+            answer = Message(meta=failure_meta(task, self.name, DIVERGED)).to_bytes()  # nothing that is sent shows it
+        else:
+            answer = message.to_bytes()
+            self._remember(rule, task, answer, state, has_state=finished is not None)
         self._put_away(rule)
         return answer
 
@@ -241,13 +247,19 @@ class SiteWorker:
                 make_optimizer(model, settings),
                 settings.clip_norm,
                 self._autocast,
-                vault=DiskVault(self._local.folder / "vault" / safe_name(self._run)),
+                vault=self._vault_of_this_run(),
                 cases=self.data.train,
                 predict=self._predict,
                 inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
                 network_of=lambda site: setup.method.build_network(setup.network, federation, site=site),
             )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
+
+    def _vault_of_this_run(self) -> DiskVault:
+        """Like its state, a site's vault is that of one run: an older run's goes when a new one begins."""
+        vaults = RunVaults(self._local.folder)
+        vaults.remove(but=self._run)
+        return vaults.of(self._run)
 
     def _placed(self, network: SegmentationNetwork) -> SegmentationNetwork:
         """The network where it computes, in the layout that is fastest there."""
@@ -282,7 +294,10 @@ class SiteWorker:
         return torch.autocast(self.setup.device.type, dtype=torch.bfloat16)
 
     def _run_steps(self, rule: SiteRule, task: Task) -> dict[str, float]:
-        """All local steps of a round; every random draw depends on (seed, site, stage, round) alone."""
+        """All local steps of a round; every random draw depends on (seed, site, stage, round) alone.
+
+        Returns the means of what the steps logged; they may be NaN.
+        """
         setup, moment = self.setup, task.moment
         steps = self._steps_of(moment)
         totals: dict[str, torch.Tensor] = {}
@@ -301,8 +316,7 @@ class SiteWorker:
                     totals[name] = totals.get(name, torch.zeros_like(value)) + value
                 self._on_step(self.name, step + 1, steps)
             rule.after_round()
-        means = {name: float(total) / steps for name, total in totals.items()}
-        return {name: mean for name, mean in means.items() if isfinite(mean)}  # the weights will tell the rest
+        return {name: float(total) / steps for name, total in totals.items()}
 
     def _steps_of(self, moment: Moment) -> int:
         """Optimiser steps in a round: the stage's own number, or the experiment's."""
@@ -327,13 +341,12 @@ class SiteWorker:
         if companions is not None:
             companions.release()
 
-    def _remember(self, rule: SiteRule, task: Task, answer: bytes, has_state: bool) -> None:
+    def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Content, has_state: bool) -> None:
         """Save state and answer, unless there is no state: then the same request simply gives the same answer.
 
         A state that was emptied replaces the one on disk (`has_state`), lest the older one come back.
         """
         keep_optimizer = self.setup.training.optimizer.keep_state
-        state = rule.state()
         self._in_memory = None
         if keep_optimizer or has_state or state.arrays or state.numbers:
             optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
@@ -362,3 +375,8 @@ class SiteWorker:
                 scores.setdefault(structure, []).append(dice(predicted, truth))
         numbers = {f"dice/{name}": sum(values) / len(values) for name, values in scores.items()}
         return Content(numbers={**numbers, "cases": float(len(self.data.validation))})
+
+
+def _all_finite(content: Content) -> bool:
+    """Whether none of the tensors holds NaN or infinity."""
+    return all(is_finite(value) for value in content.arrays.values())

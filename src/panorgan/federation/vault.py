@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from pathlib import Path
 
 import torch
@@ -46,6 +47,25 @@ class DiskVault:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{safe_name(name)}.safetensors"
+
+
+class RunVaults:
+    """The vaults in a site's folder, one per run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "vault"
+
+    def of(self, run: str) -> DiskVault:
+        """The vault of a run."""
+        return DiskVault(self.folder / safe_name(run))
+
+    def remove(self, but: str | None = None) -> None:
+        """Remove them all, except that of one run: teachers take N times the disk of a model, and nobody reads them
+        once their run is over."""
+        kept = None if but is None else safe_name(but)
+        for path in self.folder.glob("*"):
+            if path.name != kept:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def safe_name(name: str) -> str:

@@ -216,9 +216,14 @@ class ServerRule:
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
         """Keys a site may send, each with an example of its shape and type; anything else is refused.
 
-        An example may lie on the `meta` device. Where nothing is expected, an answer of numbers alone is accepted.
+        An example on the `meta` device has no values to compare with, and may be left out: where nothing else is
+        expected, an answer of numbers alone is accepted.
         """
         return self.weights_of(site)
+
+    def notices(self) -> tuple[str, ...]:
+        """What people should know, in sentences. Asked before every round; the log tells each sentence once."""
+        return ()
 
     def weights_of(self, site: str) -> dict[str, torch.Tensor]:
         """The weights that a site trains: all, but for parts of single organs that are none of its own."""

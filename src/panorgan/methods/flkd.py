@@ -7,7 +7,12 @@ beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ 
 of it, since every head is now trained everywhere; the mean is unweighted (eq. 6).
 
 Stages: *pretrain* (each site trains its teacher, nothing travels until it is done), *exchange* (every site receives
-the others' teachers and predicts its own training scans once), *train*.
+the others' teachers and predicts its own training scans once), *train*. A teacher that did not arrive in time is asked
+for in every later round, and handed on; a site that broke off in pretrain sends the last good one it has.
+
+Two settings of the paper cannot be written down exactly. It scales patches by 0.7 to 1.4; `training.augment.scale` is
+symmetric, and 0.3 is 0.7 to 1.3. It mirrors every axis, which suits its organs (`kidney`, both sides in one); with
+`kidney_left` and `kidney_right` leave axis 0 out of `mirror_axes`.
 """
 
 from __future__ import annotations
@@ -99,11 +104,21 @@ class FLKD(Method):
         "training.optimizer.name": "sgd",
         "training.optimizer.learning_rate": 0.01,
         "training.optimizer.momentum": 0.99,
+        "training.optimizer.weight_decay": 0,
+        "training.optimizer.clip_norm": None,
+        "training.optimizer.schedule": "poly",
         "training.sampling.patch_size": [128, 128, 64],
         "training.sampling.batch_size": 2,
         "training.sampling.foreground": 0.8,
+        "training.augment.rotation_degrees": 0,
         "training.augment.scale": 0.3,
+        "training.augment.geometry_probability": 1,
         "training.augment.mirror_axes": [0, 1, 2],
+        "training.augment.brightness": 0,
+        "training.augment.contrast": 0,
+        "training.augment.gamma": 0,
+        "training.augment.noise": 0,
+        "training.augment.blur_probability": 0,
     }
     organs: ClassVar[OrganParts] = "heads"
     numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
@@ -122,6 +137,8 @@ class FLKD(Method):
             self.held: tuple[str, ...] = ()
             """Organs that global KD holds in this round; none outside of training."""
             self.logged: dict[str, torch.Tensor] = {}
+            self.alone = False
+            """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
             self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
 
         # -- what happens in which stage
@@ -129,10 +146,13 @@ class FLKD(Method):
         def before_round(self) -> None:
             """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model and copy it."""
             self.received = self.teachers.receive(self.received)
+            if self.teachers.asked and self.facts.name not in self.teachers.sites:
+                self._keep_teacher()  # it broke off in pretrain: better the last good one than none
             self.teachers.owners = _who_teaches(self.federation, self.teachers.sites)
             if self.moment.stage != TRAIN:
                 return
             super().before_round()
+            self.alone = False
             self.held = self._sometimes_unlabelled() if self.config.global_weight else ()
             if self.held:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -148,16 +168,18 @@ class FLKD(Method):
         def after_round(self) -> None:
             """At the end of its stage, the model is the teacher. The copy of the global model has served."""
             self.global_model, self.held = None, ()
-            if self.moment.stage == PRETRAIN and self.moment.is_last:
-                self.teachers.keep(self.facts.name, self._own_part())
+            if self.moment.stage == PRETRAIN:
+                self.alone = True
+                if self.moment.is_last:
+                    self._keep_teacher()
 
         def update(self) -> Content:
-            """The teacher when it is done, the model in training, otherwise numbers alone."""
+            """The teacher when it is done or asked for, the model in training, otherwise numbers alone."""
             whole = super().update()
-            if self.moment.stage == TRAIN:
-                return whole
-            done = self.moment.stage == PRETRAIN and self.moment.is_last
-            return Content(as_teacher(self._own_part()) if done else {}, whole.numbers)
+            if self.moment.stage == PRETRAIN:
+                return Content(as_teacher(self._own_part()) if self.moment.is_last else {}, whole.numbers)
+            model = whole.arrays if self.moment.stage == TRAIN else {}
+            return Content({**model, **self.teachers.wanted(self.facts.name)}, whole.numbers)
 
         def state(self) -> Content:
             """While it pre-trains nobody else holds its weights."""
@@ -166,6 +188,7 @@ class FLKD(Method):
         def load_state(self, state: Content) -> None:
             """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
             self.model.load_state_dict({**self.model.state_dict(), **state.arrays})
+            self.alone = bool(state.arrays)
 
         # -- formulas
 
@@ -228,6 +251,12 @@ class FLKD(Method):
             """The model without the heads of organs that this site does not teach."""
             return _serving(self.model.state_dict(), self.own_organs)
 
+        def _keep_teacher(self) -> None:
+            """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
+            own = self._own_part()
+            if self.alone and all(bool(value.isfinite().all()) for value in own.values()):
+                self.teachers.keep(self.facts.name, own)
+
         def _empty_teacher(self, site: str) -> SegmentationNetwork:
             assert isinstance(self.model, OrganNetwork)
             return organ_network(Vocabulary(self.federation.organs_of(site)), self.model.settings)
@@ -244,24 +273,37 @@ class FLKD(Method):
             if self.moment.stage == PRETRAIN:
                 return Content()
             arrays = super().broadcast(site).arrays if self.moment.stage == TRAIN else {}
-            return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.roster(site))
+            return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.wishes(site))
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-            """The teacher at the end of pre-training, everything in training."""
-            if self.moment.stage == TRAIN:
-                return super().expects(site)
-            if self.moment.stage == PRETRAIN and self.moment.is_last:
-                return self.teachers.expects(_serving(self.weights, self.federation.organs_of(site)))
-            return {}
+            """The teacher at the end of pre-training, or when it is owed; everything in training."""
+            model = super().expects(site) if self.moment.stage == TRAIN else {}
+            due = self.moment.stage == PRETRAIN and self.moment.is_last
+            if not due and site not in self.teachers.owing:
+                return model
+            own = _serving(self.weights, self.federation.organs_of(site))
+            return {**model, **self.teachers.expects(own)}
 
         def aggregate(self, updates: Updates) -> None:
             """Keep the teachers; average the models."""
-            if self.moment.stage == PRETRAIN:
-                self.teachers.collect(updates)
-                return
-            self.teachers.were_given_to(updates.sites)
+            if self.moment.stage != PRETRAIN:
+                self.teachers.were_given_to(updates.sites)
+            elif self.moment.is_last:
+                self.teachers.owed_by(self.federation.sites)
+            self.teachers.collect(updates)
             if self.moment.stage == TRAIN:
                 super().aggregate(updates)
+
+        def notices(self) -> tuple[str, ...]:
+            """Training without a teacher for some organ is not what was asked for."""
+            assert isinstance(self.config, FLKDConfig)
+            if self.moment.stage != TRAIN or not self.config.local_weight:
+                return ()
+            heard = _who_teaches(self.federation, self.teachers.sites).values()
+            known = {organ for organs in heard for organ in organs}
+            lacking = [organ for organ in self.federation.taught() if organ not in known]
+            names = ", ".join(organ.replace("_", " ") for organ in lacking)
+            return (f"No teacher knows {names}. Local distillation does without, until one arrives.",) if names else ()
 
         def state(self) -> Content:
             """Who has the teachers."""

@@ -6,8 +6,9 @@ unweighted, after every round (`training.local_epochs: 10` in the paper). The *t
 It is never averaged with that of another organ: a site sends its own, and only sites that annotate the same organ share
 one. The delivered model is one representation block with all task blocks attached.
 
-A site knows its own organs only, so one with a new organ may join at any round: it receives the representation block
-and brings its task block. Nothing changes for the others.
+A site needs to know its own organs only, so one with a new organ may join at any round: it receives the representation
+block and brings its task block. Nothing changes for the others. (Requests do tell every site who takes part and what
+each annotates, here as in every method; this one makes no use of it.)
 """
 
 from __future__ import annotations

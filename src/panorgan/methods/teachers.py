@@ -4,9 +4,12 @@ Both halves of what methods with teachers share; no formula of a particular one.
 `teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their vault, one entry per
 site.
 
-At a site: `receive` in `before_round`, `keep` the own one, `predictions` for `companions`. At the server: `expects` and
-`collect` while teachers come in, `for_site` in `broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for
-the rule's state.
+A teacher that did not arrive is not lost. The server knows who owes it one and says so with its next request
+(`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
+
+At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for `companions`. At the
+server: `expects` and `collect` while teachers come in, `owed_by` when they are due, `for_site` and `wishes` in
+`broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for the rule's state.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from panorgan.methods.exchange import Arrays, Content, Numbers, Updates, Vault
 from panorgan.networks import SegmentationNetwork
 
 PREFIX = "teacher/"
+SEND = "send_teacher"
+"""A number in a request: the server lacks this site's teacher."""
 _EQUIPPED = "equipped/"
+_OWING = "owing/"
 # Changes when predictions are made or stored in another way: what was stored before is then not found.
 _FORMAT = 1
 
@@ -51,6 +57,8 @@ class SiteTeachers:
         owners: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.tools, self.owners = tools, dict(owners)
+        self.asked = False
+        """Whether the server lacks this site's teacher, as the last request said."""
         self._build = build
         self._present = {n.removeprefix(PREFIX) for n in tools.vault.names() if n.startswith(PREFIX)}
         self._fingerprints: dict[str, str] = {}
@@ -70,6 +78,7 @@ class SiteTeachers:
                 rest[key] = value
         for site, arrays in sorted(teachers.items()):
             self.keep(site, arrays)
+        self.asked = SEND in content.numbers
         self._refuse_gaps(content.numbers)
         return Content(rest, content.numbers)
 
@@ -78,6 +87,12 @@ class SiteTeachers:
         self.tools.vault.put(f"{PREFIX}{site}", arrays)
         self._present.add(site)
         self._fingerprints.pop(site, None)
+
+    def wanted(self, site: str) -> dict[str, torch.Tensor]:
+        """This site's own teacher as it is sent, if the server asked for it and there is one; else nothing."""
+        if not self.asked or site not in self._present:
+            return {}
+        return as_teacher(self.tools.vault.get(f"{PREFIX}{site}"))
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -119,11 +134,11 @@ class SiteTeachers:
         return sorted(self._present & self.owners.keys())
 
     def _refuse_gaps(self, numbers: Numbers) -> None:
-        """The server's roster says which teachers must be here by now."""
+        """The server's roster says which teachers must be here by now: those it sent, and the site's own."""
         told = {name.removeprefix(PREFIX) for name in numbers if name.startswith(PREFIX)}
         if gone := sorted(told - self._present):
             raise RunError(
-                f"The teachers of {', '.join(gone)} are not here, though this site has received them.",
+                f"The teachers of {', '.join(gone)} are not here, though this site made or received them.",
                 why="the site's folder was changed, or is another one than before",
                 fix="Restore the site's folder from a backup, or start a new run.",
             )
@@ -189,7 +204,7 @@ class _Panel:
 
 
 class ServerTeachers:
-    """All teachers of a federation, and who has received which.
+    """All teachers of a federation, who has received which, and who owes one.
 
     Every batch of teachers that comes in is an edition. A site is sent what is newer than the last edition it has seen;
     so one that missed the exchange, or joins later, gets everything with its next request.
@@ -199,20 +214,36 @@ class ServerTeachers:
         self.vault = vault
         self._editions: dict[str, int] = {}
         self._seen: dict[str, int] = {}
+        self._owing: set[str] = set()
 
     def expects(self, weights: Arrays) -> dict[str, torch.Tensor]:
         """What a site may send as its teacher, given weights of the same keys and shapes; there is nothing to compare
         the values with."""
         return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
 
+    def owed_by(self, sites: Iterable[str]) -> None:
+        """Teachers are due: whoever of these has sent none is asked for it, until it answers. Before `collect`."""
+        self._owing |= set(sites) - self._editions.keys()
+
+    @property
+    def owing(self) -> tuple[str, ...]:
+        """Sites that are asked for their teacher, sorted."""
+        return tuple(sorted(self._owing))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites whose teacher is here, sorted."""
+        return tuple(sorted(self._editions))
+
     def collect(self, updates: Updates) -> None:
-        """Keep every teacher that came in. Weights of several rounds: the newest one counts."""
+        """Keep every teacher that came in; who was asked and sent none has none. Of several, the newest counts."""
         edition = max(self._editions.values(), default=0) + 1
         for site in updates.sites:
             keys = [key for key in updates.keys(site) if key.startswith(PREFIX)]
             if keys:
                 self.vault.put(f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.array(site, k) for k in keys})
                 self._editions[site] = edition
+            self._owing.discard(site)
 
     def for_site(self, site: str) -> dict[str, torch.Tensor]:
         """The others' teachers that a site has not seen yet, as `teacher/<other>/<key>`."""
@@ -223,9 +254,13 @@ class ServerTeachers:
             for key, value in self.vault.get(f"{PREFIX}{other}").items()
         }
 
-    def roster(self, site: str) -> dict[str, float]:
-        """Numbers that tell a site which teachers it must have once it has taken over what comes along."""
-        return {f"{PREFIX}{other}": float(self._editions[other]) for other in self._others(site)}
+    def wishes(self, site: str) -> dict[str, float]:
+        """Numbers for a site: which teachers it must have by now, its own among them; and whether it owes that one.
+
+        The same for all sites that owe nothing: so their requests are the same bytes, and made once.
+        """
+        roster = {f"{PREFIX}{known}": float(edition) for known, edition in sorted(self._editions.items())}
+        return {**roster, SEND: 1.0} if site in self._owing else roster
 
     def were_given_to(self, sites: Iterable[str]) -> None:
         """These sites answered a request that held `for_site`. In the same round this comes before `collect`."""
@@ -242,14 +277,16 @@ class ServerTeachers:
         )
 
     def numbers(self) -> dict[str, float]:
-        """What the coordinator must remember: editions by site, and the newest that each site has seen."""
+        """What the coordinator must remember: editions by site, the newest that each site has seen, and who owes."""
         editions = {f"{PREFIX}{site}": float(edition) for site, edition in self._editions.items()}
-        return {**editions, **{f"{_EQUIPPED}{site}": float(seen) for site, seen in self._seen.items()}}
+        seen = {f"{_EQUIPPED}{site}": float(edition) for site, edition in self._seen.items()}
+        return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}
 
     def load(self, numbers: Numbers) -> None:
         """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
         self._editions = _counts(numbers, PREFIX)
         self._seen = _counts(numbers, _EQUIPPED)
+        self._owing = set(_counts(numbers, _OWING))
 
     def _others(self, site: str) -> list[str]:
         return sorted(other for other in self._editions if other != site)

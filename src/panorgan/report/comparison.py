@@ -48,6 +48,7 @@ def render(results: Results) -> str:
         federation=FEDERATION,
         external=EXTERNAL,
         how=tables.how(results),
+        cost_notes=tables.cost_notes(results),
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},
         curve=figures.mean_curve(results.records, styles),
         organ_curves=figures.organ_curves(results.records, styles, comparison.organs),

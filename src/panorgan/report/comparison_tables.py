@@ -23,6 +23,7 @@ from panorgan.evaluation.comparison import (
 from panorgan.report.comparison_results import Results
 from panorgan.report.record import title
 from panorgan.report.tables import NOTHING, heat_colour, number, size
+from panorgan.runs.compare_costs import Cost
 
 PLACE_WORDS = {
     FEDERATION: "federation",
@@ -36,14 +37,22 @@ HOW = (
     "and test patients. A missed organ counts as 0.",
     "p: two-sided paired Wilcoxon signed-rank test against {reference}, over patients, each with the mean over its "
     "cases and seeds; corrected by Holm's method over all methods × organs of a table (× sites, where a table has "
-    "single sites), and for all organs together over the methods. No p below six patients. ▲ better, ▼ worse than "
-    "{reference}, corrected p < 0.05.",
+    "single sites), and for all organs together over the methods. The test is exact up to 50 patients with a "
+    "difference, a normal approximation above. No p below six patients. ▲ better, ▼ worse than {reference}, corrected "
+    "p < 0.05.",
     "p tells whether the difference between these very models would hold for other patients. How much training again "
     "would change is told by the spread over seeds: where it is as large as a difference, a small p proves little.",
     "Labelled here: test cases of sites that label the organ themselves; not labelled here: of sites of the federation "
     "that never did.",
 )
 """How the figures were made, for the foot of a table."""
+SHARED = "shared machine"
+COST_NOTE = (
+    "Time per step: the sites' time in a round of the train stage divided by its optimiser steps, everything around a "
+    "step included; median over the rounds, without a run's first. The ratio carries over to other machines, if this "
+    "one did nothing else while it trained. Traffic, both directions and all sites: the training messages of a round "
+    "of the train stage (mean), and all messages of a run, with earlier stages and validation."
+)
 
 
 def place_words(place: Place) -> str:
@@ -80,8 +89,8 @@ def over_seeds(figure: Figure | None, digits: int = 3) -> str:
     return f"{figure.mean:.{digits}f}{spread}"
 
 
-def bracket(figure: Figure | None, digits: int = 2) -> str:
-    """``[0.81, 0.92]``; nothing where one patient was all there was to draw from."""
+def bracket(figure: Figure | None, digits: int = 3) -> str:
+    """``[0.812, 0.923]``; nothing where one patient was all there was to draw from."""
     if figure is None or figure.low == figure.high:
         return ""
     return f"[{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
@@ -113,6 +122,18 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
         return NOTHING
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def step_time(cost: Cost | None) -> str:
+    """``38 ms``, with a word of warning where other runs slowed it down."""
+    if cost is None:
+        return NOTHING
+    return milliseconds(cost.step_seconds) + (f" ({SHARED})" if cost.shared else "")
+
+
+def traffic(count: float | None) -> str:
+    """``1.2 MB``."""
+    return NOTHING if count is None or math.isnan(count) else size(count)
 
 
 def ratio(value: float | None) -> str:
@@ -147,6 +168,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "mark": mark,
     "signed": signed,
     "milliseconds": milliseconds,
+    "traffic": traffic,
     "ratio": ratio,
     "figure_colour": figure_colour,
     "place_words": place_words,
@@ -215,7 +237,7 @@ def _cell(figure: Figure | None) -> str:
 
 
 def _cost_lines(results: Results) -> list[str]:
-    header = ["method", "steps", "step time", "relative", "per round", "parameters", "inference"]
+    header = ["method", "steps", "step time", "relative", "per round", "whole run", "parameters", "inference"]
     rows = []
     for method, cost in results.costs.items():
         seconds = results.inference.seconds.get(method) if results.inference else None
@@ -223,14 +245,32 @@ def _cost_lines(results: Results) -> list[str]:
             [
                 _plain(method),
                 f"{cost.steps:,.0f}",
-                milliseconds(cost.step_seconds),
+                step_time(cost),
                 ratio(cost.step_ratio),
-                NOTHING if math.isnan(cost.bytes_per_round) else size(cost.bytes_per_round),
+                traffic(cost.bytes_per_round),
+                traffic(cost.bytes_per_run),
                 NOTHING if cost.parameters is None else f"{cost.parameters:,}",
                 milliseconds(seconds),
             ]
         )
-    return _table(header, rows)
+    return [*_table(header, rows), "", *(f"- {_plain(line)}" for line in cost_notes(results))]
+
+
+def cost_notes(results: Results) -> list[str]:
+    """What the columns of the cost table mean, for below it."""
+    costs, inference = results.costs.values(), results.inference
+    notes = [COST_NOTE]
+    if any(cost.shared for cost in costs):
+        notes.append(f"{SHARED.capitalize()}: several runs trained at once, so their times cannot be compared.")
+    if any(cost.pooled for cost in costs):
+        notes.append("Traffic of methods with pooled data is that of one simulated participant.")
+    if inference:
+        voxels = " × ".join(str(count) for count in inference.voxels)
+        notes.append(
+            f"Inference: the model on one prepared scan of {voxels} voxels, {inference.device}, all methods in turns, "
+            "median of three."
+        )
+    return notes
 
 
 def _forgetting_lines(results: Results) -> list[str]:

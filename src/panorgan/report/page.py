@@ -81,6 +81,8 @@ def describe_happening(event: Event) -> tuple[str, str]:
     elif event.kind == "refused":
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
+    elif event.kind == "notice":
+        what = f"Round {facts.get('number', '?')}: {facts.get('text', '')}"
     elif event.kind == "late_join":
         organs = ", ".join(facts.get("annotated", {})).replace("_", " ")
         cases = tables.plural(int(facts.get("train_cases", 0)), "training case")

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.federation.events import Listener
+from panorgan.federation.files import write_atomically
 from panorgan.runs.execute import check_run, train
 from panorgan.runs.folder import RunFolder
-from panorgan.runs.prepare import prepare
 
 SECTIONS = ("network", "training")
 """Sections of an experiment that a method entry may set besides the method's own numbers."""
@@ -69,6 +69,25 @@ class Planned:
         """`flkd · seed 1`."""
         return f"{self.entry.label} · seed {self.seed}"
 
+    @property
+    def traceback(self) -> Path:
+        """Where an error that nobody foresaw is told in full; beside the run's folder, which must stay its own."""
+        return self.folder.path.with_name(f"{self.folder.path.name}.traceback.txt")
+
+    @property
+    def begun_with(self) -> int | None:
+        """CPU threads with which the run began; None if it has not."""
+        return self.folder.read_manifest().get("hardware", {}).get("threads") if self.folder.started else None
+
+    def with_threads(self, otherwise: int | None = None) -> Experiment:
+        """The experiment with the threads the run began with: another number would change its bits.
+
+        A new run takes those of the experiment, or `otherwise`.
+        """
+        hardware = self.experiment.hardware
+        threads = self.begun_with or hardware.threads or otherwise
+        return self.experiment.model_copy(update={"hardware": hardware.model_copy(update={"threads": threads})})
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -76,6 +95,30 @@ class Failure:
 
     run: Planned
     error: PanorganError
+
+    @classmethod
+    def of(cls, run: Planned, error: Exception) -> Failure:
+        """Whatever went wrong, in words alone: an exception holds on to the memory of the run that it ended."""
+        if isinstance(error, PanorganError):
+            return cls(run, RunError(error.what, where=error.where, why=error.why, fix=error.fix))
+        message = str(error).strip()
+        no_memory = isinstance(error, MemoryError) or "out of memory" in message.lower()
+        fix = "Give it more memory (fewer runs --at-once, a smaller training.sampling.batch_size)" if no_memory else ""
+        try:
+            write_atomically(run.traceback, "".join(traceback.format_exception(error)))
+        except OSError:  # a full disk may be what went wrong
+            where = str(run.folder.path)
+        else:
+            where = f"{run.folder.path}; all of it in {run.traceback}"
+        return cls(
+            run,
+            RunError(
+                f"{type(error).__name__}: {message.splitlines()[0]}" if message else f"{type(error).__name__}.",
+                where=where,
+                why="" if no_memory else "nothing that panorgan expects: the machine, or a defect",
+                fix=f"{fix or 'Mend the cause'}, then give the same command again: the run goes on where it stopped.",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -221,7 +264,9 @@ def _refuse_twins(experiments: Mapping[str, Experiment]) -> None:
     """Two names for one and the same thing are a slip of the pen."""
     known: dict[str, str] = {}
     for label, experiment in experiments.items():
-        other = known.setdefault(experiment.fingerprint(), label)
+        # What a method decides itself makes no difference, whatever is written there.
+        network = experiment.build_method().network_settings(experiment.network)
+        other = known.setdefault(experiment.model_copy(update={"network": network}).fingerprint(), label)
         if other != label:
             raise ConfigError(
                 f"{other!r} and {label!r} are the same.",
@@ -240,8 +285,22 @@ def check_comparison(plan: Plan, cache: Path | None = None, data: bool = True) -
         train(run.experiment, run.folder.path, resume=True)  # a finished run is only read, if it is the same experiment
     for run in plan.missing if data else ():
         check_run(run.experiment, run.folder.path, resume=True, cache=cache)
+        _check_threads(run)
     for seed in plan.seeds:
         _check_same_cases([run for run in plan.runs if run.seed == seed and run.folder.started])
+
+
+def _check_threads(run: Planned) -> None:
+    """A run goes on with the threads that it began with; a wish for others would be passed over in silence."""
+    begun, wished = run.begun_with, run.experiment.hardware.threads
+    if None not in (begun, wished) and begun != wished:
+        raise RunError(
+            f"{run.title} was begun with {begun} CPU thread{'' if begun == 1 else 's'}, "
+            f"hardware.threads now says {wished}.",
+            where=str(run.folder.path),
+            why="with another number it would not end in the same bits",
+            fix=f"Leave hardware.threads out or set it to {begun}, or remove the folder to begin that run again.",
+        )
 
 
 def _check_same_cases(runs: Sequence[Planned]) -> None:
@@ -263,67 +322,25 @@ Watch = Callable[[Planned, int, int], AbstractContextManager[Listener]]
 
 
 def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Failure]:
-    """Train what is not finished, seed by seed. A run that fails is passed over and told of at the end."""
+    """Train what is not finished, seed by seed. A run that fails, however it does, is passed over and told of."""
     failures = []
+    threads = torch.get_num_threads()
     for number, run in enumerate(plan.runs, start=1):
         if run.folder.complete:
             continue
+        run.traceback.unlink(missing_ok=True)
         try:
             with watch(run, number, len(plan.runs)) as listener:
-                train(run.experiment, run.folder.path, True, (listener,), cache, beside=_beside(plan, run))
-        except PanorganError as error:
-            failures.append(Failure(run, error))
+                train(run.with_threads(), run.folder.path, True, (listener,), cache, beside=beside(plan, run))
+        except Exception as error:
+            failures.append(Failure.of(run, error))
+        finally:
+            torch.set_num_threads(threads)  # the next run does not inherit those of a resumed one
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     return failures
 
 
-OnRun = Callable[[Planned, PanorganError | None], None]
-"""Told of a run that has ended, and why it failed if it did."""
-
-
-def run_missing_at_once(plan: Plan, at_once: int, on_run: OnRun, cache: Path | None = None) -> list[Failure]:
-    """The same with several runs at a time, each in a process of its own.
-
-    Cases are prepared first, once for each seed, so that the processes find them ready.
-    """
-    failures = []
-    for run in {run.seed: run for run in plan.missing}.values():
-        prepare(run.experiment, cache)
-    # A forked process could not use CUDA.
-    with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
-        started = {
-            pool.submit(_train_alone, run.experiment, run.folder.path, cache, _beside(plan, run)): run
-            for run in plan.missing
-        }
-        try:
-            for future in as_completed(started):
-                told = future.result()
-                error = RunError(told[0], where=told[1], why=told[2], fix=told[3]) if told else None
-                if error is not None:
-                    failures.append(Failure(started[future], error))
-                on_run(started[future], error)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return failures
-
-
-def _train_alone(
-    experiment: Experiment, folder: Path, cache: Path | None, beside: RunFolder | None
-) -> tuple[str, str, str, str] | None:
-    """One run, in a process that shares the machine with others: one thread, unless the experiment says otherwise.
-
-    What went wrong comes back as words: not every error finds its way through a pipe.
-    """
-    if experiment.hardware.threads is None:
-        hardware = experiment.hardware.model_copy(update={"threads": 1})
-        experiment = experiment.model_copy(update={"hardware": hardware})
-    try:
-        train(experiment, folder, True, cache=cache, beside=beside)
-    except PanorganError as error:
-        return error.what, error.where, error.why, error.fix
-    return None
-
-
-def _beside(plan: Plan, run: Planned) -> RunFolder | None:
+def beside(plan: Plan, run: Planned) -> RunFolder | None:
     """A finished run of the same seed: the new one must be scored on the same cases."""
     return next((other.folder for other in plan.finished if other.seed == run.seed), None)

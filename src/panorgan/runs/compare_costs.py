@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from panorgan.errors import PanorganError
 from panorgan.evaluation.inference import predict_probabilities
 from panorgan.federation.events import read_events
 from panorgan.runs.compare import Plan, Planned
+from panorgan.runs.compare_at_once import shared_machine
 from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.execute import setup_device
 from panorgan.runs.folder import RunFolder
@@ -35,9 +36,13 @@ class Cost:
     Attributes
     ----------
     steps : optimiser steps of one run, all sites and stages together (mean over seeds).
-    step_seconds : time at the sites divided by steps, messages and reading of patches included.
-    step_ratio : the same relative to the reference. Machines differ, ratios hardly do.
-    bytes_per_round : both directions, all sites, mean over the rounds of the train stage.
+    step_seconds : median over the rounds of the train stage of the sites' time divided by the steps of that round,
+        messages and reading of patches included. The first round warms up and is left out where there are several.
+    step_ratio : the same relative to the reference; NaN where times cannot be compared. Machines differ, ratios hardly
+        do.
+    shared : the times are of runs that shared the machine with others.
+    bytes_per_round : both directions, all sites, mean over the rounds of the train stage; validation does not count.
+    bytes_per_run : all messages of all rounds and stages, validation included (mean over seeds).
     parameters : of the delivered model.
     pooled : all cases lie in one place: the traffic is that of one simulated participant.
     """
@@ -45,7 +50,9 @@ class Cost:
     steps: float
     step_seconds: float
     step_ratio: float
+    shared: bool
     bytes_per_round: float
+    bytes_per_run: float
     parameters: int | None
     pooled: bool
 
@@ -71,34 +78,51 @@ def measure_costs(plan: Plan) -> dict[str, Cost]:
     """Costs of every method that has a finished run, from what its runs wrote down."""
     by_label = {label: [r for r in plan.finished if r.entry.label == label] for label in plan.labels}
     found = {label: _cost(runs) for label, runs in by_label.items() if runs}
-    usual = found[plan.reference].step_seconds if plan.reference in found else math.nan
-    return {
-        label: Cost(**{**asdict(cost), "step_ratio": cost.step_seconds / usual if usual else math.nan})
-        for label, cost in found.items()
-    }
+    if plan.reference not in found:
+        return found
+    usual, machine = found[plan.reference], _machine(by_label[plan.reference])
+    for label, cost in found.items():
+        alike = not cost.shared and not usual.shared and _machine(by_label[label]) == machine
+        if alike and usual.step_seconds:
+            found[label] = replace(cost, step_ratio=cost.step_seconds / usual.step_seconds)
+    return found
 
 
 def _cost(runs: Sequence[Planned]) -> Cost:
-    rounds = [_Rounds.read(run.folder) for run in runs]
-    steps, seconds = sum(r.steps for r in rounds), sum(r.seconds for r in rounds)
-    traffic = [count for r in rounds for count in r.traffic]
+    rounds = {run.seed: _Rounds.read(run.folder) for run in runs}
+    timed = [seconds for run in _timed(runs) for seconds in rounds[run.seed].step_seconds]
+    traffic = [count for r in rounds.values() for count in r.training_bytes]
     return Cost(
-        steps=steps / len(runs),
-        step_seconds=seconds / steps if steps else math.nan,
+        steps=sum(r.steps for r in rounds.values()) / len(runs),
+        step_seconds=statistics.median(timed) if timed else math.nan,
         step_ratio=math.nan,
+        shared=all(shared_machine(run.folder) for run in runs),
         bytes_per_round=sum(traffic) / len(traffic) if traffic else math.nan,
+        bytes_per_run=sum(r.all_bytes for r in rounds.values()) / len(runs),
         parameters=_parameters(runs[0].folder),
         pooled=runs[0].experiment.build_method().pooled,
     )
 
 
+def _timed(runs: Sequence[Planned]) -> Sequence[Planned]:
+    """The runs whose times count: those that had the machine to themselves, if there are any."""
+    return [run for run in runs if not shared_machine(run.folder)] or runs
+
+
+def _machine(runs: Sequence[Planned]) -> set[tuple[Any, ...]]:
+    """What the times of some runs depend on besides the method."""
+    told = [run.folder.read_manifest().get("hardware", {}) for run in _timed(runs)]
+    return {tuple(one.get(key) for key in ("machine", "device", "cores", "threads")) for one in told}
+
+
 @dataclass(frozen=True)
 class _Rounds:
-    """Totals over the rounds of a run; traffic per round of the train stage."""
+    """What the rounds of one run say: times per step and training messages of each round of the train stage."""
 
     steps: int
-    seconds: float
-    traffic: tuple[int, ...]
+    step_seconds: tuple[float, ...]
+    training_bytes: tuple[int, ...]
+    all_bytes: int
 
     @classmethod
     def read(cls, folder: RunFolder) -> _Rounds:
@@ -113,11 +137,28 @@ class _Rounds:
             elif event.kind == "round":
                 rounds[int(event.facts["number"])] = event.facts
         count = _StepCount(folder, cases)
+        steps = {n: sum(count.of(f["stage"], site) for site in f["sites"]) for n, f in sorted(rounds.items())}
+        trained = {n: rounds[n] for n in steps if rounds[n]["stage"] == _TRAIN}
+        times = [facts["seconds"]["sites"] / steps[n] for n, facts in trained.items() if steps[n]]
+        messages = [_training_bytes(facts) for facts in trained.values()]
         return cls(
-            sum(count.of(facts["stage"], site) for facts in rounds.values() for site in facts["sites"]),
-            sum(facts["seconds"]["sites"] for facts in rounds.values()),
-            tuple(f["bytes_sent"] + f["bytes_received"] for f in rounds.values() if f["stage"] == _TRAIN),
+            sum(steps.values()),
+            tuple(times[1:] or times),
+            tuple(count for count in messages if count is not None),
+            sum(_all_bytes(facts) for facts in rounds.values()),
         )
+
+
+def _all_bytes(facts: Mapping[str, Any]) -> int:
+    """Of all messages of a round, in both directions."""
+    return int(facts["bytes_sent"]) + int(facts["bytes_received"])
+
+
+def _training_bytes(facts: Mapping[str, Any]) -> int | None:
+    """The same without validation; None where a log of an older version does not tell them apart."""
+    if "bytes_training" in facts:
+        return int(facts["bytes_training"])
+    return None if facts.get("validation") is not None else _all_bytes(facts)
 
 
 class _StepCount:

@@ -13,7 +13,10 @@ from panorgan.runs.folder import RunFolder
 
 
 def deliver(run: RunFolder, experiment: Agreement, plan: Plan, coordinator: Coordinator) -> dict[str, Any]:
-    """Write the model folder: the chosen round's weights and a card, which is returned."""
+    """Write the model folder: the chosen round's weights and a card, which is returned.
+
+    What only further rounds would need goes: answers, and teachers (of N sites, N at each of them).
+    """
     chosen, weights = coordinator.delivered_weights()
     best = coordinator.state.best
     method = experiment.build_method()
@@ -38,5 +41,6 @@ def deliver(run: RunFolder, experiment: Agreement, plan: Plan, coordinator: Coor
         "run": coordinator.setup.run,
     }
     save_model(run.model, weights, card)
-    shutil.rmtree(run.path / "spool", ignore_errors=True)
+    for spent in (run.path / "spool", coordinator.vault.folder, *run.path.glob("sites/*/vault")):
+        shutil.rmtree(spent, ignore_errors=True)
     return card
