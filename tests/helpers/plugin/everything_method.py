@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.base import Content, Method, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.registry import register
 
 
@@ -87,8 +87,8 @@ class Everything(Method):
     class Server(ServerRule):
         """Averages what was sent, moved a little by the votes of the masks."""
 
-        def __init__(self, config: MethodConfig, federation, weights) -> None:
-            super().__init__(config, federation, weights)
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
             self.memory = torch.zeros(3)
 
         def broadcast(self, site: str) -> Content:
