@@ -32,6 +32,7 @@ from panorgan.federation.message import Message
 from panorgan.federation.settings import OptimizerSettings, TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
+from panorgan.federation.vault import RunVaults
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.registry import find_method
@@ -40,6 +41,7 @@ from panorgan.networks.organ_parts import group_of_key
 
 ORGANS = ("liver", "spleen", "pancreas", "stomach", "aorta", "kidney_left", "kidney_right")
 SITE = "liver"  # every site is called by the organ that it annotates
+RUN = "bench"
 EVERYONE = {"organ_parts": "everyone", "weighting": "uniform"}
 
 CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -110,7 +112,10 @@ class Contender:
         weights = first_weights(self.method, network, self.federation, 0)
         self.server = self.method.Server(self.method.config, self.federation, weights)
         if hasattr(self.server, "teachers"):
-            self.server.teachers.collect(PretrainedTeachers(weights))
+            sent = PretrainedTeachers(weights)
+            self.server.teachers.collect(sent)
+            own = {key.removeprefix("teacher/"): sent.array(SITE, key) for key in sent.keys(SITE)}
+            RunVaults(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
         self.rounds, self.began, self.seconds = 0, 0.0, list[float]()
 
     def _on_step(self, site: str, step: int, steps: int) -> None:
@@ -128,7 +133,7 @@ class Contender:
         moment = Moment("train", self.rounds, 10_000)
         self.server.moment = moment
         content = self.server.broadcast(SITE)
-        task = Task("train", "bench", moment, self.federation.sites)
+        task = Task("train", RUN, moment, self.federation.sites)
         request = Message(content.arrays, content.numbers, task.to_meta()).to_bytes()
         began = time.perf_counter()
         self.worker.handle(request)
