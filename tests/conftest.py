@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from panorgan.config import Experiment, parse_experiment
+from panorgan.federation import site
 
 torch.set_num_threads(1)
 
@@ -73,3 +74,17 @@ def tiny_content() -> Callable[..., dict[str, Any]]:
 def tiny(tiny_content: Callable[..., dict[str, Any]]) -> Callable[..., Experiment]:
     """Make the tiny experiment, with changes: `tiny(method={"name": "solo"}, training={"rounds": 1})`."""
     return lambda **changes: parse_experiment(tiny_content(**changes))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the images that sites have predicted since."""
+    shapes: list[tuple[int, ...]] = []
+    original = site.predict_probabilities
+
+    def counted(network, image, settings):
+        shapes.append(tuple(image.shape))
+        return original(network, image, settings)
+
+    monkeypatch.setattr(site, "predict_probabilities", counted)
+    return shapes

@@ -11,7 +11,6 @@ import torch
 from federations import Tampering, make_coordinator, make_workers, run, same
 
 from panorgan.federation import egress as egress_module
-from panorgan.federation import site as site_module
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.egress import Egress, default_policy, image_shapes, weights_of_site
 from panorgan.federation.events import Event
@@ -109,20 +108,6 @@ def experiment(tiny, tmp_path, monkeypatch):
     """With a cache of its own, so that nothing is predicted before the test begins."""
     monkeypatch.setenv("PANORGAN_CACHE", str(tmp_path / "cache"))
     return tiny(training=TRAINING)
-
-
-@pytest.fixture
-def asked(monkeypatch) -> list[tuple[int, ...]]:
-    """Shapes of the images that were predicted."""
-    shapes: list[tuple[int, ...]] = []
-    original = site_module.predict_probabilities
-
-    def counted(network, image, settings):
-        shapes.append(tuple(image.shape))
-        return original(network, image, settings)
-
-    monkeypatch.setattr(site_module, "predict_probabilities", counted)
-    return shapes
 
 
 def test_teachers_reach_the_loss_of_the_others(experiment, tmp_path, method, asked):

@@ -71,20 +71,6 @@ def unpredicted(cache) -> None:
         path.unlink()
 
 
-@pytest.fixture
-def asked(monkeypatch) -> list[tuple[int, ...]]:
-    """Shapes of the images that were predicted."""
-    shapes: list[tuple[int, ...]] = []
-    original = site_module.predict_probabilities
-
-    def counted(network, image, settings):
-        shapes.append(tuple(image.shape))
-        return original(network, image, settings)
-
-    monkeypatch.setattr(site_module, "predict_probabilities", counted)
-    return shapes
-
-
 def told_by_sites(folder) -> list[dict]:
     """The sites' numbers of every round. Not the traffic: an answer that came before a kill is not asked for again."""
     rounds = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "round"]

@@ -34,7 +34,7 @@ from panorgan.methods.exchange import (
     Vault,
 )
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
-from panorgan.networks.organ_parts import group_of_key, groups_of
+from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
 from panorgan.settings import Settings
 
@@ -229,8 +229,7 @@ class ServerRule:
         """The weights that a site trains: all, but for parts of single organs that are none of its own."""
         if self.config.organ_parts == "everyone":
             return self.weights
-        own = (None, *groups_of(self.federation.organs_of(site)))
-        return {key: value for key, value in self.weights.items() if group_of_key(key) in own}
+        return serving(self.weights, self.federation.organs_of(site))
 
     def state(self) -> Content:
         """What the coordinator must keep besides the weights."""

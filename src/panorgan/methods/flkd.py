@@ -33,7 +33,7 @@ from panorgan.methods.base import Content, Federation, Method, MethodConfig, Ser
 from panorgan.methods.registry import register
 from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network, organ_probabilities
-from panorgan.networks.organ_parts import group_of_key, groups_of
+from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
 
 PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
@@ -249,7 +249,7 @@ class FLKD(Method):
 
         def _own_part(self) -> dict[str, torch.Tensor]:
             """The model without the heads of organs that this site does not teach."""
-            return _serving(self.model.state_dict(), self.own_organs)
+            return serving(self.model.state_dict(), self.own_organs)
 
         def _keep_teacher(self) -> None:
             """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
@@ -281,7 +281,7 @@ class FLKD(Method):
             due = self.moment.stage == PRETRAIN and self.moment.is_last
             if not due and site not in self.teachers.owing:
                 return model
-            own = _serving(self.weights, self.federation.organs_of(site))
+            own = serving(self.weights, self.federation.organs_of(site))
             return {**model, **self.teachers.expects(own)}
 
         def aggregate(self, updates: Updates) -> None:
@@ -334,12 +334,6 @@ def _who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, t
         site: tuple(organ for organ in federation.organs_of(site) if organ in own or organ not in named)
         for site, own in annotated.items()
     }
-
-
-def _serving(weights: Mapping[str, torch.Tensor], organs: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The weights without the heads of other organs."""
-    own = (None, *groups_of(organs))
-    return {key: value for key, value in weights.items() if group_of_key(key) in own}
 
 
 def _channels(logits: torch.Tensor, vocabulary: Vocabulary, organs: tuple[str, ...]) -> torch.Tensor:

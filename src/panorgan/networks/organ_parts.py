@@ -49,6 +49,12 @@ def group_of_key(key: str) -> str | None:
     return rest.partition(".")[0] if module in _NETWORKS_BY_MODULE else None
 
 
+def serving(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The weights that serve these organs: what is shared, and their own parts."""
+    own = (None, *groups_of(organs))
+    return {key: value for key, value in weights.items() if group_of_key(key) in own}
+
+
 class OrganNetwork(SegmentationNetwork):
     """Base of the networks with parts of single organs, which lie in one `nn.ModuleDict` by group.
 
