@@ -112,7 +112,7 @@ def test_structural_parts_partition_the_state(options) -> None:
 @pytest.mark.parametrize(
     ("norm", "kinds", "per_layer"),
     [
-        ("instance", (nn.InstanceNorm2d, nn.InstanceNorm3d), 2),  # weight, bias
+        ("instance", (nn.modules.instancenorm._InstanceNorm,), 2),  # weight, bias
         ("group", (nn.GroupNorm,), 2),
         ("batch", (nn.BatchNorm2d, nn.BatchNorm3d), 5),  # and running mean, running variance, batches seen
     ],

@@ -8,6 +8,7 @@ from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetOutBlock, Un
 from torch import nn
 from torch.nn.utils import parametrize
 
+from panorgan.networks.instance_norm import use_whole_gpu
 from panorgan.networks.settings import UNetSettings
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -108,8 +109,9 @@ def ascend(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:
-    """First weights, and weight standardisation where it is asked for."""
+    """First weights, weight standardisation where it is asked for, and normalisation that is fast on a GPU."""
     network.apply(_initialise)
+    use_whole_gpu(network)
     if settings.weight_standardisation:
         for module in list(network.modules()):
             # Transposed and output convolutions are followed by no normalisation that would take the scale back out.

@@ -2,13 +2,16 @@
 
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
-them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
-way back computes the hidden layers again instead of keeping them.
+them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache; an
+NVIDIA GPU does all layers at once (`head_kernel`). The way back computes the hidden layers again instead of keeping
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +29,8 @@ _BLOCK = {"cpu": 1 << 13}
 _LARGE_BLOCK = 1 << 22
 # Into how many pieces a GPU cuts sums over voxels.
 _PIECES = 128
+# A GPU multiplies matrices of this many columns, or multiples of it, several times faster than of one column less.
+_ALIGNED = 8
 
 
 def run_heads(
@@ -47,10 +52,12 @@ def run_heads(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         features, matrices, biases = features.to(dtype), [m.to(dtype) for m in matrices], [b.to(dtype) for b in biases]
-    rows = features.flatten(2).transpose(1, 2).flatten(0, 1)
+    if kind == "cuda":
+        missing = -len(outputs) % _ALIGNED
+        matrices[2], biases[2] = F.pad(matrices[2], (0, 0, 0, missing)), F.pad(biases[2], (0, missing))
     with torch.autocast(kind, enabled=False):
-        out: torch.Tensor = _Stack.apply(rows, *matrices, *biases)
-    return out.view(len(features), *features.shape[2:], len(outputs)).movedim(-1, 1)
+        out: torch.Tensor = _Stack.apply(features.flatten(2), *matrices, *biases)
+    return out[:, : len(outputs)].unflatten(2, features.shape[2:])
 
 
 def _bias(head: nn.Sequential, place: int) -> torch.Tensor:
@@ -64,29 +71,35 @@ def _matrix(head: nn.Sequential, place: int) -> torch.Tensor:
 
 
 class _Stack(torch.autograd.Function):
-    """W₃·σ(W₂·σ(W₁·x + b₁) + b₂) + b₃ for rows x, [M, in] → [M, out], block by block in both directions."""
+    """W₃·σ(W₂·σ(W₁·x + b₁) + b₂) + b₃ for features x, [B, in, voxels] → [B, out, voxels]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, features: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
         """`layers`: W₁, W₂, W₃, b₁, b₂, b₃."""
-        out = rows.new_empty(len(rows), len(layers[2]))
+        ctx.save_for_backward(features, *layers)
+        kernel = _kernel() if features.is_cuda else None
+        if kernel is not None and kernel.fits(features, layers):
+            at_once: torch.Tensor = kernel.forward(features, layers, SLOPE)
+            return at_once
+        rows = _rows(features)
+        out = rows.new_empty(len(features), features.shape[2], len(layers[2]))
         for start, stop in _blocks(rows):
             _, hidden = _hidden(rows[start:stop], layers)
-            out[start:stop] = F.linear(hidden, layers[2], layers[5])
-        ctx.save_for_backward(rows, *layers)
-        return out
+            out.view(len(rows), -1)[start:stop] = F.linear(hidden, layers[2], layers[5])
+        return out.transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of the rows and of all layers; what is added up over blocks is so in float32 at least."""
-        rows, *layers = ctx.saved_tensors
+        """Gradients of the features and of all layers; what is added up over blocks is so in float32 at least."""
+        features, *layers = ctx.saved_tensors
+        rows, whole = _rows(features), _rows(gradients[0])
         precise = torch.promote_types(rows.dtype, torch.float32)
         sums = [torch.zeros_like(layer, dtype=precise) for layer in layers]
         of_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         for start, stop in _blocks(rows):
             block = rows[start:stop]
             first, second = _hidden(block, layers)
-            gradient = gradients[0][start:stop].to(rows.dtype)
+            gradient = whole[start:stop].to(rows.dtype)
             for place, values in ((2, second), (1, first), (0, block)):
                 sums[place] += _product(gradient, values)
                 sums[3 + place] += gradient.sum(0, dtype=precise)
@@ -94,7 +107,25 @@ class _Stack(torch.autograd.Function):
                     gradient = _leaky_backward(gradient @ layers[place], values, SLOPE, True)
                 elif of_rows is not None:
                     of_rows[start:stop] = gradient @ layers[0]
-        return of_rows, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
+        of_features = None if of_rows is None else of_rows.view(len(features), -1, features.shape[1]).transpose(1, 2)
+        return of_features, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    """`head_kernel` where it works: with Triton, and a compiler that Triton finds."""
+    try:
+        from panorgan.networks import head_kernel
+
+        head_kernel.try_out()
+    except Exception:  # whatever it is, the multiplications below do as well, only slower
+        return None
+    return head_kernel
+
+
+def _rows(features: torch.Tensor) -> torch.Tensor:
+    """[B, channels, voxels] → [B · voxels, channels]; a view where channels lie side by side already."""
+    return features.transpose(1, 2).flatten(0, 1)
 
 
 def _hidden(rows: torch.Tensor, layers: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
