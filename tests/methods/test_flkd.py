@@ -18,7 +18,8 @@ from panorgan.cases.store import StoredCase
 from panorgan.federation.events import read_events
 from panorgan.methods.base import Content, SiteTools
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
-from panorgan.methods.flkd import FLKD, FLKDConfig, _who_teaches
+from panorgan.methods.flkd import FLKD, FLKDConfig
+from panorgan.methods.teaching import who_teaches
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
 
@@ -289,7 +290,7 @@ WHO = {
 def test_a_union_is_heard_only_where_no_teacher_knows_the_parts_by_name(annotated, present, expected):
     sites = {name: SiteFacts(name, 1, dict.fromkeys(own, 1)) for name, own in annotated.items()}
     letters = dict(zip("LTlr", SIDES, strict=True))
-    found = _who_teaches(Federation(SIDES, sites), present)
+    found = who_teaches(Federation(SIDES, sites), present)
     assert found == {site: tuple(letters[letter] for letter in own) for site, own in expected.items()}
 
 
@@ -301,7 +302,7 @@ def test_a_case_is_distilled_from_the_teachers_of_what_it_does_not_label():
         site.teachers.keep(name, {})
     site.teachers.owners = {"here": ("liver", "spleen"), "there": ("liver", "liver_tumour")}
     asked = {
-        own: site._organs_without_label(StoredCase("x", "x", "here", own, Path("nowhere")))
+        own: site.organs_without_label(StoredCase("x", "x", "here", own, Path("nowhere")))
         for own in ((), ("liver",), ("liver", "liver_tumour", "spleen"), ("spleen",))
     }
     assert [" ".join(organs) for organs in asked.values()] == [

@@ -22,6 +22,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.losses import partial_dice_ce
+from panorgan.methods.ablation import AblationRow
 from panorgan.methods.exchange import (
     Content,
     Federation,
@@ -263,6 +264,8 @@ class Method:
     """Names or patterns (`loss/*`) of the numbers in a site's updates: what `step` logs and `update` adds."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
+    ablation: ClassVar[tuple[AblationRow, ...]] = ()
+    """The paper's module table, plainest row first: what `panorgan ablate` runs."""
 
     def __init__(self, config: MethodConfig) -> None:
         self.config = config

@@ -6,9 +6,7 @@ datasets". Local training on a few organs makes a site's model forget the others
 beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ (section 3.5) and every site sends all
 of it, since every head is now trained everywhere; the mean is unweighted (eq. 6).
 
-Stages: *pretrain* (each site trains its teacher, nothing travels until it is done), *exchange* (every site receives
-the others' teachers and predicts its own training scans once), *train*. A teacher that did not arrive in time is asked
-for in every later round, and handed on; a site that broke off in pretrain sends the last good one it has.
+Stages: pretrain → exchange → train, see `teaching`.
 
 Two settings of the paper cannot be written down exactly. It scales patches by 0.7 to 1.4; `training.augment.scale` is
 symmetric, and 0.3 is 0.7 to 1.3. It mirrors every axis, which suits its organs (`kidney`, both sides in one); with
@@ -18,7 +16,7 @@ symmetric, and 0.3 is 0.7 to 1.3. It mirrors every axis, which suits its organs 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -27,16 +25,13 @@ from pydantic import Field
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.base import Content, Federation, Method, MethodConfig, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.ablation import AblationRow
+from panorgan.methods.base import Method, MethodConfig, Stage
 from panorgan.methods.registry import register
-from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
-from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network, organ_probabilities
-from panorgan.networks.organ_parts import serving
+from panorgan.methods.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.networks import SegmentationNetwork, organ_probabilities
 from panorgan.networks.settings import OrganParts
-
-PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
 
 
 class FLKDConfig(MethodConfig):
@@ -122,38 +117,31 @@ class FLKD(Method):
     }
     organs: ClassVar[OrganParts] = "heads"
     numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
-    tensors: ClassVar[Mapping[str, str]] = {
-        "teacher/*": "a model trained at this site alone on its own organs, sent once; every other site receives it."
-    }
+    tensors: ClassVar[Mapping[str, str]] = TEACHERS
+    ablation: ClassVar[tuple[AblationRow, ...]] = (  # table 2: mean Dice of seven sites in percent
+        AblationRow("no KD", (), {"global_weight": 0, "local_weight": 0}, paper="66.58"),
+        AblationRow("global KD", ("global KD",), {"local_weight": 0}, paper="69.55"),
+        AblationRow("local KD", ("local KD",), {"global_weight": 0}, paper="70.80"),
+        AblationRow("both", ("global KD", "local KD"), paper="71.00"),
+    )
 
-    class Site(SiteRule):
+    class Site(TaughtSite):
         """Supervision on what is annotated, distillation for the rest."""
 
         config: FLKDConfig
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            super().__init__(*args, **kwargs)
             self.global_model: SegmentationNetwork | None = None
             self.held: tuple[str, ...] = ()
             """Organs that global KD holds in this round; none outside of training."""
             self.logged: dict[str, torch.Tensor] = {}
-            self.alone = False
-            """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
-            self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
-
-        # -- what happens in which stage
 
         def before_round(self) -> None:
-            """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model and copy it."""
-            self.received = self.teachers.receive(self.received)
-            if self.teachers.asked and self.facts.name not in self.teachers.sites:
-                self._keep_teacher()  # it broke off in pretrain: better the last good one than none
-            self.teachers.owners = _who_teaches(self.federation, self.teachers.sites)
-            if self.moment.stage != TRAIN:
-                return
+            """In training, take over the global model and keep a frozen copy."""
             super().before_round()
-            self.alone = False
-            self.held = self._sometimes_unlabelled() if self.config.global_weight else ()
+            if self.in_training:
+                self.held = self._sometimes_unlabelled() if self.config.global_weight else ()
             if self.held:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
@@ -162,33 +150,13 @@ class FLKD(Method):
             if self.moment.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
                 return None
             return self.teachers.predictions(
-                self._organs_without_label, self.config.teacher_cache, self.config.n_sampled_teachers
+                self.organs_without_label, self.config.teacher_cache, self.config.n_sampled_teachers
             )
 
         def after_round(self) -> None:
-            """At the end of its stage, the model is the teacher. The copy of the global model has served."""
+            """The copy of the global model has served."""
+            super().after_round()
             self.global_model, self.held = None, ()
-            if self.moment.stage == PRETRAIN:
-                self.alone = True
-                if self.moment.is_last:
-                    self._keep_teacher()
-
-        def update(self) -> Content:
-            """The teacher when it is done or asked for, the model in training, otherwise numbers alone."""
-            whole = super().update()
-            if self.moment.stage == PRETRAIN:
-                return Content(as_teacher(self._own_part()) if self.moment.is_last else {}, whole.numbers)
-            model = whole.arrays if self.moment.stage == TRAIN else {}
-            return Content({**model, **self.teachers.wanted(self.facts.name)}, whole.numbers)
-
-        def state(self) -> Content:
-            """While it pre-trains nobody else holds its weights."""
-            return Content(self._own_part() if self.moment.stage == PRETRAIN else {})
-
-        def load_state(self, state: Content) -> None:
-            """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
-            self.model.load_state_dict({**self.model.state_dict(), **state.arrays})
-            self.alone = bool(state.arrays)
 
         # -- formulas
 
@@ -242,98 +210,21 @@ class FLKD(Method):
             }
             return tuple(organ for organ in self.federation.taught() if organ not in always)
 
-        def _organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
-            whole = self.federation.vocabulary
-            told = {o for s in case.structures for o in whole.members(s) if o not in whole.inside(s)}
-            return tuple(organ for organ in self.teachers.known() if organ not in told)
-
-        def _own_part(self) -> dict[str, torch.Tensor]:
-            """The model without the heads of organs that this site does not teach."""
-            return serving(self.model.state_dict(), self.own_organs)
-
-        def _keep_teacher(self) -> None:
-            """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
-            own = self._own_part()
-            if self.alone and all(bool(value.isfinite().all()) for value in own.values()):
-                self.teachers.keep(self.facts.name, own)
-
-        def _empty_teacher(self, site: str) -> SegmentationNetwork:
-            assert isinstance(self.model, OrganNetwork)
-            return organ_network(Vocabulary(self.federation.organs_of(site)), self.model.settings)
-
-    class Server(ServerRule):
+    class Server(TaughtServer):
         """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""
 
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.teachers = ServerTeachers(self.vault)
-
-        def broadcast(self, site: str) -> Content:
-            """Train: the global model. Whoever has no teachers yet gets them when they are there."""
-            if self.moment.stage == PRETRAIN:
-                return Content()
-            arrays = super().broadcast(site).arrays if self.moment.stage == TRAIN else {}
-            return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.wishes(site))
-
-        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-            """The teacher at the end of pre-training, or when it is owed; everything in training."""
-            model = super().expects(site) if self.moment.stage == TRAIN else {}
-            due = self.moment.stage == PRETRAIN and self.moment.is_last
-            if not due and site not in self.teachers.owing:
-                return model
-            own = serving(self.weights, self.federation.organs_of(site))
-            return {**model, **self.teachers.expects(own)}
-
-        def aggregate(self, updates: Updates) -> None:
-            """Keep the teachers; average the models."""
-            if self.moment.stage != PRETRAIN:
-                self.teachers.were_given_to(updates.sites)
-            elif self.moment.is_last:
-                self.teachers.owed_by(self.federation.sites)
-            self.teachers.collect(updates)
-            if self.moment.stage == TRAIN:
-                super().aggregate(updates)
-
-        def notices(self) -> tuple[str, ...]:
-            """Training without a teacher for some organ is not what was asked for."""
+        @property
+        def teachers_are_needed(self) -> bool:
+            """For local KD only."""
             assert isinstance(self.config, FLKDConfig)
-            if self.moment.stage != TRAIN or not self.config.local_weight:
-                return ()
-            heard = _who_teaches(self.federation, self.teachers.sites).values()
-            known = {organ for organs in heard for organ in organs}
-            lacking = [organ for organ in self.federation.taught() if organ not in known]
-            names = ", ".join(organ.replace("_", " ") for organ in lacking)
-            return (f"No teacher knows {names}. Local distillation does without, until one arrives.",) if names else ()
-
-        def state(self) -> Content:
-            """Who has the teachers."""
-            return Content(numbers=self.teachers.numbers())
-
-        def load_state(self, state: Content) -> None:
-            """Take that back."""
-            self.teachers.load(state.numbers)
+            return bool(self.config.local_weight)
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Teachers are needed for local KD only."""
         assert isinstance(self.config, FLKDConfig)
         if not self.config.local_weight:
             return (Stage(TRAIN, rounds),)
-        pretrain = Stage(PRETRAIN, max(1, round(self.config.pretrain * rounds)), validate=False)
-        return pretrain, Stage(EXCHANGE, 1, validate=False, local_steps=0), Stage(TRAIN, rounds)
-
-
-def _who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The organs on which each of some sites' teachers is heard.
-
-    One that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where no teacher
-    knows them by name.
-    """
-    annotated = {site: federation.sites[site].annotated for site in teachers if site in federation.sites}
-    named = {organ for own in annotated.values() for organ in own}
-    return {
-        site: tuple(organ for organ in federation.organs_of(site) if organ in own or organ not in named)
-        for site, own in annotated.items()
-    }
+        return stages_with_teachers(rounds, self.config.pretrain)
 
 
 def _channels(logits: torch.Tensor, vocabulary: Vocabulary, organs: tuple[str, ...]) -> torch.Tensor:

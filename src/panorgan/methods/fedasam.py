@@ -1,0 +1,100 @@
+"""FedASAM — sharpness-aware local steps, and the mean of late global models. arXiv:2203.11834
+
+A site steps by the gradient at the worst point nearby instead of the one where it stands (ASAM, arXiv:2102.11600): it
+looks for minima that are flat. A step costs two. From three quarters of the run on, the server averages the global
+models over rounds (SWA, arXiv:1803.05407); that mean is validated and delivered, while sites go on from the last model.
+
+The default numbers are those with which UFPS ran FedASAM on CT. Two things differ from what the authors of FedASAM
+released: there the local learning rate falls anew in every cycle of SWA, here the experiment's schedule holds; there
+biases are not scaled (T = 1), here T = |w| + η for every weight, as the formula says and as in UFPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from panorgan.cases.sampling import Batch
+from panorgan.methods.asam_step import asam_step
+from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates
+from panorgan.methods.registry import register
+from panorgan.methods.swa import RoundAverage
+
+
+class FedASAMConfig(MethodConfig):
+    """ASAM's two numbers and SWA's two."""
+
+    rho: float = Field(
+        0.7,
+        ge=0,
+        description="how far the worst point is looked for, ρ, in the scale of the weights; 0 for plain steps",
+        json_schema_extra={"paper": "0.7 (CIFAR-10)"},
+    )
+    eta: float = Field(
+        0.001,
+        ge=0,
+        description="what is added to the size of a weight to make its scale, η: those near zero can move too",
+        json_schema_extra={"paper": "0.2 (CIFAR-10)"},
+    )
+    swa_start: float | None = Field(
+        0.75,
+        ge=0,
+        lt=1,
+        description="share of the rounds after which global models are averaged; `null` for no averaging",
+        json_schema_extra={"paper": "0.75"},
+    )
+    swa_cycle: int = Field(
+        2,
+        ge=1,
+        description="every so many rounds one is taken into the mean; the last round always is",
+        json_schema_extra={"paper": "10 (CIFAR-10)"},
+    )
+
+
+@register("fedasam", config=FedASAMConfig)
+class FedASAM(Method):
+    """FedAvg in search of flat minima: ASAM at the sites, SWA at the server."""
+
+    paper: ClassVar[str] = "arXiv:2203.11834"
+    equations: ClassVar[Mapping[str, str]] = {
+        "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
+        "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle; `Server.delivered`",
+    }
+
+    class Site(SiteRule):
+        """Two gradients on the same batch, one step."""
+
+        config: FedASAMConfig
+
+        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+            """Up along the gradient, take another there, step with it from where it began."""
+            return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
+
+    class Server(ServerRule):
+        """The weighted mean of FedAvg, and over late rounds the mean of those."""
+
+        config: FedASAMConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
+
+        def aggregate(self, updates: Updates) -> None:
+            """Every round counts, whoever was missing in it."""
+            super().aggregate(updates)
+            self.average.add(self.weights, self.moment)
+
+        def delivered(self) -> Mapping[str, torch.Tensor]:
+            """The mean over rounds, once there is one."""
+            return self.average.over(self.weights)
+
+        def state(self) -> Content:
+            """The mean so far."""
+            return self.average.state()
+
+        def load_state(self, state: Content) -> None:
+            """Go on with it."""
+            self.average.load(state)

@@ -1,0 +1,24 @@
+"""FedAvg* — FedAvg on pseudo labels: UFPS without its modules, and the first of its starred baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
+from panorgan.methods.registry import register
+from panorgan.methods.teaching import TaughtServer
+
+
+@register("fedavg_pl", config=PseudoLabelConfig)
+class FedAvgPL(PseudoLabelMethod):
+    """Weighted average after local training on all organs, labelled by the annotation or by the others' teachers."""
+
+    paper: ClassVar[str] = "FedAvg* in Jiang et al., UFPS"
+    equations: ClassVar[Mapping[str, str]] = {"eq. 4": "`Site.prepare`: `losses.unified_label.merge`"}
+
+    class Site(PseudoLabelSite):
+        """Inherited: Dice + BCE on the unified label."""
+
+    class Server(TaughtServer):
+        """Inherited: the exchange of teachers, then FedAvg's mean."""

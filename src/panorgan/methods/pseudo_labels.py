@@ -1,0 +1,104 @@
+"""Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
+
+The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with exclusive
+channels; stages pretrain → exchange → train, see `teaching`. A teacher learns its site's organs against everything
+else; it is never asked about organs that a case annotates itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from panorgan.cases.companions import Companions
+from panorgan.cases.sampling import Batch
+from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge
+from panorgan.losses.unified_loss import unified_dice_bce
+from panorgan.methods.base import Method, MethodConfig, Stage
+from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.networks.settings import OrganParts
+
+
+class PseudoLabelConfig(MethodConfig):
+    """Teachers, and how their predictions become labels."""
+
+    dice_weight: float = Field(0.5, ge=0, description="weight of the Dice loss", json_schema_extra={"paper": "0.5"})
+    ce_weight: float = Field(
+        0.5,
+        ge=0,
+        description="weight of the binary cross-entropy over all channels",
+        json_schema_extra={"paper": "0.5"},
+    )
+    pretrain: float = Field(
+        1.0,
+        gt=0,
+        description="rounds that a site trains its teacher, as a share of training.rounds",
+        json_schema_extra={"paper": "1"},
+    )
+    teacher_cache: bool = Field(
+        True,
+        description="predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking",
+        json_schema_extra={"paper": "off"},
+    )
+    merge: Conflicts = Field(
+        "sequence",
+        description="when teachers claim the same voxel: the smaller organ wins (see `larger_first`), "
+        "or the more confident teacher",
+        json_schema_extra={"paper": "sequence"},
+    )
+    larger_first: tuple[str, ...] = Field(
+        (),
+        description="organs from large to small, for `merge: sequence`; those not named follow in vocabulary order",
+        json_schema_extra={"paper": "liver, kidney, spleen, pancreas"},
+    )
+
+
+class PseudoLabelSite(TaughtSite):
+    """Learns from its own annotation where there is one, and from the teachers elsewhere."""
+
+    config: PseudoLabelConfig
+    label: UnifiedLabel
+    """Of the batch at hand: made once per step, however often its loss is asked for."""
+
+    def companions(self) -> Companions | None:
+        """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
+        if self.moment.stage == PRETRAIN or not self.teachers.known():
+            return None
+        return self.teachers.predictions(self.organs_without_label, self.config.teacher_cache)
+
+    def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """One step on the unified label; in pretrain, on the annotation alone."""
+        if self.in_training:
+            self.prepare(batch)
+        return super().step(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        """What a batch is to be taught with."""
+        self.label = merge(batch, self.federation.vocabulary, self.config.larger_first, self.config.merge)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Dice + BCE on the unified label; a teacher in the making has its own organs only, against the rest."""
+        if not self.in_training:
+            return super().loss(batch)
+        return self.sample_losses(self.model(batch.image)).mean()
+
+    def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:
+        """Per sample, [B], for logits [B, C + 1, *S]."""
+        return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
+
+
+class PseudoLabelMethod(Method):
+    """A method that trains on pseudo labels."""
+
+    organs: ClassVar[OrganParts] = "channels"
+    tensors: ClassVar[Mapping[str, str]] = TEACHERS
+    Site = PseudoLabelSite
+    Server = TaughtServer
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Teachers come first."""
+        assert isinstance(self.config, PseudoLabelConfig)
+        return stages_with_teachers(rounds, self.config.pretrain)
