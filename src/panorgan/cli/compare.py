@@ -24,7 +24,7 @@ from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places, traffic
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.compare import Plan, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.compare_at_once import run_missing_at_once
 
 FAILED = 2
@@ -50,32 +50,43 @@ def run_compare(request: CompareRequest) -> int:
     """Train what is missing, compare, show; returns the exit code."""
     experiment = load_experiment(request.experiment, request.overrides)
     plan = plan_comparison(experiment, request.methods, request.seeds, request.reference, request.run)
-    check_comparison(plan, data=not request.report_only)
     console = Console(quiet=request.as_json)
-    if plan.finished and not request.report_only:
+    failures = train_missing(console, plan, request.report_only, request.at_once, request.as_json)
+    results = compare_runs(plan, failures)
+    files = write_comparison(results)
+    if request.as_json:
+        print_result(summary(results, files))
+    else:
+        _show(console, results, files)
+    return FAILED if failures else 0
+
+
+def train_missing(console: Console, plan: Plan, report_only: bool, at_once: int, as_json: bool) -> list[Failure]:
+    """Check a plan and train what is not finished, `at_once` runs at a time; tells what fails and returns it."""
+    check_comparison(plan, data=not report_only)
+    if report_only:
+        return []
+    if plan.finished:
         console.print(f"{len(plan.finished)} of {len(plan.runs)} runs are finished already.", highlight=False)
 
     def watch_run(run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
-        return watch(f"run {number} of {total} · {run.title}", request.as_json)
+        return watch(f"run {number} of {total} · {run.title}", as_json)
 
-    if request.report_only:
-        failures = []
-    elif request.at_once > 1:
-        console.print(f"{len(plan.missing)} runs, {request.at_once} at once", highlight=False)
-        with AtOnceView(console, plan, request.as_json) as view:
-            failures = run_missing_at_once(plan, request.at_once, view.started, view.ended)
+    if at_once > 1:
+        console.print(f"{len(plan.missing)} runs, {at_once} at once", highlight=False)
+        with AtOnceView(console, plan, as_json) as view:
+            failures = run_missing_at_once(plan, at_once, view.started, view.ended)
     else:
         failures = run_missing(plan, watch_run)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     for failure in failures:
         errors.print(f"{failure.run.title} failed: {failure.error}")
-    results = compare_runs(plan, failures)
-    files = write_comparison(results)
-    if request.as_json:
-        print(json.dumps({"result": _summary(results, files)}, allow_nan=False), flush=True)
-    else:
-        _show(console, results, files)
-    return FAILED if failures else 0
+    return failures
+
+
+def print_result(content: dict[str, Any]) -> None:
+    """The last line of `--json`."""
+    print(json.dumps({"result": content}, allow_nan=False), flush=True)
 
 
 class AtOnceView:
@@ -123,7 +134,7 @@ class AtOnceView:
         self._status.update(Text(f"under way: {', '.join(self._under_way) or 'nothing'}", style="dim"))
 
 
-def _summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
+def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
     """The figures over all organs per method, and where everything lies."""
     places = {"dice": FEDERATION, "labelled_here": LABELLED, "not_labelled_here": NOT_LABELLED, "external": EXTERNAL}
     methods: dict[str, Any] = {}
@@ -154,6 +165,11 @@ def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
     console.print(summary_table(results, console.width))
     if (table := organ_table(results, console.width)) is not None:
         console.print(table)
+    show_ending(console, results, files)
+
+
+def show_ending(console: Console, results: Results, files: ComparisonFiles) -> None:
+    """Below the tables: what the marks mean, what is missing, where everything lies."""
     reference = results.plan.reference
     spread = "± over seeds. " if len(results.plan.seeds) > 1 else ""
     console.print(

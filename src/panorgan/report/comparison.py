@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from panorgan.anatomy import catalogue
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION
@@ -17,22 +18,30 @@ from panorgan.report.templates import fill_in
 
 def write_comparison(results: Results) -> ComparisonFiles:
     """Write all files of a comparison into its folder."""
-    files = ComparisonFiles(results.plan.folder)
-    write_atomically(files.markdown, tables.markdown(results))
-    write_atomically(files.scores, tables.scores_csv(results.comparison))
+    scores = tables.scores_csv(results.comparison)
+    return write_files(results, render(results), tables.markdown(results), scores, tables.as_json(results))
+
+
+def write_files(
+    results: Results, page: str, markdown: str, scores: str, content: Mapping[str, object]
+) -> ComparisonFiles:
+    """Write these, and what everything costs."""
+    files = results.files
+    write_atomically(files.markdown, markdown)
+    write_atomically(files.scores, scores)
     write_atomically(files.costs, tables.costs_csv(results))
-    write_atomically(files.page, render(results))
-    write_atomically(files.data, json.dumps(tables.as_json(results), indent=1, allow_nan=False))
+    write_atomically(files.page, page)
+    write_atomically(files.data, json.dumps(content, indent=1, allow_nan=False))
     return files
 
 
-def render(results: Results) -> str:
-    """The page as text."""
+def render(results: Results, template: str = "comparison.html.j2", **more: object) -> str:
+    """The page as text; a template that extends the usual one may ask for `more`."""
     plan, comparison = results.plan, results.comparison
     styles = figures.looks(plan.labels, plan.reference)
     runs = [(label, record) for label, records in results.records.items() for record in records]
     return fill_in(
-        "comparison.html.j2",
+        template,
         {**FILTERS, **tables.FILTERS},
         results=results,
         plan=plan,
@@ -54,4 +63,5 @@ def render(results: Results) -> str:
         organ_curves=figures.organ_curves(results.records, styles, comparison.organs),
         boxes={o: figures.case_boxes(results.scores, styles, o) for o in comparison.organs},
         created=max(record.manifest["created"] for _, record in runs).replace("T", " ", 1).replace("+0000", " UTC"),
+        **more,
     )

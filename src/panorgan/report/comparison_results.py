@@ -45,34 +45,35 @@ class MethodForgetting:
 
 @dataclass(frozen=True)
 class ComparisonFiles:
-    """Where a comparison's own files lie."""
+    """Where a comparison's own files lie, and what their names begin with."""
 
     folder: Path
+    name: str = "comparison"
 
     @property
     def markdown(self) -> Path:
         """Tables for a paper's appendix or an issue."""
-        return self.folder / "comparison.md"
+        return self.folder / f"{self.name}.md"
 
     @property
     def scores(self) -> Path:
         """Every figure, one per line."""
-        return self.folder / "comparison.csv"
+        return self.folder / f"{self.name}.csv"
 
     @property
     def costs(self) -> Path:
         """What each method costs, one per line."""
-        return self.folder / "comparison_costs.csv"
+        return self.folder / f"{self.name}_costs.csv"
 
     @property
     def page(self) -> Path:
         """The page to look at."""
-        return self.folder / "comparison.html"
+        return self.folder / f"{self.name}.html"
 
     @property
     def data(self) -> Path:
         """All of it for programs."""
-        return self.folder / "comparison.json"
+        return self.folder / f"{self.name}.json"
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -105,20 +106,30 @@ class Results:
         return (site, organ) in self.labelled
 
     @property
+    def files(self) -> ComparisonFiles:
+        """Where it is written."""
+        return files_of(self.plan)
+
+    @property
     def missing(self) -> list[str]:
         """Runs that are not there, each with the reason if it failed just now."""
         titles = [run.title for run in self.plan.missing]
         return [f"{title}: {self.failures[title]}" if title in self.failures else title for title in titles]
 
 
+def files_of(plan: Plan) -> ComparisonFiles:
+    """Where the files of a comparison, or of an ablation, go."""
+    return ComparisonFiles(plan.folder, plan.kind.name)
+
+
 def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | None = None) -> Results:
     """Read all finished runs of a comparison, test and measure."""
     if not plan.finished:
         raise RunError(
-            "Not one run of this comparison is finished.",
+            f"Not one run of this {plan.kind.name} is finished.",
             where=str(plan.folder),
             why="; ".join(f"{failure.run.title}: {failure.error.what}" for failure in failures),
-            fix="Run the comparison (again, without --report-only).",
+            fix=f"Run the {plan.kind.name} (again, without --report-only).",
         )
     found = [(run, read_record(run.folder.path)) for run in plan.finished]
     patients = patients_of(plan, cache)
@@ -139,7 +150,7 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=compare_scores(scores, plan.reference, organs),
         costs=measure_costs(plan),
-        inference=time_inference(plan, _known_times(ComparisonFiles(plan.folder).data), cache),
+        inference=time_inference(plan, _known_times(files_of(plan).data), cache),
         forgetting=_forgetting(records),
         failures={failure.run.title: failure.error.what for failure in failures},
         patients_known=patients is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,10 +34,10 @@ PLACE_WORDS = {
 HOW = (
     "Mean over seeds of the mean Dice over test cases ± standard deviation over seeds. In brackets the 95 % bootstrap "
     "interval: patients are drawn, each with all of its cases and seeds. Every seed draws its own split into training "
-    "and test patients. A missed organ counts as 0.",
+    "and test patients, unless `splits.seed` fixes it. A missed organ counts as 0.",
     "p: two-sided paired Wilcoxon signed-rank test against {reference}, over patients, each with the mean over its "
-    "cases and seeds; corrected by Holm's method over all methods × organs of a table (× sites, where a table has "
-    "single sites), and for all organs together over the methods. The test is exact up to 50 patients with a "
+    "cases and seeds; corrected by Holm's method over all {things} × organs of a table (× sites, where a table has "
+    "single sites), and for all organs together over the {things}. The test is exact up to 50 patients with a "
     "difference, a normal approximation above. No p below six patients. ▲ better, ▼ worse than {reference}, corrected "
     "p < 0.05.",
     "p tells whether the difference between these very models would hold for other patients. How much training again "
@@ -181,27 +181,28 @@ FILTERS: dict[str, Callable[..., Any]] = {
 # -- Markdown ----------------------------------------------------------------------------------------------
 
 
-def markdown(results: Results) -> str:
-    """All tables as Markdown."""
+def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> str:
+    """All tables as Markdown; `about` stands in the title, the lines of `opening` before the first table."""
     plan, comparison = results.plan, results.comparison
     seeds = ", ".join(str(seed) for seed in plan.seeds)
-    parts = [f"# {_plain(plan.name)}: {len(plan.labels)} methods compared", ""]
-    parts += [f"Seeds {seeds}. Reference: {_plain(plan.reference)}. Dice on test cases.", ""]
+    parts = [f"# {plain(plan.name)}: {plain(about or f'{len(plan.labels)} methods compared')}", ""]
+    parts += [f"Seeds {seeds}. Reference: {plain(plan.reference)}. Dice on test cases.", ""]
     if results.missing:
-        parts += ["**Not finished:**", "", *(f"- {_plain(text)}" for text in results.missing), ""]
+        parts += ["**Not finished:**", "", *(f"- {plain(text)}" for text in results.missing), ""]
+    parts += opening
     parts += ["## Summary", "", *_summary_lines(results), ""]
     for place in sorted(table_places(comparison), key=lambda place: place.kind == "site"):  # single sites last
-        parts += [f"## {_plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
+        parts += [f"## {plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
     parts += ["## Cost", "", *_cost_lines(results), ""]
     if results.forgetting:
         parts += ["## What sites forget", "", *_forgetting_lines(results), ""]
-    parts += ["## How it was computed", "", *(f"- {_plain(line)}" for line in how(results))]
+    parts += ["## How it was computed", "", *(f"- {plain(line)}" for line in how(results))]
     return "\n".join(parts) + "\n"
 
 
 def how(results: Results) -> list[str]:
     """How the figures were made, with what was different this time."""
-    lines = [line.format(reference=results.plan.reference) for line in HOW]
+    lines = [line.format(reference=results.plan.reference, things=f"{results.plan.kind.thing}s") for line in HOW]
     if not results.patients_known:
         lines.append("The data could not be read to say which cases are of one patient: each counts as its own.")
     return lines
@@ -210,16 +211,16 @@ def how(results: Results) -> list[str]:
 def _summary_lines(results: Results) -> list[str]:
     comparison = results.comparison
     places = summary_places(comparison)
-    reference = _plain(comparison.reference)
-    header = ["method", *(place_words(p) for p in places), f"against {reference}", "p (Holm)", "seeds"]
+    reference = plain(comparison.reference)
+    header = [results.plan.kind.thing, *(place_words(p) for p in places), f"against {reference}", "p (Holm)", "seeds"]
     rows = []
     for method in comparison.methods:
         whole = comparison.figure(method)
         cells = [_cell(comparison.figure(method, ALL_ORGANS, place)) for place in places]
         difference = "reference" if method == comparison.reference else signed(whole.difference if whole else None)
         p = p_value(whole).removeprefix("p ").removeprefix("= ") or NOTHING
-        rows.append([_plain(method), *cells, difference, p, str(whole.seeds if whole else 0)])
-    return _table(header, rows)
+        rows.append([plain(method), *cells, difference, p, str(whole.seeds if whole else 0)])
+    return table_lines(header, rows)
 
 
 def _place_lines(comparison: Comparison, place: Place) -> list[str]:
@@ -229,7 +230,7 @@ def _place_lines(comparison: Comparison, place: Place) -> list[str]:
         if any(figures):
             texts = [" ".join(filter(None, (_cell(f), mark(f), p_value(f)))) for f in figures]
             rows.append([title(organ) if organ else "**All organs**", *texts])
-    return _table(["organ", *(_plain(m) for m in comparison.methods)], rows)
+    return table_lines(["organ", *(plain(m) for m in comparison.methods)], rows)
 
 
 def _cell(figure: Figure | None) -> str:
@@ -237,13 +238,22 @@ def _cell(figure: Figure | None) -> str:
 
 
 def _cost_lines(results: Results) -> list[str]:
-    header = ["method", "steps", "step time", "relative", "per round", "whole run", "parameters", "inference"]
+    header = [
+        results.plan.kind.thing,
+        "steps",
+        "step time",
+        "relative",
+        "per round",
+        "whole run",
+        "parameters",
+        "inference",
+    ]
     rows = []
     for method, cost in results.costs.items():
         seconds = results.inference.seconds.get(method) if results.inference else None
         rows.append(
             [
-                _plain(method),
+                plain(method),
                 f"{cost.steps:,.0f}",
                 step_time(cost),
                 ratio(cost.step_ratio),
@@ -253,7 +263,7 @@ def _cost_lines(results: Results) -> list[str]:
                 milliseconds(seconds),
             ]
         )
-    return [*_table(header, rows), "", *(f"- {_plain(line)}" for line in cost_notes(results))]
+    return [*table_lines(header, rows), "", *(f"- {plain(line)}" for line in cost_notes(results))]
 
 
 def cost_notes(results: Results) -> list[str]:
@@ -274,20 +284,28 @@ def cost_notes(results: Results) -> list[str]:
 
 
 def _forgetting_lines(results: Results) -> list[str]:
-    header = ["method", "local, own organs", "local, others", "global, own organs", "global, others", "seeds"]
+    header = [
+        results.plan.kind.thing,
+        "local, own organs",
+        "local, others",
+        "global, own organs",
+        "global, others",
+        "seeds",
+    ]
     rows = [
-        [_plain(method), *(number(v, 3) for v in list(asdict(told).values())[:4]), str(told.seeds)]
+        [plain(method), *(number(v, 3) for v in list(asdict(told).values())[:4]), str(told.seeds)]
         for method, told in results.forgetting.items()
     ]
-    return _table(header, rows)
+    return table_lines(header, rows)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; all columns but the first are numbers."""
     rule = ["---", *(["---:"] * (len(header) - 1))]
     return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names must not become markup."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text.replace("\n", " "))
 
@@ -295,10 +313,20 @@ def _plain(text: str) -> str:
 # -- for programs ------------------------------------------------------------------------------------------
 
 
-def scores_csv(comparison: Comparison) -> str:
-    """One line per method, organ (`all` for all together) and place; floats in full precision."""
+def scores_csv(comparison: Comparison, more: Callable[[str], Mapping[str, object]] = lambda _: {}) -> str:
+    """One line per method, organ (`all` for all together) and place; floats in full precision.
+
+    `more` columns may follow that of the method.
+    """
     return _csv(
-        {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
+        {
+            "method": method,
+            **more(method),
+            "organ": organ or "all",
+            "place": place.kind,
+            "site": place.site,
+            **asdict(figure),
+        }
         for (method, organ, place), figure in comparison.figures.items()
     )
 

@@ -23,6 +23,24 @@ from panorgan.runs.folder import RunFolder
 SECTIONS = ("network", "training")
 """Sections of an experiment that a method entry may set besides the method's own numbers."""
 _USUAL_REFERENCE = "fedavg"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is put side by side: how its files are called, what one entry is, and how a user asks for it.
+
+    `mend` says what to do about two entries that are the same, `naming` how an entry gets a name.
+    """
+
+    name: str
+    thing: str
+    option: str
+    mend: str
+    naming: str = ""
+
+
+COMPARISON = Kind("comparison", "method", "--methods", "Leave one out.", ": name=method+setting=value")
+
 _LABEL = r"[A-Za-z0-9][A-Za-z0-9_. -]*"
 
 
@@ -39,7 +57,7 @@ class Entry:
         """A name for the file system."""
         return re.sub(r"[^A-Za-z0-9_.+=-]", "_", self.label)
 
-    def applied_to(self, experiment: Experiment) -> Experiment:
+    def applied_to(self, experiment: Experiment, option: str = COMPARISON.option) -> Experiment:
         """The experiment with this method; the file's own settings hold where it names the same method."""
         content = experiment.model_dump()
         same = experiment.method if experiment.method["name"] == self.method else {}
@@ -52,7 +70,7 @@ class Entry:
                 place[name] = dict(place[name]) if isinstance(place.get(name), Mapping) else {}
                 place = place[name]
             place[last] = value
-        return parse_experiment(content, f"--methods {self.label}")
+        return parse_experiment(content, f"{option} {self.label}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +141,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison as asked for: all runs, seed by seed, and the method that the others are tested against."""
+    """A comparison as asked for: all runs, seed by seed, and the entry that the others are tested against."""
 
     name: str
     folder: Path
@@ -131,6 +149,7 @@ class Plan:
     seeds: tuple[int, ...]
     reference: str
     runs: tuple[Planned, ...]
+    kind: Kind = COMPARISON
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -156,20 +175,34 @@ def plan_comparison(
     `methods` and `seeds` are lists as on the command line. Only the seed differs between the runs of a method: phantoms
     stay the same.
     """
-    entries, numbers = parse_methods(methods), parse_seeds(seeds)
-    labels = [entry.label for entry in entries]
+    entries = parse_methods(methods)
     if reference is None:
+        labels = [entry.label for entry in entries]
         reference = _USUAL_REFERENCE if _USUAL_REFERENCE in labels else labels[0]
+    folder = folder or Path("runs") / f"{experiment.name}-compare"
+    return plan_runs(experiment, entries, parse_seeds(seeds), reference, folder)
+
+
+def plan_runs(
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    seeds: tuple[int, ...],
+    reference: str,
+    folder: Path,
+    kind: Kind = COMPARISON,
+) -> Plan:
+    """Every entry with every seed, checked as far as it can be without data."""
+    labels = [entry.label for entry in entries]
     if reference not in labels:
         raise ConfigError(
-            f"The reference {reference!r} is not among the methods.",
+            f"The reference {reference!r} is not among the {kind.thing}s.",
             where="--reference",
             why=did_you_mean(reference, labels),
             fix=f"Use one of: {', '.join(labels)}.",
         )
-    folder = folder or Path("runs") / f"{experiment.name}-compare"
-    applied = {entry.label: entry.applied_to(experiment) for entry in entries}
-    _refuse_twins(applied)
+    _refuse_shared_folders(entries, kind)
+    applied = {entry.label: entry.applied_to(experiment, kind.option) for entry in entries}
+    _refuse_twins(applied, kind)
     runs = tuple(
         Planned(
             entry,
@@ -177,10 +210,10 @@ def plan_comparison(
             applied[entry.label].model_copy(update={"seed": seed}),
             RunFolder(folder / entry.folder / f"seed-{seed}"),
         )
-        for seed in numbers
+        for seed in seeds
         for entry in entries
     )
-    return Plan(experiment.name, folder, tuple(entries), numbers, reference, runs)
+    return Plan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
 
 
 def parse_methods(text: str) -> list[Entry]:
@@ -190,20 +223,7 @@ def parse_methods(text: str) -> list[Entry]:
         raise ConfigError(
             "No method is named.", where="--methods", fix="Write them with commas: --methods solo,fedavg."
         )
-    entries = [_parse_entry(piece) for piece in pieces]
-    taken: dict[str, str] = {}
-    for entry in entries:
-        folder = entry.folder.lower()  # some file systems do not tell cases apart
-        if folder in taken:
-            raise ConfigError(
-                f"Two methods are called {entry.label!r}."
-                if taken[folder] == entry.label
-                else f"{taken[folder]!r} and {entry.label!r} would share a folder.",
-                where="--methods",
-                fix="Leave one out, or give it a name of its own: name=method+setting=value.",
-            )
-        taken[folder] = entry.label
-    return entries
+    return [_parse_entry(piece) for piece in pieces]
 
 
 def _split_at_commas(text: str) -> list[str]:
@@ -260,7 +280,22 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(int(piece) for piece in pieces)
 
 
-def _refuse_twins(experiments: Mapping[str, Experiment]) -> None:
+def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
+    taken: dict[str, str] = {}
+    for entry in entries:
+        folder = entry.folder.lower()  # some file systems do not tell cases apart
+        if folder in taken:
+            raise ConfigError(
+                f"Two {kind.thing}s are called {entry.label!r}."
+                if taken[folder] == entry.label
+                else f"{taken[folder]!r} and {entry.label!r} would share a folder.",
+                where=kind.option,
+                fix=f"Leave one out, or give it a name of its own{kind.naming}.",
+            )
+        taken[folder] = entry.label
+
+
+def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
     """Two names for one and the same thing are a slip of the pen."""
     known: dict[str, str] = {}
     for label, experiment in experiments.items():
@@ -270,9 +305,9 @@ def _refuse_twins(experiments: Mapping[str, Experiment]) -> None:
         if other != label:
             raise ConfigError(
                 f"{other!r} and {label!r} are the same.",
-                where="--methods",
+                where=kind.option,
                 why="all of their settings are equal",
-                fix="Leave one out.",
+                fix=kind.mend,
             )
 
 
