@@ -55,7 +55,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
             again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
-            again = " Continue with the same command." if sys.argv[1:2] == ["compare"] else again
+            again = " Continue with the same command." if {"compare", "ablate"} & set(sys.argv[1:2]) else again
             Console(stderr=True, highlight=False).print(f"Stopped.{again}")
         raise
 
@@ -205,6 +205,41 @@ def compare(
 
 
 @app.command()
+def ablate(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
+    method: Annotated[
+        str | None, typer.Option(help="Whose module table; the experiment's own method if left out.", metavar="METHOD")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows of the table by name, with commas; all if left out.", metavar="ROWS")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas; each is another run of every row.")] = "0,1,2",
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The row that the others are tested against; the method's plainest.", metavar="ROW"),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder for all runs; runs/<name>-ablate-<method> if left out.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Train nothing; write the files again from finished runs.")
+    ] = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="Runs that train at the same time, each in its own process.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train a method with some of its modules at a time, as its paper's table does; goes on where it was stopped."""
+    from panorgan.cli.ablate import AblateRequest, run_ablate
+
+    request = AblateRequest(
+        experiment, method, rows, seeds, reference, run, overrides or [], report_only, as_json, at_once
+    )
+    raise typer.Exit(run_ablate(request))
+
+
+@app.command()
 def plan(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
@@ -254,6 +289,52 @@ def predict(
     from panorgan.cli.prediction import predict_scans
 
     predict_scans(model, scans, out, device, as_json)
+
+
+@app.command()
+def analyze(
+    run: RunPath,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", help="Another run: compare layers with its model. May be repeated.", metavar="RUN"),
+    ] = None,
+    eigenvalues: Annotated[
+        int, typer.Option("--eigenvalues", min=0, help="Largest eigenvalues of the Hessian; 0 for none.")
+    ] = 5,
+    probes: Annotated[
+        int, typer.Option("--probes", min=0, help="Random vectors for the Hessian's trace; 0 for no trace.")
+    ] = 16,
+    grid: Annotated[
+        int, typer.Option("--grid", min=0, help="Points along a side of the loss landscape, odd; 0 for none.")
+    ] = 15,
+    radius: Annotated[
+        float, typer.Option("--radius", help="How far the landscape reaches, in lengths of the model's filters.")
+    ] = 1.0,
+    batches: Annotated[int, typer.Option("--batches", min=1, help="Batches of patches per site.")] = 4,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Patches per batch; the experiment's if left out.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", help="Cases to cut patches from: validation or train.")
+    ] = "validation",
+    seed: Annotated[int, typer.Option("--seed", help="For patches, directions and probes.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Look into a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
+    from panorgan.cli.analyze import AnalyzeRequest, run_analyze
+
+    settings = {
+        "eigenvalues": eigenvalues,
+        "probes": probes,
+        "grid": grid,
+        "radius": radius,
+        "batches": batches,
+        "batch_size": batch_size,
+        "split": split,
+        "seed": seed,
+    }
+    run_analyze(AnalyzeRequest(run, against or [], settings, device, as_json))
 
 
 @app.command()

@@ -77,7 +77,7 @@ class PlainView:
 
     def __call__(self, event: Event) -> None:
         facts = event.facts
-        if event.kind in ("prepare", "score") and facts["done"] == facts["total"]:
+        if event.kind in ("prepare", "score", "analyze") and facts["done"] == facts["total"]:
             what = facts.get("what", "scoring test cases")
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
@@ -128,7 +128,7 @@ class LiveView:
 
     def __call__(self, event: Event) -> None:
         facts = event.facts
-        if event.kind == "prepare":
+        if event.kind in ("prepare", "analyze"):
             self._show_work(facts["what"], facts["done"], facts["total"])
         elif event.kind == "score":
             self._show_work(f"scoring {facts['site']}", facts["done"], facts["total"])

@@ -15,6 +15,7 @@ from panorgan.errors import PanorganError
 from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
+from panorgan.report.analyses import analysis_section
 from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
@@ -54,6 +55,7 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         beside=beside,
         beside_rows=beside_rows(beside, record.organs),
         forgetting=forgetting_table(record),
+        analyses=analysis_section(record.folder),
         cost=tables.make_cost(record),
         tolerance=f"{tables.NSD_TOLERANCE_MM:g}",
         colours={organ: catalogue()[organ].colour for organ in record.organs},

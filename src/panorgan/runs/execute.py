@@ -116,7 +116,7 @@ def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | N
     events = EventLog(None, listeners)
     model = load_model(run.model, device)
     prepared = prepare(experiment, cache)
-    _check_data(run, manifest, prepared)
+    check_data(run, manifest, prepared)
     return RunResult(run, _score(run, model, prepared, events))
 
 
@@ -262,11 +262,11 @@ def _start_or_check(
         write_atomically(run.manifest, json.dumps(manifest, indent=1))
         return manifest
     manifest = run.read_manifest()
-    _check_data(run, manifest, prepared)
+    check_data(run, manifest, prepared)
     return manifest
 
 
-def _check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
+def check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
     """Other data would be split in another way, and training cases would be scored as test cases."""
     # A manifest without a plan is of an older version, whose fingerprint was made in another way.
     if "plan" in manifest and manifest["plan"] != prepared.plan.as_json():

@@ -46,6 +46,16 @@ class RunFolder:
         """The weights of those models, where the experiment asks for them."""
         return self.path / "local_models"
 
+    @property
+    def analysis(self) -> Path:
+        """What `panorgan analyze` found; tables and figures lie in the folder `analysis` beside it."""
+        return self.path / "analysis.json"
+
+    @property
+    def analysis_files(self) -> Path:
+        """Tables and figures of the analyses."""
+        return self.path / "analysis"
+
     def beside(self) -> dict[str, RunFolder]:
         """Finished runs of the same experiment with other methods, by method."""
         found = sorted(path.name for path in (self.path / "beside").glob("*") if RunFolder(path).complete)
