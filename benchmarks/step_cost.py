@@ -3,11 +3,21 @@
     python benchmarks/step_cost.py [--json] [--device cuda] [--patch 64 128 128] [--features 32 64 128 256]
 
 Seven organs, seven sites, one organ each; the steps are those of one site, as its worker really does them: patches cut
-from stored cases, augmentation, the method's step. All methods run in this process in turns, and the median step of a
-method is divided by the median FedAvg step of the same network. What happens once (teachers predict the scans) is not
+from stored cases, augmentation, the method's step. A worker waits for its device at the end of a round and not after
+every step. So a stretch is timed: from the end of a round's first step (which also waits for the first batch) to the
+end of its last one, divided by the steps between them. All methods run in this process in turns, and the median turn of
+a method is divided by the median FedAvg turn of the same network. What happens once (teachers predict the scans) is not
 part of a step; its time is told apart. The last part compares inference for all seven organs with that for one.
 
-`flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own.
+`flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own; all others use the
+network with exclusive channels. UFPS changes with the rounds:
+
+    ufps          its pseudo-label phase: labels of the teachers, uncertainty and its bank, weights of samples
+    ufps_susam    its late phase without GMT and UA: two gradients per step, so that 2 is the least
+    ufps_all      the late phase with both: the global model labels too, one more pass without gradient (2.33)
+
+Of the late phase one round in five makes new masks, in every step. A turn is one round of either kind, counted 1 : 4.
+`bytes_*` are a round's request and answer, the larger of both kinds; `mask_seconds` are masks over 30 million weights.
 """
 
 from __future__ import annotations
@@ -17,7 +27,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +44,11 @@ from panorgan.federation.settings import OptimizerSettings, TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.vault import RunVaults
-from panorgan.methods.base import Method
+from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.registry import find_method
+from panorgan.methods.sharpness import extra, largest, pack
+from panorgan.methods.sparse_masks import parameter_count
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
 
@@ -44,18 +57,48 @@ SITE = "liver"  # every site is called by the organ that it annotates
 RUN = "bench"
 EVERYONE = {"organ_parts": "everyone", "weighting": "uniform"}
 
-CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    # label: (what it is compared with, method, its settings)
-    "multihead": ("multihead", "multihead", EVERYONE),
-    "flkd_local": ("multihead", "flkd", {"global_weight": 0.0}),
-    "flkd_global": ("multihead", "flkd", {"local_weight": 0.0}),
-    "flkd_both": ("multihead", "flkd", {}),
-    "fedprox": ("multihead", "fedprox", EVERYONE),
-    "scaffold": ("multihead", "scaffold", EVERYONE),
-    "segviz": ("segviz_fedavg", "segviz", {}),
-    "segviz_fedavg": ("segviz_fedavg", "fedavg", EVERYONE),
+ROUNDS = 10_000  # of a run; turns take a few of them
+LATE = {"progress": 0.6, "cycle": 5}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method, its settings, and what it is compared with.
+
+    `progress` is the share of the rounds that are over. Of `cycle` rounds the first is of another kind than the others:
+    a turn then consists of one round of either kind, and they count by how many there are.
+    """
+
+    reference: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    organs: str = "channels"
+    progress: float = 0.0
+    cycle: int = 1
+
+    def turn(self, number: int) -> list[tuple[int, float]]:
+        """Rounds of a turn, and how much each counts."""
+        first = max(1, round(self.progress * ROUNDS)) + number * self.cycle
+        share = 1 / self.cycle
+        return [(first, share)] if self.cycle == 1 else [(first, share), (first + 1, 1 - share)]
+
+
+CONTENDERS = {
+    "multihead": Entry("multihead", "multihead", EVERYONE),
+    "flkd_local": Entry("multihead", "flkd", {"global_weight": 0.0}),
+    "flkd_global": Entry("multihead", "flkd", {"local_weight": 0.0}),
+    "flkd_both": Entry("multihead", "flkd"),
+    "fedprox": Entry("multihead", "fedprox", EVERYONE, organs="heads"),
+    "scaffold": Entry("multihead", "scaffold", EVERYONE, organs="heads"),
+    "segviz": Entry("segviz_fedavg", "segviz"),
+    "segviz_fedavg": Entry("segviz_fedavg", "fedavg", EVERYONE, organs="task_blocks"),
+    "fedavg": Entry("fedavg", "fedavg"),
+    "fedavg_pl": Entry("fedavg", "fedavg_pl"),
+    "asam": Entry("fedavg", "fedasam"),
+    "ufps": Entry("fedavg", "ufps", progress=0.1),
+    "ufps_susam": Entry("fedavg", "ufps", {"main_teacher": False, "uncertainty_aware": "none"}, **LATE),
+    "ufps_all": Entry("fedavg", "ufps", **LATE),
 }
-NETWORKS = {"segviz_fedavg": "task_blocks", "fedprox": "heads", "scaffold": "heads"}
 
 
 class PretrainedTeachers:
@@ -90,15 +133,15 @@ class Contender:
     """One method at one site, ready to do a few steps when asked."""
 
     def __init__(self, label: str, arguments: argparse.Namespace, folder: Path) -> None:
-        _, name, settings = CONTENDERS[label]
-        kind = find_method(name)
-        self.method: Method = kind(kind.Config(**settings))
-        network = UNetSettings(features=tuple(arguments.features), organs=NETWORKS.get(label, "channels"))  # type: ignore[arg-type]
+        self.entry = entry = CONTENDERS[label]
+        kind = find_method(entry.method)
+        self.method: Method = kind(kind.Config(**entry.settings))
+        network = UNetSettings(features=tuple(arguments.features), organs=entry.organs)  # type: ignore[arg-type]
         facts = {organ: SiteFacts(organ, 2, {organ: 2}) for organ in ORGANS}
         self.federation = Federation(Vocabulary(ORGANS), facts)
         sampling = SamplingSettings(patch_size=tuple(arguments.patch), batch_size=2)
         training = TrainingSettings(
-            rounds=10_000,
+            rounds=ROUNDS,
             local_steps=arguments.steps + 1,
             optimizer=OptimizerSettings(name="sgd", learning_rate=1e-6),
             sampling=sampling,
@@ -116,30 +159,54 @@ class Contender:
             self.server.teachers.collect(sent)
             own = {key.removeprefix("teacher/"): sent.array(SITE, key) for key in sent.keys(SITE)}
             RunVaults(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
-        self.rounds, self.began, self.seconds = 0, 0.0, list[float]()
+        if hasattr(self.server, "masks"):
+            give_masks(self.server)
+        self.turns, self.began, self.stretch = 0, 0.0, 0.0
+        self.seconds = list[float]()
+        """Of a step, by turn."""
+        self.bytes = list[int]()
+        """Of a request and its answer, by kind of round, in the last turn."""
 
     def _on_step(self, site: str, step: int, steps: int) -> None:
+        if step not in (1, steps):  # also 0, which says that teachers are predicting
+            return
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-        # A round's first step also waits for its first batch: not counted. Predicting teachers report here too.
-        if step > 1 and steps == self.worker.setup.training.local_steps:
-            self.seconds.append(now - self.began)
-        self.began = time.perf_counter()
+        if step == 1:
+            self.began = now
+        else:
+            self.stretch = (now - self.began) / (steps - 1)
 
-    def round(self) -> float:
-        """A few steps; returns what the whole round took."""
-        self.rounds += 1
-        moment = Moment("train", self.rounds, 10_000)
+    def turn(self) -> float:
+        """One round of each kind; returns what all of it took."""
+        began = time.perf_counter()
+        self.bytes.clear()
+        seconds = 0.0
+        for number, share in self.entry.turn(self.turns):
+            self._round(number)
+            seconds += share * self.stretch
+        self.seconds.append(seconds)
+        self.turns += 1
+        return time.perf_counter() - began
+
+    def _round(self, number: int) -> None:
+        moment = Moment("train", number, ROUNDS)
         self.server.moment = moment
         content = self.server.broadcast(SITE)
         task = Task("train", RUN, moment, self.federation.sites)
         request = Message(content.arrays, content.numbers, task.to_meta()).to_bytes()
-        began = time.perf_counter()
-        self.worker.handle(request)
+        answer = self.worker.handle(request)
+        self.bytes.append(len(request) + len(answer))
         if hasattr(self.server, "teachers"):
             self.server.teachers.were_given_to([SITE])
-        return time.perf_counter() - began
+
+
+def give_masks(server: ServerRule) -> None:
+    """Masks of two sites that agree on some weights only: so there is a mask to broadcast."""
+    random = torch.Generator().manual_seed(0)
+    drawn = torch.rand(2, parameter_count(server.weights), generator=random) < 0.4
+    server.masks.collect({site: pack(mask) for site, mask in zip(ORGANS[1:], drawn, strict=False)})  # type: ignore[attr-defined]
 
 
 def inference(arguments: argparse.Namespace) -> dict[str, float]:
@@ -154,39 +221,72 @@ def inference(arguments: argparse.Namespace) -> dict[str, float]:
         "one": lambda: network.channels_for(image, (SITE,)),
         "all": lambda: network(image),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in asked}
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=arguments.bfloat16):
-        for _ in range(2 + arguments.repeats * 3):
-            for name, call in asked.items():
-                began = time.perf_counter()
-                call()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds[name].append(time.perf_counter() - began)
+        return in_turns(asked, arguments)
+
+
+def masks(arguments: argparse.Namespace) -> dict[str, float]:
+    """Median seconds for M_L and for M_E, by UFPS's shares."""
+    generator = torch.Generator(arguments.device).manual_seed(0)
+    gradient = torch.randn(arguments.mask_weights, generator=generator, device=arguments.device)
+    local = largest(gradient, 0.4)
+    contested = torch.rand(gradient.shape, generator=generator, device=arguments.device) < 0.48
+    asked: dict[str, Callable[[], object]] = {
+        "largest": lambda: largest(gradient, 0.4),
+        "extra": lambda: extra(local, contested, 0.1, generator),
+    }
+    return in_turns(asked, arguments)
+
+
+def in_turns(asked: Mapping[str, Callable[[], object]], arguments: argparse.Namespace) -> dict[str, float]:
+    """Median seconds of each; twice for nothing first."""
+    seconds: dict[str, list[float]] = {name: [] for name in asked}
+    for _ in range(2 + arguments.repeats * 3):
+        for name, call in asked.items():
+            began = time.perf_counter()
+            call()
+            if arguments.device == "cuda":
+                torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - began)
     return {name: statistics.median(values[2:]) for name, values in seconds.items()}
+
+
+def bytes_of_rounds(contenders: Mapping[str, Contender]) -> dict[str, Any]:
+    """What UFPS's late rounds send to and fro, beside FedAvg's; empty if they were not asked for."""
+    if "ufps_susam" not in contenders:
+        return {}
+    (plain,) = contenders["fedavg"].bytes
+    refresh, ordinary = contenders["ufps_susam"].bytes
+    return {
+        "bytes_ufps_susam": round(max(refresh, ordinary) / plain, 4),
+        "bytes_per_round": {"fedavg": plain, "ufps_susam": ordinary, "ufps_susam_new_masks": refresh},
+    }
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Ratios by label, and what they were made from."""
     with tempfile.TemporaryDirectory() as folder:
         labels = [label for label in CONTENDERS if not arguments.only or label in arguments.only]
-        labels = list(dict.fromkeys([*(CONTENDERS[label][0] for label in labels), *labels]))
+        labels = list(dict.fromkeys([*(CONTENDERS[label].reference for label in labels), *labels]))
         contenders = {label: Contender(label, arguments, Path(folder)) for label in labels}
-        once = {label: contender.round() for label, contender in contenders.items()}  # warm-up, and what is done once
+        once = {label: contender.turn() for label, contender in contenders.items()}  # warm-up, and what is done once
         for contender in contenders.values():
             contender.seconds.clear()
         for repeat in range(arguments.repeats):
             # Every other time in reverse order: a machine that grows slower or faster then favours nobody.
             for label in labels if repeat % 2 == 0 else reversed(labels):
-                contenders[label].round()
+                contenders[label].turn()
         steps = {label: statistics.median(contender.seconds) for label, contender in contenders.items()}
     seen = inference(arguments)
     return {
-        **{label: round(steps[label] / steps[CONTENDERS[label][0]], 3) for label in labels},
+        **{label: round(steps[label] / steps[CONTENDERS[label].reference], 3) for label in labels},
+        **bytes_of_rounds(contenders),
         "inference_all_organs": round(seen["all"] / seen["one"], 3),
         "step_seconds": {label: round(value, 4) for label, value in steps.items()},
-        "first_round_seconds": {label: round(value, 2) for label, value in once.items()},
+        "first_turn_seconds": {label: round(value, 2) for label, value in once.items()},
         "inference_seconds": {name: round(value, 4) for name, value in seen.items()},
+        "mask_seconds": {name: round(value, 4) for name, value in masks(arguments).items()},
+        "mask_weights": arguments.mask_weights,
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "patch": list(arguments.patch),
@@ -203,8 +303,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--patch", type=int, nargs=3)
     parser.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256])
-    parser.add_argument("--steps", type=int, default=4, help="steps of a method in a row")
+    parser.add_argument("--steps", type=int, default=6, help="steps that are timed in a row")
     parser.add_argument("--repeats", type=int, default=6, help="turns")
+    parser.add_argument("--mask-weights", type=int, default=30_000_000, help="how many weights the timed masks cover")
     parser.add_argument("--float32", dest="bfloat16", action="store_false", help="on CUDA; the CPU always uses it")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="just these (and what they are compared with)")
     arguments = parser.parse_args()
@@ -215,11 +316,15 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result))
         return
-    for label in CONTENDERS:
+    for label, entry in CONTENDERS.items():
         if label in result:
             seconds = result["step_seconds"][label]
-            print(f"{label:16} {result[label]:6.2f} × {CONTENDERS[label][0]:14} {seconds * 1000:9.1f} ms per step")
+            print(f"{label:16} {result[label]:6.2f} × {entry.reference:14} {seconds * 1000:9.1f} ms per step")
     print(f"all seven organs {result['inference_all_organs']:6.3f} × one organ at inference")
+    if "bytes_ufps_susam" in result:
+        print(f"ufps_susam       {result['bytes_ufps_susam']:6.3f} × the bytes of a round of fedavg, at most")
+    for name, seconds in result["mask_seconds"].items():
+        print(f"mask, {name:10} {seconds * 1000:6.1f} ms for {arguments.mask_weights:,} weights")
 
 
 if __name__ == "__main__":

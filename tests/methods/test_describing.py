@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import reduce
 from typing import Literal
 
 import pytest
@@ -320,4 +321,8 @@ def test_a_recipe_is_an_experiment(name: str, tiny_content) -> None:
             place = place.setdefault(parent, {})
         place[last] = value
     experiment = parse_experiment(content)
-    assert experiment.network.features == tuple(methods()[name].recipe["network.features"])
+    for setting, value in methods()[name].recipe.items():
+        section, *path = setting.split(".")
+        found = experiment.build_method().config if section == "method" else getattr(experiment, section)
+        read = reduce(getattr, path, found)
+        assert read == (tuple(value) if isinstance(value, list) else value), setting

@@ -14,7 +14,8 @@ def reverse_cross_entropy(logits: torch.Tensor, possible: torch.Tensor, log_zero
     So it is −log_zero times the probability of all that the label excludes.
     """
     q = logits.float().softmax(dim=1)
-    return -log_zero * q.masked_fill(possible, 0.0).sum(1).flatten(1).mean(1)
+    # A product with 0 or 1: many times faster on a CPU than to fill in zeros.
+    return -log_zero * (q * (~possible).float()).sum(1).flatten(1).mean(1)
 
 
 def growing_factor(round_number: int, rounds: int, steepness: float = 20.0) -> float:

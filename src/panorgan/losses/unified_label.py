@@ -84,7 +84,7 @@ def merge(
         chosen = _best_allowed(main.detach(), allowed)
         values = global_main_teacher(values, chosen, share, counted=_more_than_one(allowed.unbind(1)))
     values = _where_an_organ_must_be(values, batch, vocabulary, allowed, main)
-    values.masked_fill_(~allowed.any(1), left_out_value(batch.structures, vocabulary))
+    _paint(values, ~_any(allowed), left_out_value(batch.structures, vocabulary))
     return UnifiedLabel(values, possible_channels(batch, vocabulary))
 
 
@@ -131,7 +131,7 @@ def pseudo_label(
                     claim = claim & ~claims[other][0]
             claim = claim & (probability >= best)
             best = torch.where(claim, probability, best)
-        values.masked_fill_(claim, channel)
+        _paint(values, claim, channel)
     return values
 
 
@@ -159,8 +159,8 @@ def allowed_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     space = (1,) * (batch.masks.ndim - 2)
     allowed = torch.ones_like(batch.masks[:, :1]).repeat(1, members.shape[1], *space)
     for t, row in enumerate(members):
-        agree = batch.masks[:, t].unsqueeze(1) == row.view(1, -1, *space)
-        allowed &= agree | ~batch.annotated[:, t].view(-1, 1, *space)
+        differ = batch.masks[:, t].unsqueeze(1) ^ row.view(1, -1, *space)
+        allowed &= ~(differ & batch.annotated[:, t].view(-1, 1, *space))
     return allowed
 
 
@@ -190,8 +190,18 @@ def _best_allowed(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     for channel, plane in enumerate(allowed.unbind(1)):
         better = plane & (scores[:, channel] > best)
         best = torch.where(better, scores[:, channel], best)
-        values.masked_fill_(better, channel)
+        _paint(values, better, channel)
     return values
+
+
+def _paint(values: torch.Tensor, where: torch.Tensor, value: int) -> None:
+    """`values[where] = value` for bytes, as arithmetic modulo 256: many times faster on a CPU than `masked_fill_`."""
+    values += where.view(torch.uint8) * (value - values)
+
+
+def _any(planes: torch.Tensor) -> torch.Tensor:
+    """`planes.any(1)` of [B, K, *S] bool; as bytes it takes a CPU a fraction of the time."""
+    return planes.view(torch.uint8).amax(1).view(torch.bool)
 
 
 def _more_than_one(planes: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -210,14 +220,14 @@ def _where_an_organ_must_be(
     lacking = (values == 0) & ~allowed[:, 0]
     outer = _outermost(allowed, vocabulary)
     for organ, plane in enumerate(outer):
-        values.masked_fill_(lacking & plane, organ + 1)
+        _paint(values, lacking & plane, organ + 1)
     parts = {t: sum(row) for t, row in enumerate(shown(batch.structures, vocabulary)) if sum(row) > 1}
     if parts:  # only a union leaves several organs to choose from
         several = lacking & _more_than_one(outer)
         undecided = several & ~_choose_part(values, several, outer, batch, vocabulary, main)
         for t in sorted(parts, key=lambda t: -parts[t]):
             here = undecided & batch.masks[:, t] & batch.annotated[:, t].view(-1, *(1,) * (values.ndim - 1))
-            values.masked_fill_(here, undecided_value(t, vocabulary))
+            _paint(values, here, undecided_value(t, vocabulary))
     return values
 
 
@@ -260,7 +270,7 @@ def _choose_part(
         better, equal = here & (score > best), here & (score == best)
         settled = (settled & ~equal) | better
         best = torch.where(better, score, best)
-        values.masked_fill_(better, organ + 1)
+        _paint(values, better, organ + 1)
     return complete & settled & (best > nothing)
 
 

@@ -19,7 +19,7 @@ from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Method, MethodConfig, Stage
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
-from panorgan.networks.settings import OrganParts
+from panorgan.networks.settings import OrganParts, UNetSettings
 
 
 class PseudoLabelConfig(MethodConfig):
@@ -97,6 +97,10 @@ class PseudoLabelMethod(Method):
     tensors: ClassVar[Mapping[str, str]] = TEACHERS
     Site = PseudoLabelSite
     Server = TaughtServer
+
+    def network_settings(self, settings: UNetSettings) -> UNetSettings:
+        """Exclusive channels, whatever the experiment says: the unified label has one value per voxel."""
+        return super().network_settings(settings).model_copy(update={"convention": "exclusive"})
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Teachers come first."""

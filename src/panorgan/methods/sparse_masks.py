@@ -66,7 +66,8 @@ class ServerMasks:
 
     def collect(self, masks: Mapping[str, torch.Tensor]) -> None:
         """Masks that came in; a site that sent none keeps its last."""
-        self._of |= masks
+        # Copies: a tensor of an answer would hold on to the whole answer, which lies on disk.
+        self._of |= {site: mask.clone() for site, mask in masks.items()}
 
     def contested(self, n: int) -> torch.Tensor | None:
         """M_G (eq. 12), packed; None before any site has sent a mask."""

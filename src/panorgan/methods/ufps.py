@@ -171,7 +171,7 @@ class UFPS(PseudoLabelMethod):
         "training.sampling.foreground": 0.5,
     }
     ablation: ClassVar[tuple[AblationRow, ...]] = _table_3()
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases", MEAN, VARIANCE)
+    numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", MEAN, VARIANCE)
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
         LOCAL: "one bit per weight: whether it is among those that matter most to this site's training.",
@@ -205,7 +205,7 @@ class UFPS(PseudoLabelMethod):
             first = next(moment.round for moment in rounds if _has_come(self.config.sharpness_start, moment))
             due = (self.moment.round - first) % self.config.mask_every == 0
             self.refreshing = self._is_sparse and (due or self.masks.current is None)
-            # Streams of their own: whether masks are drawn must not change the images, and neither the dropout.
+            # Streams of their own: masks that are drawn change no image, and neither changes the dropout.
             device = next(self.model.parameters()).device
             seed = torch.initial_seed()
             self.image_draws = torch.Generator(device).manual_seed(seed ^ 1)
@@ -238,8 +238,9 @@ class UFPS(PseudoLabelMethod):
                     main = self.global_model(batch.image)
             self.label = merge(batch, vocabulary, config.larger_first, config.merge, main, config.main_teacher_share)
             self.weights = None
-            if batch.extra is None or not (config.weight_schedule != "none" or config.uncertainty_aware != "none"):
-                return
+            schedule_ended = config.weight_schedule == "none" or _has_come(config.schedule_end, self.moment)
+            if batch.extra is None or (schedule_ended and config.uncertainty_aware == "none"):
+                return  # nobody will ask the bank
             uncertainty = self.uncertainty(batch)
             self.bank.put(batch.cases, uncertainty)
             if self._is_weighted and config.weight_schedule != "none":
@@ -291,7 +292,7 @@ class UFPS(PseudoLabelMethod):
             if config.sharpness != "asam":
                 image = cmidg(batch.image, config.augmentation, self.image_draws)
                 batch = replace(batch, image=image)
-            with statistics_kept(self.model):
+            with statistics_kept(self.model):  # running statistics are those of real images, of the pass to come
                 self.compute_gradients(batch)
             if self.refreshing:
                 contested = self.received.arrays.get(GLOBAL) if config.sharpness == "susam" else None
@@ -346,7 +347,7 @@ class UFPS(PseudoLabelMethod):
             """Eq. 7's weights of this round; empty before UA begins."""
 
         def broadcast(self, site: str) -> Content:
-            """With the model goes the mask, in rounds that make new ones."""
+            """With the model goes M_G: also between refreshes, for whoever has no mask yet."""
             whole = super().broadcast(site)
             contested = self.masks.contested(parameter_count(self.weights)) if self._masks_travel else None
             return whole if contested is None else Content({**whole.arrays, GLOBAL: contested}, whole.numbers)

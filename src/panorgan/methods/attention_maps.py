@@ -1,0 +1,150 @@
+"""Attention maps of whole scans: their intersection and union at a site, and those of all sites (FedIOD, eqs. 3 to 9).
+
+A slice has one map [n, n], the mean over layers and heads of a transformer with n tokens. A scan has a stack of them,
+one per slice along its depth. Everything is computed in float32 or wider, whatever the precision around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from panorgan.errors import RunError
+
+
+def best_scans(dice_losses: Mapping[str, float], share: float) -> tuple[str, ...]:
+    """The share of scans (0..1) with the lowest Dice loss, best first: the paper's top τ % or µ %.
+
+    Their number is rounded to the nearest, halves upward, and is at least one. Equal losses go by name. Scans whose
+    loss is not a number are left out, and not counted either; if there are no others, the answer is empty.
+    """
+    known = {scan: loss for scan, loss in dice_losses.items() if math.isfinite(loss)}
+    # Rounded first: 0.29 · 50 is 14.499… in floating point.
+    count = max(1, math.floor(round(share * len(known), 9) + 0.5))
+    return tuple(sorted(known, key=lambda scan: (known[scan], scan))[:count])
+
+
+# -- at a site ---------------------------------------------------------------------------------------------------------
+
+
+def resample_depth(maps: torch.Tensor, depth: int) -> torch.Tensor:
+    """Eq. 4: a stack [D, n, n] → [depth, n, n], linear along depth; both stacks span the same length.
+
+    Every slice of the result is a weighted mean of two, so that rows still add up to one.
+    """
+    slices = torch.arange(depth, device=maps.device)
+    return _mixed(_depth_weights(_positions(slices, depth, len(maps)), len(maps)), maps)
+
+
+class ScanMaps:
+    """I_k and U_k of eqs. 5 and 6: element-wise minimum and maximum over scans, one scan after another.
+
+    Parameters
+    ----------
+    depth : D̄, the number of slices that all scans of all sites are resampled to.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.scans = 0
+        self._least = self._most = torch.empty(0)
+
+    def add(self, maps: torch.Tensor) -> None:
+        """Take in the stack [D, n, n] of one scan; two maps of D̄ slices are kept, however many scans come."""
+        resampled = resample_depth(maps.detach(), self.depth)
+        if self.scans == 0:
+            self._least, self._most = resampled, resampled.clone()
+        else:
+            torch.minimum(self._least, resampled, out=self._least)
+            torch.maximum(self._most, resampled, out=self._most)
+        self.scans += 1
+
+    @property
+    def intersection(self) -> torch.Tensor:
+        """I_k [D̄, n, n]."""
+        return self._checked(self._least)
+
+    @property
+    def union(self) -> torch.Tensor:
+        """U_k [D̄, n, n]."""
+        return self._checked(self._most)
+
+    def _checked(self, maps: torch.Tensor) -> torch.Tensor:
+        if self.scans == 0:
+            raise RunError(
+                "There is no attention map to take the intersection or union of.",
+                fix="Add the maps of at least one scan first.",
+            )
+        return maps
+
+
+def pack(maps: torch.Tensor) -> torch.Tensor:
+    """Maps with values in 0..1 as they travel: float16, on the CPU; two bytes per value.
+
+    A value x is off by at most max(x·2⁻¹¹, 2⁻²⁵): 0.05 % of it, and below 6·10⁻⁵ by 3·10⁻⁸. Rounding keeps order,
+    so that an intersection stays within its union. `Tensor.float()` is the way back.
+    """
+    return maps.detach().to("cpu", torch.float16)
+
+
+# -- at the server -----------------------------------------------------------------------------------------------------
+
+
+def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str]) -> torch.Tensor:
+    """Eqs. 7 to 9 for one kind of map: Σ_k φ_k·I_k with φ = softmax over sites of −|I_k − mean|, element by element.
+
+    The printed exponent lacks the absolute value, without which low outliers would count more; the printed 1/K would
+    shrink the maps K-fold, because a softmax adds up to one already. `maps_of(site)` is asked twice for every site
+    and read one site at a time; sites are summed in the order of their names. float32 comes out.
+    """
+    sites = sorted(sites)
+    if not sites:
+        raise RunError("There are no sites whose attention maps could be fused.")
+    mean = maps_of(sites[0]).to(torch.float64, copy=True)
+    for site in sites[1:]:
+        mean += maps_of(site)
+    mean /= len(sites)
+    total, weighted = torch.zeros_like(mean), torch.zeros_like(mean)
+    for site in sites:
+        maps = maps_of(site).double()
+        # Values lie in 0..1, so do distances: the exponential needs no shift to be safe.
+        closeness = (maps - mean).abs_().neg_().exp_()
+        total += closeness
+        weighted += closeness.mul_(maps)
+    return weighted.div_(total).float()
+
+
+# -- back at a site ----------------------------------------------------------------------------------------------------
+
+
+def slice_targets(maps: torch.Tensor, slices: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+    """What fused maps [D̄, n, n] say about single slices, [B, n, n]: the way back of eq. 4.
+
+    Slice `slices[b]` of a scan with `depths[b]` slices gets the mean of three: itself and its two neighbours in the
+    maps resampled to the scan's own depth. At either end there are two.
+    """
+    near = slices.view(-1, 1) + torch.arange(-1, 2, device=slices.device)  # [B, 3]
+    depths = depths.view(-1, 1)
+    there = (near >= 0) & (near < depths)
+    weights = _depth_weights(_positions(near, depths, len(maps)), len(maps)) * there.unsqueeze(-1)
+    return _mixed(weights.sum(1) / there.sum(1, keepdim=True), maps)
+
+
+def _positions(slices: torch.Tensor, depth: int | torch.Tensor, other: int) -> torch.Tensor:
+    """Where the centres of slices of a stack of `depth` lie in a stack of `other` slices; not beyond its outer ones."""
+    return ((slices + 0.5) * other / depth - 0.5).clamp(0, other - 1)
+
+
+def _depth_weights(positions: torch.Tensor, depth: int) -> torch.Tensor:
+    """Linear interpolation as weights of `depth` slices: positions [*P] → [*P, depth], adding up to one."""
+    slices = torch.arange(depth, device=positions.device)
+    return (1 - (positions.unsqueeze(-1) - slices).abs()).clamp(min=0)
+
+
+def _mixed(weights: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Weighted sums of slices: [K, D] and [D, n, n] → [K, n, n] in float32."""
+    with torch.autocast(maps.device.type, enabled=False):  # it would round the maps to eight bits
+        mixed = weights.to(maps.device, torch.float32) @ maps.float().flatten(1)
+    return mixed.view(-1, *maps.shape[1:])

@@ -1,0 +1,168 @@
+"""FedIOD's network: one encoder, a decoder per organ, and between them a transformer that relates organs to each other.
+
+How much attention a place receives re-weights the skip connections: what other organs are found by counts for more.
+Without the transformer this is `organ_parts.MultiDecoder`, key by key and bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.errors import ConfigError
+from panorgan.networks.blocks import Blocks, ascend, descend
+from panorgan.networks.bottleneck_attention import (
+    BottleneckTransformer,
+    Gate,
+    head_of_key,
+    mean_attention,
+    reweighted,
+    token_weights,
+)
+from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder
+from panorgan.networks.settings import UNetSettings
+from panorgan.settings import Settings
+
+
+class InterOrganSettings(Settings):
+    """What FedIOD's network has besides a U-Net's encoder. Tokens are as wide as the U-Net's deepest level."""
+
+    transformer: bool = Field(True, description="attention between all places of the coarsest grid")
+    layers: PositiveInt = Field(4, description="layers of the transformer")
+    heads: PositiveInt = Field(6, description="heads per layer")
+    head_width: PositiveInt = Field(256, description="channels of a head's queries, keys and values")
+    mlp_width: PositiveInt = Field(1024, description="hidden channels of a layer's perceptron")
+    dropout: float = Field(0.1, ge=0, lt=1, description="inside the transformer")
+    gate: Gate = Field(
+        "softmax",
+        description="how attention re-weights the skip connections: eq. 2's softmax, a sigmoid, or not at all",
+    )
+    decoders: Literal["whole", "single_layer"] = Field(
+        "whole", description="of each organ: a whole decoder, or just the last layer of one that all organs share"
+    )
+
+
+class AttentionRecord:
+    """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients."""
+
+    def __init__(self) -> None:
+        self.grid: tuple[int, ...] = ()
+        """Tokens along each axis; they are counted row by row."""
+        self.maps: tuple[torch.Tensor, ...] = ()
+        """Attention of every layer, [B, heads, N, N]."""
+        self.mean = torch.empty(0)
+        """Ā [B, N, N]: eq. 1."""
+        self.weights: torch.Tensor | None = None
+        """W' [B, *grid]: eq. 2, scaled; None where nothing is re-weighted."""
+
+
+class InterOrganNetwork(MultiDecoder):
+    """`MultiDecoder` with a transformer at the bottleneck, whose attention re-weights the skip connections."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        settings: UNetSettings,
+        known: Collection[str] | None = None,
+        inter_organ: InterOrganSettings | None = None,
+    ) -> None:
+        self.inter_organ = s = inter_organ or InterOrganSettings()  # the constructor of the base class asks for it
+        super().__init__(vocabulary, settings, tuple(vocabulary) if known is None else known)
+        # Made last, so that with and without it all else begins with the same weights.
+        self.transformer: BottleneckTransformer | None = None
+        if s.transformer:
+            self.transformer = BottleneckTransformer(
+                settings.features[-1], s.layers, s.heads, s.head_width, s.mlp_width, s.dropout
+            )
+        self._record: AttentionRecord | None = None
+        self._given: Sequence[torch.Tensor] | None = None
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        super()._build_shared(blocks)
+        if self.inter_organ.decoders == "single_layer":
+            self.decoder = blocks.decoder()
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        if self.inter_organ.decoders == "whole":
+            return super()._build_part(blocks)
+        return nn.ModuleDict({"output": blocks.output(blocks.settings.features[0], OUTPUTS)})
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features of every level, related and re-weighted; or what one decoder for all makes of them."""
+        levels = self._related(descend(self.encoder, self.bottleneck, image))
+        return levels if self.inter_organ.decoders == "whole" else [ascend(self.decoder, levels)]
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """A decoder of its own, or just its last layer."""
+        if self.inter_organ.decoders == "whole":
+            return super()._outputs_of(part, shared)
+        logits: torch.Tensor = part["output"](shared[0])  # type: ignore[index]
+        return logits
+
+    def attention(self, image: torch.Tensor) -> torch.Tensor:
+        """Ā [B, N, N] of images [B, 1, *S], without running any decoder."""
+        deepest = descend(self.encoder, self.bottleneck, image)[-1]
+        _, maps = self._transformer()(deepest, self._given)
+        return mean_attention(maps)
+
+    @contextmanager
+    def watched(self) -> Iterator[AttentionRecord]:
+        """Keep the attention of forward passes inside: `with network.watched() as seen: network(image); seen.mean`."""
+        self._transformer()
+        before, self._record = self._record, AttentionRecord()
+        try:
+            yield self._record
+        finally:
+            self._record = before
+
+    @contextmanager
+    def attending(self, maps: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Put these maps, [B, heads, N, N] for every layer, in the place of the network's own attention.
+
+        The weights of the skip connections follow from them too: logits become a function of the maps.
+        """
+        layers = len(self._transformer().layers)
+        if len(maps) != layers:
+            raise ValueError(f"{len(maps)} attention maps for a transformer of {layers} layers")
+        before, self._given = self._given, maps
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def _related(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Features of every level, the deepest through the transformer, the others re-weighted by its attention."""
+        if self.transformer is None:
+            return levels
+        gate, record = self.inter_organ.gate, self._record
+        wanted = gate != "none" or record is not None
+        deepest, maps = self.transformer(levels[-1], self._given, wanted)
+        if not wanted:
+            return [*levels[:-1], deepest]
+        mean, grid, weights = mean_attention(maps), deepest.shape[2:], None
+        skips = levels[:-1]
+        if gate != "none":
+            weights = token_weights(mean, gate).unflatten(1, grid)
+            skips = [reweighted(skip, weights) for skip in skips]
+        if record is not None:
+            record.grid, record.maps, record.mean, record.weights = tuple(grid), tuple(maps), mean, weights
+        return [*skips, deepest]
+
+    def _transformer(self) -> BottleneckTransformer:
+        if self.transformer is None:
+            raise ConfigError(
+                "This network has no attention.",
+                where="transformer",
+                why="it was built with transformer: false",
+                fix="Switch the transformer on, or leave out what needs its attention.",
+            )
+        return self.transformer
+
+
+__all__ = ["AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "head_of_key"]

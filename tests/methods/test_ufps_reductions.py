@@ -1,0 +1,172 @@
+"""UFPS and its starred baselines with a module off or without effect: another method, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from federations import ALL, make_coordinator, make_workers, same
+
+from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.ufps import UFPSConfig
+
+OFF: dict[str, Any] = {
+    "name": "ufps",
+    "weight_schedule": "none",
+    "reverse_ce": False,
+    "main_teacher": False,
+    "uncertainty_aware": "none",
+    "sharpness": "none",
+}
+FROM_THE_START = {
+    "schedule_start": 0,
+    "schedule_end": 0.5,
+    "reverse_ce_start": 0.5,
+    "reverse_ce_weight": 1,
+    "main_teacher_start": 0,
+    "uncertainty_start": 0,
+    "sharpness_start": 0,
+    "mask_every": 1,
+}
+"""In two rounds everything happens: WS in neither or the first, the rest in both."""
+ON = {"name": "ufps", **FROM_THE_START}
+TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
+DEMANDING = {"norm": "batch", "dropout": 0.2}
+"""Running statistics and random draws would show a pass too many."""
+
+
+class Trials:
+    """Runs of the tiny federation, each made once: the weights after every training round."""
+
+    def __init__(self, tiny, folder) -> None:
+        self.tiny, self.folder = tiny, folder
+        self.made: dict[str, list[dict[str, torch.Tensor]]] = {}
+
+    def __call__(self, method: dict[str, Any], network: dict[str, Any] | None = None, **more: Any):
+        method = {"pretrain": 0.5, **method}
+        key = repr((sorted(method.items(), key=str), network, more))
+        if key not in self.made:
+            experiment = self.tiny(method=method, network=network or {}, training=TRAINING, **more)
+            folder = self.folder / str(len(self.made))
+            coordinator = make_coordinator(experiment, folder, LocalTransport(make_workers(experiment, folder)))
+            outcomes = []
+            while not coordinator.finished:
+                coordinator.run(rounds=1)
+                if coordinator.rule.moment.stage == "train":
+                    outcomes.append(dict(coordinator.state.weights))
+            assert len(outcomes) == 2
+            self.made[key] = outcomes
+        return self.made[key]
+
+
+@pytest.fixture(scope="module")
+def trial(tiny, tmp_path_factory) -> Trials:
+    return Trials(tiny, tmp_path_factory.mktemp("reductions"))
+
+
+def all_same(first, second) -> bool:
+    return all(same(one, other) for one, other in zip(first, second, strict=True))
+
+
+def none_same(first, second) -> bool:
+    return not any(same(one, other) for one, other in zip(first, second, strict=True))
+
+
+# -- FedAvg* ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [OFF, {"name": "fedprox_pl", "mu": 0}, {"name": "fedasam_pl", "rho": 0, "swa_start": None}],
+    ids=["ufps without modules", "fedprox_pl, μ = 0", "fedasam_pl, ρ = 0"],
+)
+def test_without_its_modules_it_is_fedavg_on_pseudo_labels(trial, method):
+    assert all_same(trial(method, DEMANDING), trial({"name": "fedavg_pl"}, DEMANDING))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedprox_pl", "mu": 1},
+        {"name": "fedasam_pl", "swa_start": None},
+        {**OFF, **FROM_THE_START, "main_teacher": True},
+        {**OFF, **FROM_THE_START, "uncertainty_aware": "decoder"},
+        {**OFF, **FROM_THE_START, "sharpness": "susam"},
+        {**OFF, **FROM_THE_START, "schedule_end": 1, "weight_schedule": "tail_shift"},
+        {**OFF, **FROM_THE_START, "reverse_ce": True},
+    ],
+    ids=["fedprox_pl", "fedasam_pl", "GMT", "UA", "sUSAM", "WS", "aRCE"],
+)
+def test_every_module_changes_something(trial, method):
+    """So that what is the same above is the same for a reason. WS acts in the first round, aRCE from the first on."""
+    plain = trial({"name": "fedavg_pl"})
+    assert not all_same(trial(method), plain)
+
+
+# -- sharpness -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_radius_there_is_no_sharpness(trial):
+    none = trial({**ON, "sharpness": "none"}, DEMANDING)
+    assert all_same(trial({**ON, "rho": 0}, DEMANDING), none)
+    assert none_same(trial(ON, DEMANDING), none)
+
+
+def test_masks_that_hold_every_weight_change_nothing(trial):
+    """T_L = 1, T_G = 0. Drawing no masks, or other masks, changes no augmented image and no dropout."""
+    dense = trial({**ON, "sharpness": "usam"}, DEMANDING)
+    for sparse in ("topk", "susam"):
+        assert all_same(trial({**ON, "sharpness": sparse, "local_share": 1, "global_share": 0}, DEMANDING), dense)
+    assert none_same(trial(ON, DEMANDING), dense)
+
+
+def test_usam_on_images_as_they_are_is_asam(trial):
+    asam = trial({**ON, "sharpness": "asam"}, DEMANDING)
+    assert all_same(trial({**ON, "sharpness": "usam", "augmentation": {"blend": 0}}, DEMANDING), asam)
+    assert none_same(trial({**ON, "sharpness": "usam"}, DEMANDING), asam)
+
+
+def test_asam_alone_is_the_step_of_fedasam_on_pseudo_labels(trial):
+    """But for running statistics: theirs are of the pass at w, UFPS's of the pass on real images, which is at w + ε."""
+    numbers = {"rho": 0.7, "eta": 0.001}
+    ufps = trial({**OFF, "sharpness": "asam", "sharpness_start": 0, **numbers}, {"dropout": 0.2})
+    assert all_same(trial({"name": "fedasam_pl", "swa_start": None, **numbers}, {"dropout": 0.2}), ufps)
+
+
+def test_contested_weights_matter_once_the_server_has_masks(trial):
+    """T_G > 0 is top-k in the first round, when nobody knows M_G yet, and not in the second."""
+    first, second = (trial({**ON, "sharpness": kind}, DEMANDING) for kind in ("topk", "susam"))
+    assert same(first[0], second[0])
+    assert not same(first[1], second[1])
+
+
+# -- everything annotated --------------------------------------------------------------------------------------------
+
+
+def knowing(*names: str) -> dict[str, Any]:
+    cases = {"north": 5, "south": 4}
+    sites = [{"name": n, "annotated": ALL, "cases": cases[n], "spacing_mm": [12, 12, 12]} for n in names]
+    return {"sites": sites}
+
+
+@pytest.mark.parametrize("names", [("north",), ("north", "south")])
+def test_where_everything_is_annotated_teachers_have_no_say(trial, names):
+    """However long they were trained, and whatever WS, UA and GMT would do with them: ground truth always wins.
+
+    It is full supervision by Dice + BCE, not FedAvg of the package, whose loss is Dice + cross-entropy.
+    """
+    common = {"phantom": knowing(*names)}
+    plain = trial({"name": "fedavg_pl"}, **common)
+    assert all_same(trial({"name": "fedavg_pl", "pretrain": 1.0}, **common), plain)
+    modules = {"weight_schedule": "tail_shift", "schedule_end": 1, "uncertainty_aware": "all", "main_teacher": True}
+    assert all_same(trial({**OFF, **FROM_THE_START, **modules}, **common), plain)
+    assert none_same(trial({"name": "fedavg_pl", "pretrain": 1.0}), trial({"name": "fedavg_pl"})), "they have elsewhere"
+
+
+def test_the_switches_here_are_all_there_are():
+    """A module that is added must come in here too."""
+    kept = {"name", "larger_first", "merge", "pretrain", "teacher_cache", "dice_weight", "ce_weight", "weighting"}
+    numbers = {"schedule_tail", "main_teacher_share", "mean_temperature", "variance_temperature", "rho", "eta"}
+    numbers |= {"local_share", "global_share", "gradient_momentum", "augmentation", "organ_parts"}
+    assert set(UFPSConfig.model_fields) == (kept | numbers | set(OFF) | set(FROM_THE_START)) - {"name"}

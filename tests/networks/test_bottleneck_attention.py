@@ -1,0 +1,198 @@
+"""The transformer at the bottleneck: attention, positions and weights by hand, heads one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from panorgan.networks.bottleneck_attention import (
+    BottleneckTransformer,
+    Layer,
+    mean_attention,
+    reweighted,
+    sinusoidal_positions,
+    token_weights,
+)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+# -- a layer by hand -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy() -> Layer:
+    """Two heads of one channel on tokens of two. After normalisation a token is (1, −1) or (−1, 1)."""
+    layer = Layer(width=2, heads=2, head_width=1, mlp_width=2, dropout=0.0)
+    layer.attention_norm.eps = 0.0
+    with torch.no_grad():
+        for parameter in (*layer.heads.parameters(), *layer.mlp.parameters()):
+            parameter.zero_()
+        first, second = layer.heads
+        first.query.weight.copy_(torch.tensor([[math.log(2) / 2, 0]]))  # e^(2·score) = 2: like attends twice as much
+        first.key.weight.copy_(torch.tensor([[1.0, 0]]))
+        first.value.weight.copy_(torch.tensor([[1.0, 0]]))
+        first.output.weight.copy_(torch.tensor([[1.0], [0]]))
+        second.value.weight.copy_(torch.tensor([[1.0, 0]]))  # no queries: it attends to all alike
+        second.output.weight.copy_(torch.tensor([[0.0], [1]]))
+    return layer
+
+
+TOKENS = torch.tensor([[[3.0, 1], [0, 4], [-1, 1]]])  # normalised: (1, −1), (−1, 1), (−1, 1)
+FIRST = torch.tensor([[1 / 2, 1 / 4, 1 / 4], [1 / 5, 2 / 5, 2 / 5], [1 / 5, 2 / 5, 2 / 5]])
+
+
+def test_attention_of_a_toy_layer(toy):
+    """The first head mixes (1, −1, −1) to (0, −0.6, −0.6), the second to −1/3 everywhere."""
+    out, attention = toy(TOKENS, torch.zeros(3, 2))
+    torch.testing.assert_close(attention, torch.stack([FIRST, torch.full((3, 3), 1 / 3)])[None])
+    added = torch.tensor([[[0, -1 / 3], [-0.6, -1 / 3], [-0.6, -1 / 3]]])
+    torch.testing.assert_close(out, TOKENS + added)
+
+
+def test_positions_change_who_looks_at_whom_and_nothing_else(toy):
+    """With (2, ·) added to the last token its query and key are 1 instead of −1; what it hands on stays −1."""
+    _, attention = toy(TOKENS, torch.tensor([[0.0, 0], [0, 0], [2, 0]]))
+    torch.testing.assert_close(attention[0, 0, 0], torch.tensor([2 / 5, 1 / 5, 2 / 5]))
+    out, _ = toy(TOKENS, torch.tensor([[0.0, 0], [0, 0], [2, 0]]))
+    torch.testing.assert_close(out[0, 0, 0], torch.tensor(3 + 2 / 5 - 1 / 5 - 2 / 5))
+
+
+def test_a_given_map_takes_the_place_of_the_layers_own(toy):
+    """Everybody attends to the first token alone: both heads hand on its 1."""
+    given = torch.tensor([[1.0, 0, 0]]).expand(1, 2, 3, 3)
+    out, attention = toy(TOKENS, torch.zeros(3, 2), given)
+    assert attention is given
+    torch.testing.assert_close(out, TOKENS + 1)
+
+
+def written_out(layer: Layer, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each head adds, and the layer's result, head after head."""
+    normed = layer.attention_norm(tokens)
+    contributions = []
+    for head in layer.heads:
+        queries, keys = head.query(normed + positions), head.key(normed + positions)
+        attention = (queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])).softmax(2)
+        contributions.append(head.output(attention @ head.value(normed)))
+    tokens = tokens + sum(contributions)
+    return torch.stack(contributions), tokens + layer.mlp(layer.mlp_norm(tokens))
+
+
+@pytest.mark.parametrize("with_map", [True, False])
+def test_all_heads_at_once_are_the_heads_one_by_one(with_map):
+    """Values and gradients, with the map and where torch's own attention does it without."""
+    torch.manual_seed(0)
+    layer = Layer(width=8, heads=3, head_width=5, mlp_width=6, dropout=0.1).double().eval()
+    tokens, positions = torch.randn(2, 7, 8).double(), torch.randn(7, 8).double()
+    out, attention = layer(tokens, positions, None, with_map)
+    assert (attention is None) is not with_map
+    _, expected = written_out(layer, tokens, positions)
+    torch.testing.assert_close(out, expected)
+    weights = list(layer.parameters())
+    ours, plain = (torch.autograd.grad(result.sin().sum(), weights) for result in (out, expected))
+    for mine, wanted in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_without_its_output_projection_a_head_adds_nothing():
+    torch.manual_seed(0)
+    layer = Layer(width=8, heads=3, head_width=5, mlp_width=6, dropout=0.1).double().eval()
+    nn.init.zeros_(layer.mlp[3].weight)
+    tokens, positions = torch.randn(2, 7, 8).double(), torch.randn(7, 8).double()
+    contributions, _ = written_out(layer, tokens, positions)
+    before, _ = layer(tokens, positions)
+    nn.init.zeros_(layer.heads[1].output.weight)
+    after, _ = layer(tokens, positions)
+    torch.testing.assert_close(before - after, contributions[1])
+    assert contributions[1].abs().max() > 0.01
+
+
+def test_the_heads_sum_starts_no_larger_than_that_of_one_matrix():
+    layer = Layer(width=4, heads=4, head_width=16, mlp_width=4, dropout=0)
+    largest = max(float(head.output.weight.detach().abs().max()) for head in layer.heads)
+    assert 1 / 16 < largest <= 1 / 8  # 1/√(4 · 16)
+
+
+# -- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_positions_by_hand():
+    """Eight channels on a plane: two frequencies per axis, 1 and 1/100; first the sines, then the cosines."""
+    positions = sinusoidal_positions((2, 3), 8)
+    expected = [math.sin(1), math.sin(0.01), math.cos(1), math.cos(0.01)]
+    expected += [math.sin(2), math.sin(0.02), math.cos(2), math.cos(0.02)]
+    torch.testing.assert_close(positions[5], torch.tensor(expected))  # row 1, column 2
+    torch.testing.assert_close(positions[0], torch.tensor([0.0, 0, 1, 1, 0, 0, 1, 1]))
+
+
+@pytest.mark.parametrize(("small", "large"), [((2, 3), (5, 4)), ((2, 3, 2), (3, 4, 5))])
+def test_a_place_is_called_the_same_on_every_grid(small, large):
+    """Also with channels to spare, which stay zero."""
+    width = 15
+    inside = sinusoidal_positions(large, width).view(*large, width)[tuple(slice(n) for n in small)]
+    assert torch.equal(inside.reshape(-1, width), sinusoidal_positions(small, width))
+    assert len(sinusoidal_positions(large, width).unique(dim=0)) == math.prod(large)
+
+
+# -- weights of tokens and skip connections --------------------------------------------------------------------------
+
+MEAN = (FIRST + 1 / 3) / 2  # Ā of the toy layer; its columns sum to 0.95, 1.025 and 1.025
+
+
+def test_mean_attention_over_layers_and_heads():
+    one = torch.stack([FIRST, torch.full((3, 3), 1 / 3)])[None]
+    two = torch.eye(3).expand(1, 2, 3, 3)
+    torch.testing.assert_close(mean_attention([one]), MEAN[None])
+    torch.testing.assert_close(mean_attention([one, two]), (MEAN + torch.eye(3))[None] / 2)
+
+
+def test_softmax_of_column_sums_scaled_to_mean_one():
+    weights = token_weights(MEAN[None], "softmax")[0]
+    total = math.exp(0.95) + 2 * math.exp(1.025)
+    expected = torch.tensor([3 * math.exp(0.95) / total, *[3 * math.exp(1.025) / total] * 2])
+    torch.testing.assert_close(weights, expected)
+    assert float(weights.mean()) == pytest.approx(1)
+
+
+def test_sigmoid_of_column_sums():
+    weights = token_weights(MEAN[None], "sigmoid")[0]
+    torch.testing.assert_close(weights, torch.tensor([2 / (1 + math.exp(0.05)), *[2 / (1 + math.exp(-0.025))] * 2]))
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_even_attention_weighs_nothing(gate):
+    torch.testing.assert_close(token_weights(torch.full((2, 9, 9), 1 / 9), gate), torch.ones(2, 9))
+
+
+def test_reweighting_by_hand():
+    """Between the centres of two coarse cells with 1 and 3 lie 1.5 and 2.5; x·W' + x of x = 2."""
+    out = reweighted(torch.full((1, 3, 1, 4), 2.0), torch.tensor([[[1.0, 3]]]))
+    torch.testing.assert_close(out, torch.tensor([4.0, 5, 7, 8]).expand(1, 3, 1, 4))
+
+
+@pytest.mark.parametrize(("grid", "space"), [((3, 2), (12, 16)), ((3, 2, 2), (6, 8, 2)), ((4, 4), (4, 4))])
+def test_interpolation_keeps_the_mean_and_is_torchs(grid, space):
+    weights = torch.rand(2, *grid, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    finer = reweighted(torch.ones(2, 1, *space).double(), weights)[:, 0] - 1
+    mode = {2: "bilinear", 3: "trilinear"}[len(grid)]
+    torch.testing.assert_close(finer, nn.functional.interpolate(weights[:, None], space, mode=mode)[:, 0])
+    torch.testing.assert_close(finer.flatten(1).mean(1), weights.flatten(1).mean(1))
+    assert torch.autograd.gradcheck(lambda w: reweighted(torch.ones(2, 2, *space).double(), w), weights)
+
+
+@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
+def test_features_leave_the_transformer_laid_out_as_they_came(kind):
+    transformer = BottleneckTransformer(width=6, layers=1, heads=2, head_width=3, mlp_width=4, dropout=0)
+    out, maps = transformer(torch.randn(2, 6, 3, 4).to(memory_format=kind), with_maps=False)
+    assert (out.shape, maps) == ((2, 6, 3, 4), [])
+    assert out.is_contiguous(memory_format=kind)
+
+
+@needs_gpu
+def test_on_a_gpu_reweighting_gives_the_same_bits_every_time():
+    weights = torch.rand(4, 16, 16, device="cuda").requires_grad_()
+    features = torch.randn(4, 16, 256, 256, device="cuda")
+    gradients = [torch.autograd.grad(reweighted(features, weights).sin().sum(), weights)[0] for _ in range(5)]
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
