@@ -18,12 +18,18 @@ network with exclusive channels. UFPS changes with the rounds:
 
 Of the late phase one round in five makes new masks, in every step. A turn is one round of either kind, counted 1 : 4.
 `bytes_*` are a round's request and answer, the larger of both kinds; `mask_seconds` are masks over 30 million weights.
+
+`fediod` is a method of slices: it and its `multidecoder` train on slices of 256 × 256, eight at a time, with the paper's
+network, whatever --patch and --features say. Both maps regularise. What it does after training (segment all scans, maps
+and attribution of the best fifth of them) is told as `after_round`: seconds beyond what multidecoder takes there, and
+their share of a round that sees every slice once. `fediod_megabytes` are what one site gets and sends in a round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -44,8 +50,10 @@ from panorgan.federation.settings import OptimizerSettings, TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.vault import RunVaults
+from panorgan.methods.attention_maps import packed
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION
 from panorgan.methods.registry import find_method
 from panorgan.methods.sharpness import extra, largest, pack
 from panorgan.methods.sparse_masks import parameter_count
@@ -59,6 +67,8 @@ EVERYONE = {"organ_parts": "everyone", "weighting": "uniform"}
 
 ROUNDS = 10_000  # of a run; turns take a few of them
 LATE = {"progress": 0.6, "cycle": 5}
+# Of the site whose method sees slices: five scans, so that the best fifth is one.
+SLICED_SCANS, SLICES = 5, 16
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Entry:
     """A method, its settings, and what it is compared with.
 
     `progress` is the share of the rounds that are over. Of `cycle` rounds the first is of another kind than the others:
-    a turn then consists of one round of either kind, and they count by how many there are.
+    a turn then consists of one round of either kind, and they count by how many there are. `sliced`: on slices.
     """
 
     reference: str
@@ -75,6 +85,7 @@ class Entry:
     organs: str = "channels"
     progress: float = 0.0
     cycle: int = 1
+    sliced: bool = False
 
     def turn(self, number: int) -> list[tuple[int, float]]:
         """Rounds of a turn, and how much each counts."""
@@ -98,6 +109,8 @@ CONTENDERS = {
     "ufps": Entry("fedavg", "ufps", progress=0.1),
     "ufps_susam": Entry("fedavg", "ufps", {"main_teacher": False, "uncertainty_aware": "none"}, **LATE),
     "ufps_all": Entry("fedavg", "ufps", **LATE),
+    "multidecoder": Entry("multidecoder", "multidecoder", sliced=True),
+    "fediod": Entry("multidecoder", "fediod", progress=0.5, sliced=True),
 }
 
 
@@ -117,10 +130,9 @@ class PretrainedTeachers:
         return self._of[site][key]
 
 
-def make_case(folder: Path, patch: tuple[int, int, int], name: str) -> StoredCase:
-    """A stored case of noise, larger than a patch."""
+def make_case(folder: Path, shape: tuple[int, ...], name: str) -> StoredCase:
+    """A stored case of noise."""
     folder.mkdir(parents=True)
-    shape = tuple(n + 16 for n in patch)
     random = np.random.default_rng(len(name))
     np.save(folder / "image.npy", random.normal(size=shape).astype(np.float16))
     np.save(folder / "labels.npy", (random.random(shape) < 0.2).astype(np.uint8))
@@ -136,10 +148,19 @@ class Contender:
         self.entry = entry = CONTENDERS[label]
         kind = find_method(entry.method)
         self.method: Method = kind(kind.Config(**entry.settings))
-        network = UNetSettings(features=tuple(arguments.features), organs=entry.organs)  # type: ignore[arg-type]
+        patch, features, batch, scans = (arguments.patch, arguments.features, 2, 2)
+        shape = tuple(n + 16 for n in patch)
+        if entry.sliced:
+            patch, features, batch = ([*arguments.slice, 1], arguments.slice_features, arguments.slice_batch)
+            shape, scans = (*(n + 16 for n in arguments.slice), SLICES), SLICED_SCANS
+        network = UNetSettings(
+            dimensions=2 if entry.sliced else 3,
+            features=tuple(features),
+            organs=entry.organs,  # type: ignore[arg-type]
+        )
         facts = {organ: SiteFacts(organ, 2, {organ: 2}) for organ in ORGANS}
         self.federation = Federation(Vocabulary(ORGANS), facts)
-        sampling = SamplingSettings(patch_size=tuple(arguments.patch), batch_size=2)
+        sampling = SamplingSettings(patch_size=tuple(patch), batch_size=batch)
         training = TrainingSettings(
             rounds=ROUNDS,
             local_steps=arguments.steps + 1,
@@ -148,7 +169,9 @@ class Contender:
             precision="bfloat16" if arguments.bfloat16 else "float32",
             overlap=0.0,
         )
-        cases = [make_case(folder / label / "store" / n, tuple(arguments.patch), n) for n in ("first", "second")]
+        names = [f"scan{number}" for number in range(scans)]
+        cases = [make_case(folder / label / "store" / name, shape, name) for name in names]
+        self.steps_per_pass = scans * SLICES / batch if entry.sliced else float("nan")
         self.device = torch.device(arguments.device)
         setup = SiteSetup(self.federation.vocabulary, self.method, network, training, device=self.device)
         self.worker = SiteWorker(SITE, SiteData(cases), setup, folder / label / "site", self._on_step)
@@ -161,11 +184,17 @@ class Contender:
             RunVaults(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
         if hasattr(self.server, "masks"):
             give_masks(self.server)
-        self.turns, self.began, self.stretch = 0, 0.0, 0.0
+        if hasattr(self.server, "fused"):
+            give_maps(self.server, math.prod(n // 2 ** (len(features) - 1) for n in arguments.slice))
+        self.turns, self.began, self.stretch, self.ended = 0, 0.0, 0.0, 0.0
         self.seconds = list[float]()
         """Of a step, by turn."""
         self.bytes = list[int]()
         """Of a request and its answer, by kind of round, in the last turn."""
+        self.sent = list[tuple[int, int]]()
+        """The same, of each."""
+        self.after = list[float]()
+        """Seconds from the last step of a round to its answer."""
 
     def _on_step(self, site: str, step: int, steps: int) -> None:
         if step not in (1, steps):  # also 0, which says that teachers are predicting
@@ -176,7 +205,7 @@ class Contender:
         if step == 1:
             self.began = now
         else:
-            self.stretch = (now - self.began) / (steps - 1)
+            self.stretch, self.ended = (now - self.began) / (steps - 1), now
 
     def turn(self) -> float:
         """One round of each kind; returns what all of it took."""
@@ -197,7 +226,9 @@ class Contender:
         task = Task("train", RUN, moment, self.federation.sites)
         request = Message(content.arrays, content.numbers, task.to_meta()).to_bytes()
         answer = self.worker.handle(request)
+        self.after.append(time.perf_counter() - self.ended)
         self.bytes.append(len(request) + len(answer))
+        self.sent = [(len(request), len(answer))]
         if hasattr(self.server, "teachers"):
             self.server.teachers.were_given_to([SITE])
 
@@ -207,6 +238,14 @@ def give_masks(server: ServerRule) -> None:
     random = torch.Generator().manual_seed(0)
     drawn = torch.rand(2, parameter_count(server.weights), generator=random) < 0.4
     server.masks.collect({site: pack(mask) for site, mask in zip(ORGANS[1:], drawn, strict=False)})  # type: ignore[attr-defined]
+
+
+def give_maps(server: ServerRule, tokens: int) -> None:
+    """Fused maps of the right size: rows of attention."""
+    random = torch.Generator().manual_seed(0)
+    maps = packed(torch.rand(SLICES, tokens, tokens, generator=random).softmax(2))
+    server.agreed = {DEPTH: float(SLICES), TOKENS: float(tokens)}  # type: ignore[attr-defined]
+    server.fused = {INTERSECTION: maps, UNION: maps}  # type: ignore[attr-defined]
 
 
 def inference(arguments: argparse.Namespace) -> dict[str, float]:
@@ -263,6 +302,29 @@ def bytes_of_rounds(contenders: Mapping[str, Contender]) -> dict[str, Any]:
     }
 
 
+def after_rounds(contenders: Mapping[str, Contender], steps: Mapping[str, float]) -> dict[str, Any]:
+    """What FedIOD does after its steps, beyond what any method does there, and what it sends; empty if not asked for."""
+    if "fediod" not in contenders:
+        return {}
+    ours, plain = contenders["fediod"], contenders["multidecoder"]
+    seconds = statistics.median(ours.after) - statistics.median(plain.after)
+    one_pass = ours.steps_per_pass * steps["fediod"]
+    (got, sent), (plain_got, plain_sent) = ours.sent[0], plain.sent[0]
+    return {
+        "after_round": {
+            "seconds": round(seconds, 4),
+            "share_of_round": round(seconds / (seconds + one_pass), 3),
+            "slices": SLICED_SCANS * SLICES,
+        },
+        "fediod_megabytes": {
+            "received": round(got / 1e6, 2),
+            "sent": round(sent / 1e6, 2),
+            "received_multidecoder": round(plain_got / 1e6, 2),
+            "sent_multidecoder": round(plain_sent / 1e6, 2),
+        },
+    }
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Ratios by label, and what they were made from."""
     with tempfile.TemporaryDirectory() as folder:
@@ -272,6 +334,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         once = {label: contender.turn() for label, contender in contenders.items()}  # warm-up, and what is done once
         for contender in contenders.values():
             contender.seconds.clear()
+            contender.after.clear()
         for repeat in range(arguments.repeats):
             # Every other time in reverse order: a machine that grows slower or faster then favours nobody.
             for label in labels if repeat % 2 == 0 else reversed(labels):
@@ -281,6 +344,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **{label: round(steps[label] / steps[CONTENDERS[label].reference], 3) for label in labels},
         **bytes_of_rounds(contenders),
+        **after_rounds(contenders, steps),
         "inference_all_organs": round(seen["all"] / seen["one"], 3),
         "step_seconds": {label: round(value, 4) for label, value in steps.items()},
         "first_turn_seconds": {label: round(value, 2) for label, value in once.items()},
@@ -291,6 +355,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "patch": list(arguments.patch),
         "features": list(arguments.features),
+        "slice": list(arguments.slice),
+        "slice_features": list(arguments.slice_features),
+        "slice_batch": arguments.slice_batch,
         "bfloat16": arguments.bfloat16,
         "steps_per_method": arguments.steps * arguments.repeats,
     }
@@ -303,6 +370,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--patch", type=int, nargs=3)
     parser.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument("--slice", type=int, nargs=2, default=[256, 256], help="size of the slices")
+    parser.add_argument("--slice-features", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    parser.add_argument("--slice-batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6, help="steps that are timed in a row")
     parser.add_argument("--repeats", type=int, default=6, help="turns")
     parser.add_argument("--mask-weights", type=int, default=30_000_000, help="how many weights the timed masks cover")
@@ -323,6 +393,12 @@ def main() -> None:
     print(f"all seven organs {result['inference_all_organs']:6.3f} × one organ at inference")
     if "bytes_ufps_susam" in result:
         print(f"ufps_susam       {result['bytes_ufps_susam']:6.3f} × the bytes of a round of fedavg, at most")
+    if "after_round" in result:
+        after, traffic = result["after_round"], result["fediod_megabytes"]
+        print(
+            f"fediod, after    {after['share_of_round']:6.3f} of a round; {after['seconds']:.2f} s, {after['slices']} slices"
+        )
+        print(f"fediod, traffic  {traffic['received']:6.1f} MB received, {traffic['sent']:.1f} MB sent per round")
     for name, seconds in result["mask_seconds"].items():
         print(f"mask, {name:10} {seconds * 1000:6.1f} ms for {arguments.mask_weights:,} weights")
 

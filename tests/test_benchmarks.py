@@ -26,6 +26,7 @@ def step_cost(monkeypatch):
 
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
+    shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}
     tiny = Namespace(only=None, device="cpu", steps=1, repeats=1, bfloat16=False, json=True, **shape)
     threads = torch.get_num_threads()
     result = step_cost.measure(tiny)
@@ -38,6 +39,10 @@ def test_step_cost_runs(step_cost):
     sent = result["bytes_per_round"]
     # One bit per weight comes and goes with new masks. This network is so small that headers weigh more.
     assert sent["fedavg"] < sent["ufps_susam"] <= sent["ufps_susam_new_masks"]
+    # Sixteen tokens: two maps of 16 slices come and go, in 16 bit; the transformer besides.
+    traffic = result["fediod_megabytes"]
+    assert traffic["sent"] - traffic["sent_multidecoder"] >= 2 * 16 * 16 * 16 * 2 / 1e6
+    assert 0 < result["after_round"]["share_of_round"] < 1
     assert result["bytes_ufps_susam"] == round(sent["ufps_susam_new_masks"] / sent["fedavg"], 4)
 
 

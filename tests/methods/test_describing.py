@@ -113,7 +113,7 @@ class ManyTypes(MethodConfig):
         ("fixed", "only `a`", "a"),
         ("colour", "`red` or `blue`", "red"),
         ("sizes", "list of: whole number", "[1, 2]"),
-        ("inner", "settings", "{'depth': 1}"),
+        ("inner", "settings", "{depth: 1}"),
         ("made", "list of: whole number", "[]"),
         ("needed", "whole number", "(required)"),
     ],

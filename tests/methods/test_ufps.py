@@ -196,6 +196,7 @@ def loss_in(round_: int, rounds: int, **config: object) -> float:
 
 def test_the_plain_loss_by_hand():
     assert loss_in(1, 5) == pytest.approx(PLAIN)
+    assert loss_in(1, 5, dice_weight=0.2, ce_weight=0.7) == pytest.approx(0.2 * DICE + 0.7 * BCE)
 
 
 def test_the_weighted_loss_by_hand():
@@ -302,7 +303,13 @@ STEPS = {
     # M_L: one of the two weights, v for its larger gradient
     "topk": ({"sharpness": "topk", "local_share": 0.5}, None, 0.25, (3.0, -1.8), (2.85, -0.64)),
     "topk, all of them": ({"sharpness": "topk", "local_share": 1}, None, 0.25, (4.2, -1.8), (2.79, -0.64)),
-    "topk knows no M_G": ({"sharpness": "topk", "local_share": 0.5}, (True, False), 0.25, (3.0, -1.8), (2.85, -0.64)),
+    "topk knows no M_G": (
+        {"sharpness": "topk", "local_share": 0.5, "global_share": 0.5},
+        (True, False),
+        0.25,
+        (3.0, -1.8),
+        (2.85, -0.64),
+    ),
     "susam, no M_G yet": ({"local_share": 0.5, "global_share": 0.5}, None, 0.25, (3.0, -1.8), (2.85, -0.64)),
     "susam, u contested": ({"local_share": 0.5, "global_share": 0.5}, (True, False), 0.25, (4.2, -1.8), (2.79, -0.64)),
     "susam, v contested": ({"local_share": 0.5, "global_share": 0.5}, (False, True), 0.25, (3.0, -1.8), (2.85, -0.64)),
@@ -345,3 +352,27 @@ def test_before_sharpness_begins_a_step_is_plain():
     site.step(make_batch())
     assert model.seen == [(0.5, *HERE)]
     assert [model.u.item(), model.v.item()] == pytest.approx([3 - 0.15, -1 + 0.2])
+
+
+def test_masks_that_are_drawn_change_no_image_and_no_dropout(monkeypatch):
+    """Each has a stream of its own: so kinds of sharpness see the same images, and a comparison is fair."""
+    images: list[torch.Tensor] = []
+    original = ufps_module.cmidg
+
+    def kept(*arguments) -> torch.Tensor:
+        images.append(original(*arguments))
+        return images[-1]
+
+    monkeypatch.setattr(ufps_module, "cmidg", kept)
+    next_draw = []
+    for kind in ("usam", "susam"):
+        torch.manual_seed(5)
+        site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=kind, local_share=0.25, global_share=0.25)
+        enter(site, 5, 5, pack(torch.ones(24, dtype=torch.bool)))
+        for _ in range(3):
+            site.step(make_batch())
+        next_draw.append(torch.rand(1).item())
+    assert int(site.masks.current.sum()) == 12, "six of the eighteen others were drawn"
+    assert all(torch.equal(a, b) for a, b in zip(images[:3], images[3:], strict=True))
+    assert not torch.equal(images[0], images[1])
+    assert next_draw[0] == next_draw[1]

@@ -127,6 +127,14 @@ def test_usam_on_images_as_they_are_is_asam(trial):
     assert none_same(trial({**ON, "sharpness": "usam"}, DEMANDING), asam)
 
 
+def test_running_statistics_are_those_of_real_images(trial):
+    """Looking a hair's breadth away is a plain step, but for rounding; the pass on augmented images leaves no trace."""
+    batch = {"norm": "batch"}
+    plain = trial({**ON, "sharpness": "none"}, batch)[-1]
+    for key, value in trial({**ON, "rho": 1e-9}, batch)[-1].items():
+        torch.testing.assert_close(value, plain[key], rtol=0.05, atol=0.02, msg=key)
+
+
 def test_asam_alone_is_the_step_of_fedasam_on_pseudo_labels(trial):
     """But for running statistics: theirs are of the pass at w, UFPS's of the pass on real images, which is at w + ε."""
     numbers = {"rho": 0.7, "eta": 0.001}

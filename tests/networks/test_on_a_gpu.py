@@ -44,7 +44,8 @@ def test_pieces_normalise_like_the_whole(shape):
     for norm in (plain, pieces):
         seen = image.clone().requires_grad_()
         out = norm(seen)
-        nn.functional.leaky_relu_(out, 0.1).backward(torch.linspace(-1, 2, image.numel(), device="cuda").view(shape))
+        # In place, as the activations of the networks: it must not spoil what the way back needs.
+        out.mul_(torch.linspace(-1, 2, image.numel(), device="cuda").view(shape)).sum().backward()
         results.append([out.detach(), seen.grad, norm.weight.grad, norm.bias.grad])
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
@@ -53,9 +54,9 @@ def test_pieces_normalise_like_the_whole(shape):
 @needs_gpu
 @pytest.mark.parametrize("organs", [1, 3, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_heads_in_one_pass(organs, dtype):
-    """The kernel's outputs and the gradients behind it are those of the convolutions as they are written."""
-    assert head_stack._kernel() is not None, "Triton does not work on this machine"
+def test_heads_at_once(organs, dtype, monkeypatch):
+    """Outputs and gradients are those of the convolutions as they are written."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions would round to ten bits
     torch.manual_seed(0)
     network = organ_network(Vocabulary(ORGANS), UNetSettings(features=(8, 16), organs="heads")).cuda()
     heads = list(network.heads.values())[:organs]
@@ -63,10 +64,10 @@ def test_heads_in_one_pass(organs, dtype):
     features = torch.randn(2, 8, 10, 12, 14, device="cuda")
     weights = [parameter for head in heads for parameter in head.parameters()]
     results = []
-    for fused in (False, True):
+    for at_once in (False, True):
         seen = features.clone().requires_grad_()
         with torch.autocast("cuda", dtype, enabled=dtype is torch.bfloat16):
-            if fused:
+            if at_once:
                 out = head_stack.run_heads(heads, seen, chosen)
             else:
                 out = torch.cat([head(seen)[:, :1] for head in heads], dim=1)

@@ -56,6 +56,8 @@ class Batch:
     extra : [B, E, *S] float32 in [0, 1], one channel per name of `extra_names`: teachers' probabilities. None where a
         rule has no companions.
     extra_known : [B, E] bool; False where a case has no such volume (it annotates the organ itself, say).
+    slices, depths : [B] int64; sample b is slice `slices[b]`, from 0, of a case with `depths[b]` of them. None for
+        patches with a volume.
     """
 
     image: torch.Tensor
@@ -66,6 +68,8 @@ class Batch:
     extra: torch.Tensor | None = None
     extra_names: tuple[str, ...] = ()
     extra_known: torch.Tensor | None = None
+    slices: torch.Tensor | None = None
+    depths: torch.Tensor | None = None
 
     def assuming_unknown_is_absent(self) -> Batch:
         """Every structure counts as annotated, unknown ones as empty: what a naive pooling of labels does."""
@@ -82,6 +86,7 @@ class PackedBatch:
     `spacing` [B, D] float32 is the voxel size in mm along the D axes of *S (None: the same along all of them), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
     `extra` [B, E, *S] are companions of the cases: levels (uint8, see `companions`) or probabilities (float32).
+    `slices` and `depths` [B] int64 say which slice of how many a sample is; None for patches with a volume.
     """
 
     image: torch.Tensor
@@ -94,6 +99,16 @@ class PackedBatch:
     extra: torch.Tensor | None = None
     extra_names: tuple[str, ...] = ()
     extra_known: torch.Tensor | None = None
+    slices: torch.Tensor | None = None
+    depths: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.image)
+
+    def __getitem__(self, samples: slice) -> PackedBatch:
+        """Some of the samples."""
+        return replace(self._mapped(lambda tensor: tensor[samples]), cases=self.cases[samples])
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch on a device."""
@@ -122,7 +137,16 @@ class PackedBatch:
         masks = (self.bits.unsqueeze(1) & flags) != 0
         extra = None if self.extra is None else as_probabilities(self.extra)
         return Batch(
-            self.image, masks, self.annotated, self.structures, self.cases, extra, self.extra_names, self.extra_known
+            self.image,
+            masks,
+            self.annotated,
+            self.structures,
+            self.cases,
+            extra,
+            self.extra_names,
+            self.extra_known,
+            self.slices,
+            self.depths,
         )
 
 
@@ -181,7 +205,16 @@ class PatchSampler:
                 spacing=torch.tensor([[case.spacing[axis] for axis in self._axes] for case in chosen]),
                 axes=self._axes,
             )
+            if self._sliced is not None:
+                batch = self._with_depth(batch, self._sliced, chosen, places)
             yield batch if self.companions is None else self._with_companions(batch, chosen, places, drawing)
+
+    def _with_depth(
+        self, batch: PackedBatch, axis: int, chosen: Sequence[StoredCase], places: Sequence[Place]
+    ) -> PackedBatch:
+        """The batch with where along `axis` each sample lies."""
+        slices = torch.tensor([int(window[axis].start) for window, _ in places])
+        return replace(batch, slices=slices, depths=torch.tensor([case.image.shape[axis] for case in chosen]))
 
     def _with_companions(
         self, batch: PackedBatch, chosen: Sequence[StoredCase], places: Sequence[Place], random: np.random.Generator
@@ -244,6 +277,41 @@ class PatchSampler:
                 inside: NDArray[Any] = ((own >> place) & 1).astype(kind)
                 common |= inside << self.structures.index(name)
         return common[bits] if bits.dtype == np.uint8 else common
+
+
+def whole_scan(case: StoredCase, patch_size: tuple[int, int, int]) -> PackedBatch:
+    """A case as a network that trains on such patches sees it when nothing is drawn.
+
+    All its slices in order, or of patches with a volume just one; of each the middle, cut or filled up to the size of a
+    patch. The bits are those of the case's own structures, all of which are annotated.
+    """
+    axis = sliced_axis(patch_size)
+    depth = 1 if axis is None else case.image.shape[axis]
+    size = tuple(depth if along == axis else n for along, n in enumerate(patch_size))
+    window, inside = zip(*(_middle(n, m) for n, m in zip(case.image.shape, size, strict=True)), strict=True)
+    image, bits = np.full(size, -1.0, dtype=np.float32), np.zeros(size, dtype=case.labels.dtype)
+    image[inside], bits[inside] = case.image[window], case.labels[window]
+    # The slices become samples, or the whole of it the only one.
+    image, bits = (x[None] if axis is None else np.ascontiguousarray(np.moveaxis(x, axis, 0)) for x in (image, bits))
+    axes = tuple(along for along in range(3) if along != axis)
+    return PackedBatch(
+        image=torch.from_numpy(image)[:, None],
+        bits=torch.from_numpy(bits),
+        annotated=torch.ones(depth, len(case.structures), dtype=torch.bool),
+        structures=case.structures,
+        cases=(case.id,) * depth,
+        spacing=torch.tensor([[case.spacing[along] for along in axes]] * depth),
+        axes=axes,
+        slices=None if axis is None else torch.arange(depth),
+        depths=None if axis is None else torch.full((depth,), depth),
+    )
+
+
+def _middle(length: int, wanted: int) -> tuple[slice, slice]:
+    """Where the middle of something lies in it, and in a frame that is shorter or longer."""
+    common = min(length, wanted)
+    start, inside = (length - common) // 2, (wanted - common) // 2
+    return slice(start, start + common), slice(inside, inside + common)
 
 
 def prefetched(batches: Iterator[PackedBatch], ahead: int = 4, pin: bool = False) -> Iterator[PackedBatch]:

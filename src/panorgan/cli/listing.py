@@ -161,6 +161,8 @@ def _settings(fields: Iterable[FieldDescription]) -> Table:
     from panorgan.methods.describing import as_yaml
 
     table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
+    table.columns[0].no_wrap = True  # a name that is cut off helps nobody
+    table.columns[1].max_width = table.columns[2].max_width = 16
     for field in fields:
         meaning = _inline(field.meaning)
         meaning.append_text(_inline(f" ({field.type})"))

@@ -252,6 +252,7 @@ class SiteWorker:
                 predict=self._predict,
                 inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
                 network_of=lambda site: setup.method.build_network(setup.network, federation, site=site),
+                patch_size=setup.training.sampling.patch_size,
             )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
 

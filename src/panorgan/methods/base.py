@@ -71,6 +71,7 @@ class SiteTools:
     run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
+    `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
     """
 
     model: SegmentationNetwork
@@ -82,6 +83,7 @@ class SiteTools:
     predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
     inference_key: str = ""
     network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
+    patch_size: tuple[int, int, int] = (64, 64, 64)
 
 
 class SiteRule:

@@ -204,6 +204,8 @@ def as_yaml(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(as_yaml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {as_yaml(inner)}' for name, inner in value.items())}}}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -43,7 +43,7 @@ from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks,
 from panorgan.methods.teaching import TEACHERS, TaughtServer
 from panorgan.methods.uncertainty_bank import UncertaintyBank
 from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
-from panorgan.methods.weight_schedules import Schedule, sample_weights
+from panorgan.methods.weight_schedules import sample_weights
 from panorgan.networks import SegmentationNetwork
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
@@ -63,7 +63,7 @@ class UFPSConfig(PseudoLabelConfig):
     """A switch for every module, and its numbers."""
 
     # WS
-    weight_schedule: Schedule | Literal["none"] = _field(
+    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = _field(
         "tail_shift", "tail_shift", "WS: how samples are weighted (eq. 8)"
     )
     schedule_start: float = _field(0.02, "10/500", "WS from this share of the rounds on", ge=0, le=1)
@@ -174,7 +174,7 @@ class UFPS(PseudoLabelMethod):
     numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", MEAN, VARIANCE)
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
-        LOCAL: "one bit per weight: whether it is among those that matter most to this site's training.",
+        LOCAL: "when masks are made, a bit per weight: whether it is among those that matter most to this site.",
     }
 
     class Site(PseudoLabelSite):
@@ -222,9 +222,7 @@ class UFPS(PseudoLabelMethod):
 
         @property
         def _is_weighted(self) -> bool:
-            early = _has_come(self.config.schedule_start, self.moment) and not _has_come(
-                self.config.schedule_end, self.moment
-            )
+            early = self.config.schedule_start <= self.moment.progress < self.config.schedule_end
             return self.config.weight_schedule != "none" and early
 
         # -- what a batch is taught with

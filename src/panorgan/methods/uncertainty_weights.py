@@ -17,8 +17,8 @@ class SiteUncertainty:
 
     @property
     def has_bank(self) -> bool:
-        """Whether mean and variance are numbers."""
-        return math.isfinite(self.mean) and math.isfinite(self.variance)
+        """Whether mean and variance are what a bank can have: numbers, and none below 0 (it would buy weight)."""
+        return all(math.isfinite(number) and number >= 0 for number in (self.mean, self.variance))
 
 
 def uncertainty_weights(

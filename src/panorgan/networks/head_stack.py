@@ -2,16 +2,13 @@
 
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
-them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache; an
-NVIDIA GPU does all layers at once (`head_kernel`). The way back computes the hidden layers again instead of keeping
-them.
+them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
+way back computes the hidden layers again instead of keeping them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -77,10 +74,6 @@ class _Stack(torch.autograd.Function):
     def forward(ctx: Any, features: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
         """`layers`: W₁, W₂, W₃, b₁, b₂, b₃."""
         ctx.save_for_backward(features, *layers)
-        kernel = _kernel() if features.is_cuda else None
-        if kernel is not None and kernel.fits(features, layers):
-            at_once: torch.Tensor = kernel.forward(features, layers, SLOPE)
-            return at_once
         rows = _rows(features)
         out = rows.new_empty(len(features), features.shape[2], len(layers[2]))
         for start, stop in _blocks(rows):
@@ -109,18 +102,6 @@ class _Stack(torch.autograd.Function):
                     of_rows[start:stop] = gradient @ layers[0]
         of_features = None if of_rows is None else of_rows.view(len(features), -1, features.shape[1]).transpose(1, 2)
         return of_features, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """`head_kernel` where it works: with Triton, and a compiler that Triton finds."""
-    try:
-        from panorgan.networks import head_kernel
-
-        head_kernel.try_out()
-    except Exception:  # whatever it is, the multiplications below do as well, only slower
-        return None
-    return head_kernel
 
 
 def _rows(features: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from panorgan.networks.bottleneck_attention import (
     reweighted,
     token_weights,
 )
-from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder
+from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
 from panorgan.networks.settings import UNetSettings
 from panorgan.settings import Settings
 
@@ -95,7 +95,10 @@ class InterOrganNetwork(MultiDecoder):
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The encoder's features of every level, related and re-weighted; or what one decoder for all makes of them."""
-        levels = self._related(descend(self.encoder, self.bottleneck, image))
+        return self._shared_of(self.encoded(image))
+
+    def _shared_of(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
+        levels = self._related(encoded)
         return levels if self.inter_organ.decoders == "whole" else [ascend(self.decoder, levels)]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
@@ -107,9 +110,22 @@ class InterOrganNetwork(MultiDecoder):
 
     def attention(self, image: torch.Tensor) -> torch.Tensor:
         """Ā [B, N, N] of images [B, 1, *S], without running any decoder."""
-        deepest = descend(self.encoder, self.bottleneck, image)[-1]
-        _, maps = self._transformer()(deepest, self._given)
-        return mean_attention(maps)
+        return mean_attention(self.maps_of(self.encoded(image)))
+
+    # `channels_for` in two halves, for whoever asks many times what other attention would make of the same image.
+
+    def encoded(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features of every level, which depend on no attention."""
+        return descend(self.encoder, self.bottleneck, image)
+
+    def maps_of(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The attention of every layer, [B, heads, N, N] each."""
+        maps: list[torch.Tensor] = self._transformer()(encoded[-1], self._given)[1]
+        return maps
+
+    def decoded(self, encoded: list[torch.Tensor], organs: Sequence[str]) -> torch.Tensor:
+        """Logits [B, len(organs), *S] of organs that have a part."""
+        return self.outputs([group_of(organ) for organ in organs], self._shared_of(encoded))
 
     @contextmanager
     def watched(self) -> Iterator[AttentionRecord]:

@@ -22,7 +22,12 @@ NETWORKS = {
     "decoders": "a decoder per organ",
     "encoders": "an encoder per organ",
 }
-_NUMBERS = {"loss": "mean loss of the round", "loss/*": "parts of that loss"}
+_NUMBERS = {
+    "loss": "mean loss of the round",
+    "loss/*": "parts of that loss",
+    "uncertainty/mean": "how unsure teachers are of the site's training cases, on average",
+    "uncertainty/variance": "and how much that varies between them",
+}
 
 
 def methods_page() -> str:
