@@ -64,3 +64,10 @@ def test_weights_add_up_to_one_whoever_comes_first(told):
     assert math.fsum(found.values()) == pytest.approx(1.0)
     assert all(weight > 0 for weight in found.values())
     assert found == uncertainty_weights(dict(reversed(sites.items())))
+
+
+@pytest.mark.parametrize("impossible", [SiteUncertainty(1, -5.0, 0.001), SiteUncertainty(1, 0.05, -5.0)])
+def test_nobody_buys_weight_with_numbers_that_no_bank_has(impossible):
+    honest = SiteUncertainty(1, 0.05, 0.001)
+    found = uncertainty_weights({"a": honest, "b": honest, "liar": impossible})
+    assert found["liar"] == pytest.approx(1 / 3)
