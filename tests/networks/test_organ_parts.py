@@ -253,6 +253,19 @@ def test_a_head_does_not_feel_the_others():
     assert all(torch.equal(first, second) for first, second in zip(*outcomes, strict=True))
 
 
+def test_outputs_that_fill_up_a_matrix_change_nothing(monkeypatch):
+    """As a GPU does it, for speed: outputs nobody asked for are computed, and neither seen nor learnt from."""
+    network, outcomes = build(), []
+    for aligned in (1, 8):
+        monkeypatch.setitem(head_stack._ALIGNED, "cpu", aligned)
+        seen = image().requires_grad_()
+        logits = network(seen)
+        gradients = torch.autograd.grad(logits.square().sum(), [seen, *network.parameters()])
+        outcomes.append([logits, *gradients])
+    for plain, filled in zip(*outcomes, strict=True):
+        torch.testing.assert_close(filled, plain, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_only_the_asked_parts_receive_gradients(kind, dimensions):

@@ -27,7 +27,7 @@ _LARGE_BLOCK = 1 << 22
 # Into how many pieces a GPU cuts sums over voxels.
 _PIECES = 128
 # A GPU multiplies matrices of this many columns, or multiples of it, several times faster than of one column less.
-_ALIGNED = 8
+_ALIGNED = {"cuda": 8}
 
 
 def run_heads(
@@ -49,8 +49,7 @@ def run_heads(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         features, matrices, biases = features.to(dtype), [m.to(dtype) for m in matrices], [b.to(dtype) for b in biases]
-    if kind == "cuda":
-        missing = -len(outputs) % _ALIGNED
+    if missing := -len(outputs) % _ALIGNED.get(kind, 1):
         matrices[2], biases[2] = F.pad(matrices[2], (0, 0, 0, missing)), F.pad(biases[2], (0, missing))
     with torch.autocast(kind, enabled=False):
         out: torch.Tensor = _Stack.apply(features.flatten(2), *matrices, *biases)
