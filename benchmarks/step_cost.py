@@ -19,10 +19,10 @@ network with exclusive channels. UFPS changes with the rounds:
 Of the late phase one round in five makes new masks, in every step. A turn is one round of either kind, counted 1 : 4.
 `bytes_*` are a round's request and answer, the larger of both kinds; `mask_seconds` are masks over 30 million weights.
 
-`fediod` is a method of slices: it and its `multidecoder` train on slices of 256 × 256, eight at a time, with the paper's
-network, whatever --patch and --features say. Both maps regularise. What it does after training (segment all scans, maps
-and attribution of the best fifth of them) is told as `after_round`: seconds beyond what multidecoder takes there, and
-their share of a round that sees every slice once. `fediod_megabytes` are what one site gets and sends in a round.
+`fediod` is a method of slices: it and its `multidecoder` train on slices of 256 × 256, eight at a time, with the
+paper's network, whatever --patch and --features say; fused maps regularise. What it does after training (segment all
+scans, maps and attribution of the best fifth of them) is told as `after_round`: seconds beyond what multidecoder takes
+there, and their share of a round that sees every slice once. `fediod_megabytes` are what a site gets and sends.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def bytes_of_rounds(contenders: Mapping[str, Contender]) -> dict[str, Any]:
 
 
 def after_rounds(contenders: Mapping[str, Contender], steps: Mapping[str, float]) -> dict[str, Any]:
-    """What FedIOD does after its steps, beyond what any method does there, and what it sends; empty if not asked for."""
+    """What FedIOD does after its steps, beyond what any method does there, and what it sends; empty without it."""
     if "fediod" not in contenders:
         return {}
     ours, plain = contenders["fediod"], contenders["multidecoder"]
@@ -395,9 +395,8 @@ def main() -> None:
         print(f"ufps_susam       {result['bytes_ufps_susam']:6.3f} × the bytes of a round of fedavg, at most")
     if "after_round" in result:
         after, traffic = result["after_round"], result["fediod_megabytes"]
-        print(
-            f"fediod, after    {after['share_of_round']:6.3f} of a round; {after['seconds']:.2f} s, {after['slices']} slices"
-        )
+        share, seconds = after["share_of_round"], after["seconds"]
+        print(f"fediod, after    {share:6.3f} of a round: {seconds:.2f} s for {after['slices']} slices")
         print(f"fediod, traffic  {traffic['received']:6.1f} MB received, {traffic['sent']:.1f} MB sent per round")
     for name, seconds in result["mask_seconds"].items():
         print(f"mask, {name:10} {seconds * 1000:6.1f} ms for {arguments.mask_weights:,} weights")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from panorgan.cases.sampling import Batch, PackedBatch, PatchSampler, SamplingSettings, prefetched
+from panorgan.cases.augment import AugmentSettings, augment
+from panorgan.cases.sampling import Batch, PackedBatch, PatchSampler, SamplingSettings, prefetched, whole_scan
 from panorgan.errors import DataError
 
 SHAPE = (20, 18, 16)
@@ -291,3 +292,64 @@ def test_stopping_early_ends_the_thread(cases) -> None:
     batches.close()
     assert not background_threads()
     assert drawn <= 4  # one used, two waiting, one in the hand
+
+
+# -- where slices lie ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_slice_says_which_of_how_many_it_is(store_case, axis) -> None:
+    """Voxels count up along the axis; what they show is what the batch says, also after augmentation."""
+    counted = np.zeros(SHAPE) + np.arange(SHAPE[axis]).reshape([-1 if a == axis else 1 for a in range(3)])
+    case = store_case("a", counted, {"liver": LIVER})
+    levels = [float(np.moveaxis(np.asarray(case.image), axis, 0)[place].mean()) for place in range(SHAPE[axis])]
+    size = tuple(1 if a == axis else 8 for a in range(3))
+    packed = next(PatchSampler([case], ("liver",), SamplingSettings(patch_size=size, batch_size=16)).batches(1, seed=0))
+    assert packed.depths.tolist() == [SHAPE[axis]] * 16
+    assert len(set(packed.slices.tolist())) > 3
+    np.testing.assert_allclose(packed.image.mean((1, 2, 3)), [levels[place] for place in packed.slices], atol=1e-3)
+    moved = augment(packed, AugmentSettings(), torch.Generator().manual_seed(0)).unpack()
+    assert torch.equal(moved.slices, packed.slices)
+    assert torch.equal(moved.depths, packed.depths)
+    part = packed[3:5]
+    assert (len(part), part.cases, part.slices.tolist()) == (2, ("a", "a"), packed.slices[3:5].tolist())
+    assert torch.equal(part.unpack().masks, packed.unpack().masks[3:5])
+
+
+def test_patches_with_a_volume_are_no_slices(cases) -> None:
+    batch = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0)).unpack()
+    assert batch.slices is None
+    assert batch.depths is None
+
+
+def test_a_whole_scan_in_slices(cases) -> None:
+    """Wider than the scan along R, where it is filled up; narrower along A, where it is cut; every slice along S."""
+    case = cases[1]
+    scan = whole_scan(case, (24, 8, 1))
+    assert (scan.image.shape, scan.image.dtype, len(scan)) == ((16, 1, 24, 8), torch.float32, 16)
+    assert scan.slices.tolist() == list(range(16))
+    assert scan.depths.tolist() == [16] * 16
+    assert (scan.axes, scan.spacing.shape, set(scan.cases)) == ((0, 1), (16, 2), {"a"})
+    image = np.asarray(case.image, dtype=np.float32)
+    np.testing.assert_array_equal(scan.image[:, 0, 2:22].numpy(), np.moveaxis(image[:, 5:13], 2, 0))
+    assert (scan.image[:, 0, :2] == -1).all()
+    assert (scan.image[:, 0, 22:] == -1).all()
+    batch = scan.unpack()
+    assert batch.annotated.all()
+    for place, (name, mask) in enumerate(case.masks()):
+        assert batch.structures[place] == name
+        np.testing.assert_array_equal(batch.masks[:, place, 2:22].numpy(), np.moveaxis(mask[:, 5:13], 2, 0))
+        assert not batch.masks[:, place, :2].any()
+
+
+def test_a_whole_scan_across_another_axis(cases) -> None:
+    scan = whole_scan(cases[1], (8, 1, 16))
+    assert (scan.image.shape, scan.axes) == ((18, 1, 8, 16), (0, 2))
+    np.testing.assert_array_equal(scan.image[4, 0].numpy(), np.asarray(cases[1].image, dtype=np.float32)[6:14, 4])
+
+
+def test_a_whole_scan_of_volumes_is_its_middle(cases) -> None:
+    scan = whole_scan(cases[1], (8, 8, 20))
+    assert (scan.image.shape, scan.slices, scan.depths) == ((1, 1, 8, 8, 20), None, None)
+    image = np.asarray(cases[1].image, dtype=np.float32)
+    np.testing.assert_array_equal(scan.image[0, 0, :, :, 2:18].numpy(), image[6:14, 5:13])

@@ -109,7 +109,7 @@ def test_more_rows_later_and_a_report_of_what_there_is(ablated, experiment_file,
     ("options", "says"),
     [
         (["--method", "fedavg"], "Choose one that has: "),
-        (["--rows", "globalKD"], "did you mean 'global kd'"),
+        (["--rows", "globalKD"], "did you mean 'global KD'"),
         (["--set", "method.local_weight=0", "--rows", "global KD,both"], "are the same"),
     ],
 )

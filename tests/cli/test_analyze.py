@@ -73,6 +73,8 @@ def test_a_report_of_a_run_that_was_not_analysed_has_no_such_section(tiny, tmp_p
     ("arguments", "message"),
     [
         (("--grid", "4"), "Use 5"),
+        (("--grid", "1"), "Use 3 or more"),
+        (("--eigenvalues", "100000", "--probes", "0", "--grid", "0", "--batches", "1"), "Ask for fewer"),
         (("--radius", "0"), "radius"),
         (("--split", "test"), "'validation' or 'train'"),
         (("--device", "abacus"), "no device called 'abacus'"),

@@ -12,6 +12,7 @@ from federations import run
 from panorgan.cases import companions as companions_module
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import COMPANION
+from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
 from panorgan.losses.unified_label import UnifiedLabel, allowed_channels
@@ -77,6 +78,15 @@ def test_the_network_has_exclusive_channels_whatever_the_experiment_says(name):
     kind = methods()[name]
     settings = kind(kind.Config()).network_settings(UNetSettings(organs="heads", convention="independent"))
     assert (settings.organs, settings.convention) == ("channels", "exclusive")
+
+
+@pytest.mark.parametrize("name", STARRED)
+def test_a_painting_order_that_does_not_fit_is_refused_before_teachers_are_trained(tiny, tmp_path, name):
+    """The paper's own order says kidney, where a vocabulary may say kidney_left and kidney_right."""
+    with pytest.raises(AnatomyError, match="has not: kidney") as error:
+        run(tiny(method={"name": name, "larger_first": ["liver", "kidney"]}, training=TRAINING), tmp_path)
+    assert error.value.where == "larger_first"
+    assert not (tmp_path / "events.jsonl").exists() or not told(tmp_path, "round")
 
 
 def test_teachers_come_first():

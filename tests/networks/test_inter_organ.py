@@ -239,6 +239,23 @@ def test_logits_as_a_function_of_the_attention():
         pass
 
 
+@pytest.mark.parametrize("decoders", ["whole", "single_layer"])
+def test_in_two_halves_it_is_the_same(decoders):
+    """And the second half may be asked again, with other attention, without the first."""
+    network = build(decoders=decoders).eval()
+    x, organs = image(16, 16), ("pancreas", "liver")
+    logits, vocabulary = network.channels_for(x, organs)
+    encoder = runs(network.encoder[0])
+    encoded = network.encoded(x)
+    places = [vocabulary.index(organ) for organ in organs]
+    assert torch.equal(network.decoded(encoded, organs), logits[:, places])
+    maps = network.maps_of(encoded)
+    with network.watched() as seen, network.attending(maps):
+        torch.testing.assert_close(network.decoded(encoded, organs), logits[:, places])
+    assert all(torch.equal(*pair) for pair in zip(seen.maps, maps, strict=True))
+    assert len(encoder) == 1
+
+
 SHAPES = [
     ({}, (16, 24), (4, 6)),
     ({"dimensions": 3}, (8, 12, 4), (2, 3, 1)),

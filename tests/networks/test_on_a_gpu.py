@@ -29,6 +29,13 @@ def test_elsewhere_the_norm_is_the_plain_one(dimensions, kind):
     assert all(torch.equal(value, state[key]) for key, value in plain.state_dict().items())
 
 
+def test_a_norm_that_keeps_statistics_is_left_alone():
+    network = nn.Sequential(nn.InstanceNorm3d(3, affine=True, track_running_stats=True))
+    keys = set(network.state_dict())
+    use_whole_gpu(network)
+    assert set(network.state_dict()) == keys
+
+
 @needs_gpu
 @pytest.mark.parametrize("shape", [(2, 8, 64, 128, 128), (1, 3, 40, 96, 96), (2, 4, 512, 512), (3, 5, 64, 64, 66)])
 def test_pieces_normalise_like_the_whole(shape):

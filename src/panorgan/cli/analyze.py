@@ -85,7 +85,7 @@ def _summary(run: RunFolder, analysis: Analysis, figures: Sequence[str], report:
         "report": str(report),
         "curvature": {
             place.place: {
-                "loss": place.loss,
+                "loss": _defined(place.loss),
                 "eigenvalues": place.eigenvalues,
                 "largest_over_fifth": _defined(place.ratio),
                 "trace": _defined(place.trace),

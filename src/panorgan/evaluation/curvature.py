@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
 from panorgan.errors import RunError
 
@@ -80,6 +80,11 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int, device: 
 
     Lanczos with implicit restarts (ARPACK), started from a vector that depends on the seed alone.
     """
+    if count >= size:
+        raise RunError(
+            f"{count} eigenvalues are asked of a Hessian of {size} weights.",
+            fix="Ask for fewer with --eigenvalues, such as 5.",
+        )
     asked = 0
 
     def multiply(vector: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -99,6 +104,12 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int, device: 
             f"The {count} largest eigenvalues of the Hessian were not found.",
             why=f"only {len(error.eigenvalues)} have converged after {asked} products",
             fix="Ask for fewer with --eigenvalues, or for other patches with --batches.",
+        ) from error
+    except ArpackError as error:
+        raise RunError(
+            "The Hessian has no eigenvalues that can be computed.",
+            why="products with it are all zero, or not finite: the model has diverged, or its loss does not change",
+            fix="Look at the run's losses; --eigenvalues 0 leaves them out.",
         ) from error
     return Eigenvalues(tuple(sorted((float(value) for value in values), reverse=True)), asked)
 

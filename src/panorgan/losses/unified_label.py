@@ -145,6 +145,7 @@ def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> 
     if unknown := [organ for organ in places if organ not in vocabulary]:
         raise AnatomyError(
             f"The painting order names organs that the vocabulary has not: {', '.join(unknown)}.",
+            where="larger_first",
             fix=f"Use only: {', '.join(vocabulary)}.",
         )
     return Vocabulary(sorted(vocabulary, key=lambda organ: places.get(organ, len(places)))).paint_order()

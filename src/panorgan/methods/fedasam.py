@@ -3,6 +3,7 @@
 A site steps by the gradient at the worst point nearby instead of the one where it stands (ASAM, arXiv:2102.11600): it
 looks for minima that are flat. A step costs two. From three quarters of the run on, the server averages the global
 models over rounds (SWA, arXiv:1803.05407); that mean is validated and delivered, while sites go on from the last model.
+With `training.select: best`, a round before that is delivered if it scored better.
 
 The default numbers are those with which UFPS ran FedASAM on CT. Two things differ from what the authors of FedASAM
 released: there the local learning rate falls anew in every cycle of SWA, here the experiment's schedule holds; there

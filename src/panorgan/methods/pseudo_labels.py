@@ -15,10 +15,11 @@ from pydantic import Field
 
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
-from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge
+from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
-from panorgan.methods.base import Method, MethodConfig, Stage
+from panorgan.methods.base import Federation, Method, MethodConfig, Stage
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
 
 
@@ -101,6 +102,14 @@ class PseudoLabelMethod(Method):
     def network_settings(self, settings: UNetSettings) -> UNetSettings:
         """Exclusive channels, whatever the experiment says: the unified label has one value per voxel."""
         return super().network_settings(settings).model_copy(update={"convention": "exclusive"})
+
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> SegmentationNetwork:
+        """Inherited, once the painting order is known to fit: else it would be found wrong after all of pretrain."""
+        assert isinstance(self.config, PseudoLabelConfig)
+        painting_order(federation.vocabulary, self.config.larger_first)
+        return super().build_network(settings, federation, site)
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """Teachers come first."""

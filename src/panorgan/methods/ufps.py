@@ -174,7 +174,8 @@ class UFPS(PseudoLabelMethod):
     numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", MEAN, VARIANCE)
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
-        LOCAL: "when masks are made, a bit per weight: whether it is among those that matter most to this site.",
+        LOCAL: "a bit per weight: whether it is among those that matter most to this site. Only when masks are made, "
+        "every `mask_every` rounds.",
     }
 
     class Site(PseudoLabelSite):

@@ -37,7 +37,9 @@ def use_whole_gpu(network: nn.Module) -> None:
     """Put `InstanceNorm` in the place of every plain one that has weights and keeps no statistics."""
     for parent in list(network.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, nn.InstanceNorm2d | nn.InstanceNorm3d) and child.affine:
+            if not isinstance(child, nn.InstanceNorm2d | nn.InstanceNorm3d):
+                continue
+            if child.affine and not child.track_running_stats:
                 swapped = InstanceNorm(child.num_features, child.eps, child.momentum or 0.0, affine=True)
                 swapped.weight, swapped.bias = child.weight, child.bias
                 setattr(parent, name, swapped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,10 +86,18 @@ def _find(rows: Sequence[AblationRow], label: str, option: str) -> AblationRow:
         raise ConfigError(
             f"There is no row called {label!r}.",
             where=option,
-            why=did_you_mean(label, known),
+            why=_near(label, known),
             fix=f"Choose from: {_listed(rows)}.",
         )
     return known[label.lower()]
+
+
+def _near(label: str, known: Mapping[str, AblationRow]) -> str:
+    """A hint at rows whose names are alike, as they are written."""
+    hint = did_you_mean(label, known)
+    for small, row in known.items():
+        hint = hint.replace(repr(small), repr(row.label))
+    return hint
 
 
 def _listed(rows: Sequence[AblationRow]) -> str:

@@ -132,6 +132,12 @@ def _check(run: RunFolder, settings: AnalysisSettings) -> None:
             why="it has no metrics.csv, which is written last",
             fix="Finish it with 'panorgan train --resume', then analyse it.",
         )
+    if settings.grid == 1:
+        raise ConfigError(
+            "A loss landscape of one point shows nothing.",
+            where="--grid",
+            fix="Use 3 or more, or 0 to leave the landscape out.",
+        )
     if settings.grid and settings.grid % 2 == 0:
         raise ConfigError(
             f"The grid of the loss landscape has an even number of points, {settings.grid}.",

@@ -1,0 +1,400 @@
+"""FedIOD — attention between places of the image tells a site of organs that only others have labelled.
+
+Wan, Yan and Yu, "FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ dependency".
+One encoder for all, a decoder per organ, which only its owners train; between them
+
+- *T*: a transformer. How much attention a place receives re-weights the skip connections (eqs. 1, 2);
+- *Reg*: after training, a site takes the scans that it segments best, and the attention maps of their slices. Their
+  minimum and maximum over scans (eqs. 3 to 6) go to the server, which fuses those of all sites (eqs. 7 to 9). From then
+  on every map is to contain the fused intersection and to lie within the fused union (eqs. 10 to 14);
+- *DA*: integrated gradients say how much each attention head adds to a site's own organs (eqs. 17, 18), and so how much
+  the site counts in the mean of that head's weights (eqs. 19, 20). All else is averaged as in FedAvg.
+
+With all three off it is `multidecoder`. A run begins so: in round 1 sites tell how many slices their scans have; the
+server agrees on a depth for all maps, the median. From round 2 on maps travel, from round 3 on they regularise, or
+later if `regularisation_start` says so. In the last round none are sent.
+
+Settled where the paper is silent or cannot be followed to the letter: eqs. 10 and 11 are shares to be maximised, so
+that 1 − share is the loss; the weights of eqs. 8 and 9 fall with the absolute distance from the mean, and the 1/K of
+eq. 7 is left out (see `attention_maps`); the gate's α = 1000 is that of 256 tokens, and is scaled with their number;
+the integral is over the probability of the organ on its own voxels; stacks deeper than `map_depth` are resampled to it,
+lest maps outgrow the weights. Maps are those of whole slices, cut or filled to the size of a patch around their middle,
+and a training patch is compared with its slice's, wherever it was cut.
+
+The paper works on slices. On patches with a volume a scan has one map, that of its middle: nothing is stacked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
+from panorgan.cases.store import StoredCase
+from panorgan.losses.attention_containment import ALPHA, missing_intersection, outside_union
+from panorgan.losses.partial import structure_probabilities
+from panorgan.methods.ablation import AblationRow
+from panorgan.methods.attention_maps import ScanMaps, best_scans, fuse, packed, slice_targets, unpacked
+from panorgan.methods.base import Content, Federation, Method, MethodConfig, Moment, ServerRule, SiteRule, Updates
+from panorgan.methods.head_attribution import (
+    STEPS,
+    foreground_probability,
+    head_attribution,
+    head_importance,
+    head_weights,
+)
+from panorgan.methods.registry import register
+from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, head_of_key
+from panorgan.networks.settings import OrganParts, UNetSettings
+
+INTERSECTION, UNION = "attention/intersection", "attention/union"
+DEPTH, TOKENS = "attention/depth", "attention/tokens"
+ATTRIBUTION = "attribution/"
+_PAPER = {TOKENS: 256, DEPTH: 40}
+_AT_ONCE = 16
+"""Slices that are looked at together after training."""
+
+
+def _field(default: object, paper: str, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
+
+
+class FedIODConfig(InterOrganSettings, MethodConfig):
+    """A switch for every module, and its numbers."""
+
+    # Reg
+    regularisation: bool = _field(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
+    regularisation_weight: float = _field(0.1, "not told", "of each of the two losses", ge=0)
+    regularisation_start: float = _field(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
+    map_scans: float = _field(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
+    map_depth: int = _field(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
+    alpha: float | None = _field(
+        None,
+        "not told",
+        "the gate's steepness (eq. 12); null: 1000 · tokens / 256, which is as steep for any number",
+        gt=0,
+    )
+    # DA
+    dynamic_aggregation: bool = _field(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
+    attribution_scans: float = _field(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
+    attribution_steps: int = _field(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
+    # Both
+    refresh_every: int = _field(1, "1", "rounds from one look at maps and heads to the next", ge=1)
+
+    @model_validator(mode="after")
+    def _attention_is_there(self) -> FedIODConfig:
+        if not self.transformer and (self.regularisation or self.dynamic_aggregation):
+            raise ValueError(
+                "without the transformer there is no attention: switch regularisation and dynamic_aggregation off too"
+            )
+        return self
+
+    def regularises(self, moment: Moment) -> bool:
+        """Whether the losses of eqs. 10 and 11 are part of this round, if there are maps."""
+        return self.regularisation and self.regularisation_weight > 0 and moment.progress >= self.regularisation_start
+
+    def maps_travel(self, moment: Moment) -> bool:
+        """Whether sites send maps in this round: the next one is to be regularised. In the first they have no depth."""
+        later = (replace(moment, round=r) for r in range(3, moment.rounds + 1))
+        first = next((after.round - 1 for after in later if self.regularises(after)), moment.rounds)
+        return first <= moment.round < moment.rounds and (moment.round - first) % self.refresh_every == 0
+
+    def heads_are_judged(self, moment: Moment) -> bool:
+        """Whether sites send attributions in this round."""
+        return self.dynamic_aggregation and (moment.round - 1) % self.refresh_every == 0
+
+
+_OFF = {"regularisation": False, "dynamic_aggregation": False}
+
+
+@register("fediod", config=FedIODConfig)
+class FedIOD(Method):
+    """Multi-decoder network with inter-organ attention that sites agree on, averaged head by head."""
+
+    paper: ClassVar[str] = (
+        "Wan, Yan and Yu, FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ "
+        "dependency"
+    )
+    equations: ClassVar[Mapping[str, str]] = {
+        "eqs. 1, 2": "`networks.inter_organ`: `mean_attention`, `token_weights`",
+        "eqs. 3, 4": "`Site.maps_of`, `attention_maps.resample_depth`",
+        "eqs. 5, 6": "`Site.after_round`: `attention_maps.ScanMaps`",
+        "eqs. 7 to 9": "`Server.aggregate`: `attention_maps.fuse`",
+        "eqs. 10 to 14": "`Site.containment`: `losses.attention_containment`",
+        "eqs. 15, 16": "`Server.aggregate`: the mean, by n_k",
+        "eq. 17": "`Site.attribution_of`: `head_attribution.head_attribution`",
+        "eq. 18": "`Site.after_round`: `head_attribution.head_importance`",
+        "eqs. 19, 20": "`Server.weight`: `head_attribution.head_weights`",
+    }
+    recipe: ClassVar[Mapping[str, object]] = {
+        "network.dimensions": 2,
+        "network.features": [16, 32, 64, 128, 256],
+        "training.rounds": 500,
+        "training.local_epochs": 1,
+        "training.optimizer.name": "sgd",
+        "training.optimizer.learning_rate": 0.01,
+        "training.optimizer.momentum": 0.9,
+        "training.sampling.patch_size": [256, 256, 1],
+        "training.sampling.batch_size": 8,
+    }
+    organs: ClassVar[OrganParts] = "decoders"
+    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases", "attention/*", f"{ATTRIBUTION}*")
+    tensors: ClassVar[Mapping[str, str]] = {
+        "attention/*": "for every pair of places on a coarse grid over a slice (16 × 16 in the paper), how much the "
+        "network looks from one to the other: the least and the most over the site's best scans (with fewer than "
+        "eight training scans that is a single one, unless `map_scans` is raised)."
+    }
+    ablation: ClassVar[tuple[AblationRow, ...]] = (  # table VIII, in-federation: mean Dice in percent
+        AblationRow("Enc+Dec", (), {"transformer": False, **_OFF}, paper="87.16"),
+        AblationRow("+T", ("T",), _OFF, paper="87.50"),
+        AblationRow("+Reg", ("T", "Reg"), {"dynamic_aggregation": False}, paper="88.11"),
+        AblationRow("+DA", ("T", "Reg", "DA"), paper="88.10"),
+    )
+    config: FedIODConfig
+
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> InterOrganNetwork:
+        """As `multidecoder`: a site has the decoders of its own organs, the federation those of all taught ones."""
+        settings = self.network_settings(settings)
+        inter_organ = InterOrganSettings(
+            **{name: getattr(self.config, name) for name in InterOrganSettings.model_fields}
+        )
+        if site is not None and self.config.organ_parts == "owners":
+            return InterOrganNetwork(Vocabulary(federation.organs_of(site)), settings, None, inter_organ)
+        return InterOrganNetwork(federation.vocabulary, settings, federation.taught(), inter_organ)
+
+    class Site(SiteRule):
+        """Supervision of the own organs, attention held between the fused maps; then a look at the best scans."""
+
+        config: FedIODConfig
+        model: InterOrganNetwork
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.fused: dict[str, torch.Tensor] = {}
+            """Î and Û [D̄, n, n] of this round, by key; empty while nothing is regularised."""
+            self.answer = Content()
+            """What this round's look at the best scans has found."""
+            self.logged: dict[str, torch.Tensor] = {}
+
+        def before_round(self) -> None:
+            """Take over the weights, and the maps of all sites."""
+            super().before_round()
+            arrays = self.received.arrays
+            keys = (INTERSECTION, UNION) if self.config.regularises(self.moment) and UNION in arrays else ()
+            self.fused = {key: unpacked(arrays[key]) for key in keys}
+
+        # -- a training step
+
+        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+            """One optimiser step; the parts of the loss are logged beside it."""
+            self.logged = {}
+            return {**super().step(batch), **self.logged}
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            """Dice + cross-entropy on what is annotated; once maps have come, eqs. 10 and 11 of the network's own."""
+            if not self.fused:
+                return super().loss(batch)
+            with self.model.watched() as seen:
+                loss = super().loss(batch)
+            missing, outside = (part.mean() for part in self.containment(seen.mean, batch))
+            self.logged = {"loss/intersection": missing.detach(), "loss/union": outside.detach()}
+            return loss + self.config.regularisation_weight * (missing + outside)
+
+        def containment(self, attention: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            """L_I and L_U, [B] each, of the batch's maps Ā [B, n, n]."""
+            alpha = self.config.alpha or ALPHA * attention.shape[-1] / _PAPER[TOKENS]
+            intersection, union = (self._targets(self.fused[key], batch) for key in (INTERSECTION, UNION))
+            return missing_intersection(attention, intersection, alpha), outside_union(attention, union, alpha)
+
+        def _targets(self, maps: torch.Tensor, batch: Batch) -> torch.Tensor:
+            if batch.slices is None or batch.depths is None:
+                return maps[:1].expand(len(batch.image), -1, -1)
+            return slice_targets(maps, batch.slices, batch.depths)
+
+        # -- after training: nothing is drawn here
+
+        def after_round(self) -> None:
+            """Segment every training scan; of the best, take maps (eqs. 3 to 6) and judge the heads (eqs. 17, 18)."""
+            depth = int(self.received.numbers.get(DEPTH, 0))
+            maps_travel = depth > 0 and self.config.maps_travel(self.moment)
+            judged = self.config.heads_are_judged(self.moment)
+            arrays, numbers = dict[str, torch.Tensor](), dict[str, float]()
+            if self.config.regularisation and depth == 0:
+                numbers |= {DEPTH: self._median_depth(), TOKENS: float(self._tokens())}
+            if maps_travel or judged:
+                self.model.eval()
+                losses = {case.id: self.dice_loss(case) for case in self.tools.cases}
+                if maps_travel:
+                    arrays = self._maps(best_scans(losses, self.config.map_scans), depth)
+                if judged:
+                    numbers |= self._importance(best_scans(losses, self.config.attribution_scans))
+                self.model.train()
+            self.answer, self.fused = Content(arrays, numbers), {}
+
+        @torch.no_grad()
+        def dice_loss(self, case: StoredCase) -> float:
+            """1 − soft Dice of a whole scan, the mean over what it annotates: every sum runs over all slices."""
+            overlap = volume = torch.zeros(())
+            for batch in self._pieces(self._scan(case)):
+                with self.tools.autocast():
+                    logits, vocabulary = self.model.channels_for(batch.image, self.own_organs)
+                probabilities = structure_probabilities(logits.float(), batch, vocabulary, self.model.convention)
+                overlap = overlap + (probabilities * batch.masks).flatten(2).sum((0, 2)).double().cpu()
+                volume = volume + (probabilities + batch.masks).flatten(2).sum((0, 2)).double().cpu()
+            return float((1 - (2 * overlap + 1) / (volume + 1)).mean())
+
+        @torch.no_grad()
+        def maps_of(self, case: StoredCase) -> torch.Tensor:
+            """Eq. 3: Ā of every slice, [D, n, n]."""
+            with self.tools.autocast():
+                return torch.cat([self.model.attention(batch.image) for batch in self._pieces(self._scan(case))])
+
+        def attribution_of(self, case: StoredCase) -> torch.Tensor | None:
+            """Eq. 17 for a scan, [layers, heads]; None where it shows no organ. Slices without organ add nothing."""
+            scan = self._scan(case)
+            shown = (scan.bits != 0).flatten(1).any(1).nonzero()
+            if not len(shown):
+                return None
+            scan = scan[int(shown[0]) : int(shown[-1]) + 1]
+            voxels = scan.unpack().masks.flatten(2).sum((0, 2))
+            return torch.stack([self._attribution(batch, voxels) for batch in self._pieces(scan)]).sum(0)
+
+        def _attribution(self, batch: Batch, voxels: torch.Tensor) -> torch.Tensor:
+            vocabulary = Vocabulary(organ for organ in self.model.vocabulary if organ in self.own_organs)
+            with torch.no_grad(), self.tools.autocast():  # once for all steps: the encoder knows of no attention
+                encoded = self.model.encoded(batch.image)
+                maps = self.model.maps_of(encoded)
+
+            def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:
+                with self.model.attending(faded), self.tools.autocast():
+                    logits = self.model.decoded(encoded, vocabulary.organs).float()
+                probabilities = structure_probabilities(logits, batch, vocabulary, self.model.convention)
+                return foreground_probability(probabilities, batch.masks, voxels)
+
+            return head_attribution(foreground, maps, self.config.attribution_steps)
+
+        def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
+            """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""
+            over_scans = ScanMaps(depth)
+            for case in self._cases(scans):
+                over_scans.add(self.maps_of(case))
+            if not over_scans.scans:
+                return {}
+            return {INTERSECTION: packed(over_scans.intersection), UNION: packed(over_scans.union)}
+
+        def _importance(self, scans: Sequence[str]) -> dict[str, float]:
+            """Eq. 18 by the name of the head; nothing if no scan shows an organ."""
+            found = [part for case in self._cases(scans) if (part := self.attribution_of(case)) is not None]
+            rows = head_importance(found).tolist() if found else []
+            return {f"{ATTRIBUTION}{i}.{j}": value for i, row in enumerate(rows) for j, value in enumerate(row)}
+
+        def _cases(self, ids: Sequence[str]) -> Iterator[StoredCase]:
+            return (case for case in self.tools.cases if case.id in ids)
+
+        def _scan(self, case: StoredCase) -> PackedBatch:
+            return whole_scan(case, self.tools.patch_size).to(next(self.model.parameters()).device)
+
+        def _pieces(self, scan: PackedBatch) -> Iterator[Batch]:
+            return (scan[start : start + _AT_ONCE].unpack() for start in range(0, len(scan), _AT_ONCE))
+
+        def _median_depth(self) -> float:
+            axis = sliced_axis(self.tools.patch_size)
+            return 1.0 if axis is None else float(statistics.median(c.image.shape[axis] for c in self.tools.cases))
+
+        def _tokens(self) -> int:
+            axis = sliced_axis(self.tools.patch_size)
+            space = [size for along, size in enumerate(self.tools.patch_size) if along != axis]
+            return math.prod(size // divisor for size, divisor in zip(space, self.model.divisor, strict=True))
+
+        def update(self) -> Content:
+            """The model; and what was found after training."""
+            whole = super().update()
+            return Content({**whole.arrays, **self.answer.arrays}, {**whole.numbers, **self.answer.numbers})
+
+    class Server(ServerRule):
+        """The mean over those who sent a key, for attention heads by attribution; and the maps of all sites, fused."""
+
+        config: FedIODConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.agreed: dict[str, float] = {}
+            """D̄ and the number of tokens, once sites have told theirs."""
+            self.fused: dict[str, torch.Tensor] = {}
+            """Î and Û as they travel, by key: of the last round in which maps came."""
+            self.importance: dict[str, dict[str, float]] = {}
+            """HA (eq. 18) by site and head, as each site told last."""
+            self.head_shares: Mapping[str, Mapping[str, float]] = {}
+            """λ (eq. 19) of this round by head and site."""
+
+        def broadcast(self, site: str) -> Content:
+            """With the model go D̄ and, where they will be used, the fused maps."""
+            whole = super().broadcast(site)
+            maps = self.fused if self.config.regularises(self.moment) else {}
+            depth = {DEPTH: self.agreed[DEPTH]} if DEPTH in self.agreed else {}
+            return Content({**whole.arrays, **maps}, {**whole.numbers, **depth})
+
+        def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+            """Maps may come along. Where nobody has told of sizes yet, the paper's stand in for them."""
+            if not self.config.maps_travel(self.moment):
+                return super().expects(site)
+            tokens, depth = (int({**_PAPER, **self.agreed}[name]) for name in (TOKENS, DEPTH))
+            example = torch.empty(tokens, depth * tokens, dtype=torch.float16, device="meta")
+            return {**super().expects(site), INTERSECTION: example, UNION: example}
+
+        def aggregate(self, updates: Updates) -> None:
+            """Agree on a size, fuse the maps that came (eqs. 7 to 9), weigh heads (eq. 19), average."""
+            self._agree(updates)
+            for key in (INTERSECTION, UNION):
+                senders = [site for site in updates.sites if key in updates.keys(site)]
+                if senders:
+                    self.fused[key] = packed(fuse(lambda site, key=key: unpacked(updates.array(site, key)), senders))  # type: ignore[misc]
+            for site in updates.sites:
+                told = {name: value for name, value in updates.numbers(site).items() if name.startswith(ATTRIBUTION)}
+                if told:
+                    self.importance[site] = told
+            known = {site: self.importance.get(site, {}) for site in updates.sites}
+            self.head_shares = head_weights(known, {site: self.weight(site, "") for site in updates.sites})
+            super().aggregate(updates)
+
+        def weight(self, site: str, key: str) -> float:
+            """λ for the weights of a head (eq. 20), n_k for all others (eq. 16)."""
+            head = head_of_key(key)
+            shares = None if head is None else self.head_shares.get(f"{ATTRIBUTION}{head[0]}.{head[1]}")
+            return super().weight(site, key) if shares is None else shares[site]
+
+        def _agree(self, updates: Updates) -> None:
+            """Medians over sites, each counted once per case: D̄ is that of all scans, as far as medians tell."""
+            if self.agreed:
+                return
+            for name in (DEPTH, TOKENS):
+                told = {site: updates.numbers(site).get(name, math.nan) for site in updates.sites}
+                each = [v for site, v in told.items() if v >= 1 for _ in range(self.federation.sites[site].train_cases)]
+                if each:
+                    self.agreed[name] = float(int(statistics.median_low(each)))
+            if DEPTH in self.agreed:
+                self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
+
+        def state(self) -> Content:
+            """The fused maps, their size, and what each site said about heads."""
+            told = {f"{site}/{head}": value for site, heads in self.importance.items() for head, value in heads.items()}
+            return Content(self.fused, {**self.agreed, **told})
+
+        def load_state(self, state: Content) -> None:
+            """Take them back."""
+            self.fused = dict(state.arrays)
+            self.agreed = {name: state.numbers[name] for name in (DEPTH, TOKENS) if name in state.numbers}
+            self.importance = {}
+            for name, value in state.numbers.items():
+                site, _, head = name.partition("/")
+                if head.startswith(ATTRIBUTION):
+                    self.importance.setdefault(site, {})[head] = value
