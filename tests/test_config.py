@@ -97,8 +97,18 @@ def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_cont
         ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "cannot be used", "must be all 1"),
         (
             {"method": {"name": "multihead"}, "network": {"organs": "decoders"}},
-            "multihead cannot tell organs apart by decoders",
-            "network.organs\n  why: the method itself decides how: by heads\n  fix: Leave network.organs out",
+            "multihead cannot use a network with organs: decoders",
+            "network.organs\n  why: the method itself decides that: heads\n  fix: Leave network.organs out",
+        ),
+        (
+            {"method": {"name": "fedavg_pl"}, "network": {"convention": "independent"}},
+            "fedavg_pl cannot use a network with convention: independent",
+            "network.convention\n  why: the method itself decides that: exclusive\n  fix: Leave network.convention out",
+        ),
+        (
+            {"method": {"name": "ufps", "schedule_start": 0.5}},
+            "WS would begin at 0.5 of the rounds and end at 0.4",
+            "weight_schedule: none",
         ),
         (
             {"training": {"augment": {"mirror_axes": [0, 2]}}},

@@ -152,14 +152,16 @@ class Agreement(Settings):
     @model_validator(mode="after")
     def _the_method_decides_first(self) -> Agreement:
         """A method that is about heads has heads: a wish for something else must not be passed over in silence."""
-        decided, wished = find_method(self.method["name"]).organs, self.network.organs
-        if decided is not None and wished not in (UNetSettings().organs, decided):
-            raise ConfigError(
-                f"{self.method['name']} cannot tell organs apart by {wished}.",
-                where="network.organs",
-                why=f"the method itself decides how: by {decided}",
-                fix="Leave network.organs out, or choose a method that does not decide it, such as fedavg.",
-            )
+        decided = self.build_method().network_settings(self.network)
+        for field in ("organs", "convention"):
+            wished, used = getattr(self.network, field), getattr(decided, field)
+            if wished not in (UNetSettings.model_fields[field].default, used):
+                raise ConfigError(
+                    f"{self.method['name']} cannot use a network with {field}: {wished}.",
+                    where=f"network.{field}",
+                    why=f"the method itself decides that: {used}",
+                    fix=f"Leave network.{field} out, or choose a method that does not decide it, such as fedavg.",
+                )
         return self
 
     def build_method(self) -> Method:

@@ -102,6 +102,33 @@ def test_a_restart_finds_the_teachers(tmp_path):
     assert site_teachers(vault=DiskVault(tmp_path)).known() == ("liver", "spleen")
 
 
+class Exclusive(Constant):
+    """Background 0.2, liver 0.3, spleen 0.1, aorta 0.4, wherever it looks."""
+
+    def __init__(self) -> None:
+        super().__init__(("liver", "spleen", "aorta"))
+        self.convention = "exclusive"
+        self.logits = nn.Parameter(torch.tensor([0.2, 0.3, 0.1, 0.4]).log())
+
+
+@pytest.mark.parametrize(
+    ("taught", "expected"),
+    [(("liver", "spleen"), {"liver": 85, "spleen": 36}), (("liver", "spleen", "aorta"), {"aorta": 170})],
+)
+def test_an_exclusive_teacher_is_heard_against_all_that_it_was_not_taught(cases, taught, expected):
+    """Taught liver and spleen: neither has 0.2 + 0.4. Liver 0.3/(0.3 + 0.6) = ⅓, spleen 0.1/0.7 = ⅐: 255 p = 85, 36.
+
+    Had it been taught the aorta too, the aorta (0.4 of 0.4 + 0.2) would be claimed, though it has less than one half.
+    """
+    site = site_teachers(cases, owners={"south": tuple(expected)})
+    site.taught = {"south": taught}
+    site._build = lambda _: Exclusive()
+    site.receive(Content({f"teacher/south/{k}": v for k, v in Exclusive().state_dict().items()}))
+    volume, names = site.predictions(lambda case: tuple(expected)).volume(cases[1])
+    assert {name: int(volume[place].max()) for place, name in enumerate(names)} == expected
+    assert (volume.max((1, 2, 3)) == volume.min((1, 2, 3))).all()
+
+
 def test_an_organ_is_the_mean_of_the_teachers_that_know_it(cases):
     """Liver (0.8 + 0.4)/2 = 0.6, spleen 0.2, aorta 0.6; the pancreas has no teacher. 255 p = 153, 51, 153."""
     site = site_teachers(cases)

@@ -35,6 +35,13 @@ def test_rows_become_runs(flkd: Experiment) -> None:
     assert {run.experiment.method["n_sampled_teachers"] for run in plan.runs} == {2}
 
 
+def test_every_row_delivers_its_last_round(flkd: Experiment) -> None:
+    """The best round may lie before a module begins: rows would deliver one and the same model."""
+    assert flkd.training.select == "best"
+    runs = plan_ablation(flkd, seeds="0,1").plan.runs
+    assert {run.experiment.training.select for run in runs} == {"last"}
+
+
 def test_rows_may_be_chosen_in_any_order_and_case(flkd: Experiment) -> None:
     ablation = plan_ablation(flkd, rows="BOTH, global kd", seeds="0", reference="both", folder=Path("here"))
     assert [row.label for row in ablation.rows] == ["global KD", "both"]  # in the table's order

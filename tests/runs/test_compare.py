@@ -62,7 +62,7 @@ def test_settings_go_where_they_belong(tiny: Tiny) -> None:
         ("fedavg,fedprox+mu=0.01,x=fedprox", "'fedprox+mu=0.01' and 'x' are the same"),
         ("multihead,multihead+network.organs=heads", "are the same"),  # it has heads, said or not
         ("multihead,multihead+network.organs=channels", "are the same"),
-        ("multihead,multihead+network.organs=decoders", "multihead cannot tell organs apart by decoders"),
+        ("multihead,multihead+network.organs=decoders", "multihead cannot use a network with organs: decoders"),
         ("segviz,segviz+network.organs=heads", "Leave network.organs out"),
         ("a=fedavg,A=solo", "share a folder"),
         ("fedprox+mu", "name=value"),

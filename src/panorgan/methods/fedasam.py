@@ -20,9 +20,9 @@ from pydantic import Field
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.asam_step import asam_step
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates
+from panorgan.methods.base import Method, MethodConfig, SiteRule
 from panorgan.methods.registry import register
-from panorgan.methods.swa import RoundAverage
+from panorgan.methods.swa import AveragesRounds
 
 
 class FedASAMConfig(MethodConfig):
@@ -62,7 +62,7 @@ class FedASAM(Method):
     paper: ClassVar[str] = "arXiv:2203.11834"
     equations: ClassVar[Mapping[str, str]] = {
         "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
-        "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle; `Server.delivered`",
+        "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; `Server.delivered`",
     }
 
     class Site(SiteRule):
@@ -74,28 +74,5 @@ class FedASAM(Method):
             """Up along the gradient, take another there, step with it from where it began."""
             return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
 
-    class Server(ServerRule):
+    class Server(AveragesRounds):
         """The weighted mean of FedAvg, and over late rounds the mean of those."""
-
-        config: FedASAMConfig
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
-
-        def aggregate(self, updates: Updates) -> None:
-            """Every round counts, whoever was missing in it."""
-            super().aggregate(updates)
-            self.average.add(self.weights, self.moment)
-
-        def delivered(self) -> Mapping[str, torch.Tensor]:
-            """The mean over rounds, once there is one."""
-            return self.average.over(self.weights)
-
-        def state(self) -> Content:
-            """The mean so far."""
-            return self.average.state()
-
-        def load_state(self, state: Content) -> None:
-            """Go on with it."""
-            self.average.load(state)

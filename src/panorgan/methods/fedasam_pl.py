@@ -9,11 +9,10 @@ import torch
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.asam_step import asam_step
-from panorgan.methods.base import Content, Updates
 from panorgan.methods.fedasam import FedASAMConfig
 from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
 from panorgan.methods.registry import register
-from panorgan.methods.swa import RoundAverage
+from panorgan.methods.swa import AveragesRounds
 from panorgan.methods.teaching import TaughtServer
 
 
@@ -28,7 +27,7 @@ class FedASAMPL(PseudoLabelMethod):
     paper: ClassVar[str] = "FedASAM* in Jiang et al., UFPS; arXiv:2203.11834"
     equations: ClassVar[Mapping[str, str]] = {
         "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
-        "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle; `Server.delivered`",
+        "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; `Server.delivered`",
     }
 
     class Site(PseudoLabelSite):
@@ -43,31 +42,5 @@ class FedASAMPL(PseudoLabelMethod):
             self.prepare(batch)
             return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
 
-    class Server(TaughtServer):
+    class Server(AveragesRounds, TaughtServer):
         """The exchange of teachers, FedAvg's mean, and over late rounds the mean of those."""
-
-        config: FedASAMPLConfig
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)
-            self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
-
-        def aggregate(self, updates: Updates) -> None:
-            """Training rounds count, whoever was missing in them."""
-            super().aggregate(updates)
-            if self.in_training:
-                self.average.add(self.weights, self.moment)
-
-        def delivered(self) -> Mapping[str, torch.Tensor]:
-            """The mean over rounds, once there is one."""
-            return self.average.over(self.weights)
-
-        def state(self) -> Content:
-            """Who has the teachers, and the mean so far."""
-            teachers, average = super().state(), self.average.state()
-            return Content(average.arrays, {**teachers.numbers, **average.numbers})
-
-        def load_state(self, state: Content) -> None:
-            """Take that back."""
-            super().load_state(state)
-            self.average.load(state)

@@ -2,14 +2,7 @@
 
 SWA (arXiv:1803.05407) averages the models that training passes through late in a run; their mean lies flatter than any
 of them. Training itself goes on from the last model and never sees the mean: it is validated and delivered, and not
-broadcast. A rule assembles it from four calls::
-
-    aggregate:  super().aggregate(updates); self.average.add(self.weights, self.moment)
-    delivered:  return self.average.over(self.weights)
-    state:      return self.average.state()            (or joined with what else the rule keeps)
-    load_state: self.average.load(state)
-
-A method with several stages calls `add` in its training stage only.
+broadcast. A server rule inherits `AveragesRounds` before the rule whose models it averages.
 """
 
 from __future__ import annotations
@@ -18,7 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from panorgan.methods.exchange import Content, Moment
+from panorgan.methods.base import ServerRule
+from panorgan.methods.exchange import Content, Moment, Updates
 
 _PREFIX = "swa/"
 
@@ -77,3 +71,31 @@ class RoundAverage:
         own = {key: value for key, value in state.arrays.items() if key.startswith(_PREFIX)}
         self.weights = {key.removeprefix(_PREFIX): value for key, value in own.items()}
         self.models = {key.removeprefix(_PREFIX): int(state.numbers[key]) for key in own}
+
+
+class AveragesRounds(ServerRule):
+    """Delivers the mean over late rounds. Its config has `swa_start` and `swa_cycle`."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)  # type: ignore[attr-defined]
+
+    def aggregate(self, updates: Updates) -> None:
+        """Every training round counts, whoever was missing in it."""
+        super().aggregate(updates)
+        if self.moment.stage == "train":
+            self.average.add(self.weights, self.moment)
+
+    def delivered(self) -> Mapping[str, torch.Tensor]:
+        """The mean over rounds, once there is one."""
+        return self.average.over(self.weights)
+
+    def state(self) -> Content:
+        """What the rule keeps, and the mean so far."""
+        whole, average = super().state(), self.average.state()
+        return Content({**whole.arrays, **average.arrays}, {**whole.numbers, **average.numbers})
+
+    def load_state(self, state: Content) -> None:
+        """Take that back."""
+        super().load_state(state)
+        self.average.load(state)

@@ -31,8 +31,10 @@ SEND = "send_teacher"
 """A number in a request: the server lacks this site's teacher."""
 _EQUIPPED = "equipped/"
 _OWING = "owing/"
+# Keeps 0/0 out where a teacher is sure of another organ.
+_NEVER = 1e-9
 # Changes when predictions are made or stored in another way: what was stored before is then not found.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def as_teacher(weights: Arrays) -> dict[str, torch.Tensor]:
@@ -57,6 +59,8 @@ class SiteTeachers:
         owners: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.tools, self.owners = tools, dict(owners)
+        self.taught: dict[str, tuple[str, ...]] = dict(owners)
+        """The organs that each site's teacher was taught, whether it is heard on them or not."""
         self.asked = False
         """Whether the server lacks this site's teacher, as the last request said."""
         self._build = build
@@ -115,6 +119,9 @@ class SiteTeachers:
     ) -> Companions:
         """Probabilities of organs for the training cases: per organ the mean over the teachers that know it.
 
+        Of a teacher with exclusive channels it is the probability against all that it was not taught: it has learnt
+        nothing about those channels, and above one half then means that the organ is likelier than none of its own.
+
         `names_of_case` says which organs are wanted for a case; those that no teacher knows are left out.
         """
         known = frozenset(self.known())
@@ -124,7 +131,7 @@ class SiteTeachers:
 
         cases = self.tools.cases
         asked = sorted({name for case in cases for name in names_of(case)})
-        panel = _Panel(self.tools, self._loaded, self.who_know)
+        panel = _Panel(self.tools, self._loaded, self.who_know, self.taught)
         return Companions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
 
     # -- details -------------------------------------------------------------------------------------------
@@ -154,7 +161,7 @@ class SiteTeachers:
         """Hash of everything that predictions depend on besides the case: the teachers of each organ, and inference."""
         digest = hashlib.sha256(f"format {_FORMAT}\n{self.tools.inference_key}\n".encode())
         for organ in organs:
-            asked = [f"{site}={self._fingerprint(site)}" for site in self.who_know(organ)]
+            asked = [f"{site}={self._fingerprint(site)} {self.taught.get(site)}" for site in self.who_know(organ)]
             digest.update(f"{organ}: {', '.join(asked)}\n".encode())
         return digest.hexdigest()[:32]
 
@@ -179,8 +186,9 @@ class _Panel:
         tools: SiteTools,
         load: Callable[[str], SegmentationNetwork],
         who_know: Callable[[str], tuple[str, ...]],
+        taught: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self._tools, self._load, self._who_know = tools, load, who_know
+        self._tools, self._load, self._who_know, self._taught = tools, load, who_know, taught
         self._networks: dict[str, SegmentationNetwork] = {}
 
     def __call__(self, image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
@@ -192,9 +200,13 @@ class _Panel:
                 self._networks[site] = self._load(site)
             network = self._networks[site]
             probabilities = self._tools.predict(network, image).float()
+            own = [network.channels.index(organ) for organ in self._taught.get(site, ())]
             for name in names:
                 if site in asked[name]:
                     channel = probabilities[network.channels.index(name)]
+                    if network.convention == "exclusive":
+                        nothing = (1 - probabilities[own].sum(0)).clamp_(min=_NEVER)
+                        channel = channel / (channel + nothing)
                     sums[name] = sums[name] + channel if name in sums else channel
         return torch.stack([sums[name] / len(asked[name]) for name in names])
 

@@ -52,6 +52,7 @@ class TaughtSite(SiteRule):
         if self.teachers.asked and self.facts.name not in self.teachers.sites:
             self._keep_teacher()  # it broke off in pretrain: better the last good one than none
         self.teachers.owners = who_teaches(self.federation, self.teachers.sites)
+        self.teachers.taught = {site: self.federation.organs_of(site) for site in self.teachers.owners}
         if self.in_training:
             super().before_round()
             self.alone = False

@@ -12,8 +12,9 @@ distribution". Every module is one switch; with all of them off it is FedAvg* (`
   another scanner might have shown them (CMIDG), and only some weights move there: the largest gradients, and a few
   that the sites disagree on.
 
-Starts and ends are shares of the rounds. Two things are settled where the paper is silent or its text and formulas
-disagree: eq. 11 takes magnitudes (signed gradients that swing would cancel), and the bank holds one value per case.
+Starts and ends are shares of the rounds. Settled where the paper is silent, or its text and formulas disagree: eq. 11
+takes magnitudes (signed gradients that swing would cancel), the bank holds one value per case, WS's weights end at 0,
+and eq. 5 measures agreement where ground truth leaves something open.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from panorgan.cases.cmidg import CMIDGSettings, cmidg
 from panorgan.cases.sampling import Batch
+from panorgan.errors import ConfigError
 from panorgan.losses.reverse_ce import adaptive_rce
 from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
 from panorgan.losses.unified_label import merge, pseudo_label
@@ -41,6 +43,7 @@ from panorgan.methods.registry import register
 from panorgan.methods.sharpness import ascend, flat_gradient
 from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
 from panorgan.methods.teaching import TEACHERS, TaughtServer
+from panorgan.methods.ufps_table import TABLE_3
 from panorgan.methods.uncertainty_bank import UncertaintyBank
 from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
 from panorgan.methods.weight_schedules import sample_weights
@@ -93,7 +96,9 @@ class UFPSConfig(PseudoLabelConfig):
     )
     sharpness_start: float = _field(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
     rho: float = _field(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
-    eta: float = _field(0.001, "0.001", "what keeps weights near zero mobile: the scale is |w| + η", ge=0)
+    eta: float = _field(
+        0.001, "0.001", "what keeps weights near zero mobile: the scale is the size of a weight plus η", ge=0
+    )
     local_share: float = _field(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
     global_share: float = _field(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
     mask_every: int = _field(5, "5", "rounds from one refresh of the masks to the next, r_fre", ge=1)
@@ -102,38 +107,15 @@ class UFPSConfig(PseudoLabelConfig):
         CMIDGSettings(), description="CMIDG of the images on which the worst point is looked for"
     )
 
-
-_SWITCHES: Mapping[str, tuple[str, object, object]] = {
-    # module: (its field, on, off)
-    "aRCE": ("reverse_ce", True, False),
-    "WS": ("weight_schedule", "tail_shift", "none"),
-    "UA": ("uncertainty_aware", "decoder", "none"),
-    "GMT": ("main_teacher", True, False),
-    "sUSAM": ("sharpness", "susam", "none"),
-}
-_TABLE_3 = {
-    # mean Dice over the paper's four clients, in percent
-    "PL": "73.07",
-    "PL aRCE": "73.34",
-    "PL WS": "74.22",
-    "PL UA": "73.67",
-    "PL GMT": "74.27",
-    "PL sUSAM": "74.04",
-    "PL aRCE WS": "74.39",
-    "PL aRCE WS UA": "74.44",
-    "PL aRCE WS UA GMT": "74.83",
-    "PL aRCE WS UA GMT sUSAM": "74.95",
-}
-
-
-def _table_3() -> tuple[AblationRow, ...]:
-    """The paper's module table: alone, with pseudo labels, each module by itself, then one after another."""
-    rows = [AblationRow("SOLO", (), method="solo", paper="70.05")]
-    for label, figure in _TABLE_3.items():
-        modules = tuple(label.split())
-        settings = {field: on if name in modules else off for name, (field, on, off) in _SWITCHES.items()}
-        rows.append(AblationRow(label, modules, settings, paper=figure))
-    return tuple(rows)
+    @model_validator(mode="after")
+    def _schedule_has_rounds(self) -> UFPSConfig:
+        if self.weight_schedule != "none" and self.schedule_start >= self.schedule_end:
+            raise ConfigError(
+                f"WS would begin at {self.schedule_start} of the rounds and end at {self.schedule_end}.",
+                where="method.schedule_start",
+                fix="Let it begin before it ends, or set weight_schedule: none.",
+            )
+        return self
 
 
 @register("ufps", config=UFPSConfig)
@@ -170,12 +152,11 @@ class UFPS(PseudoLabelMethod):
         "training.sampling.batch_size": 2,
         "training.sampling.foreground": 0.5,
     }
-    ablation: ClassVar[tuple[AblationRow, ...]] = _table_3()
+    ablation: ClassVar[tuple[AblationRow, ...]] = TABLE_3
     numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", MEAN, VARIANCE)
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
-        LOCAL: "a bit per weight: whether it is among those that matter most to this site. Only when masks are made, "
-        "every `mask_every` rounds.",
+        LOCAL: "every `mask_every` rounds, a bit per weight: whether it is among those that matter most to this site.",
     }
 
     class Site(PseudoLabelSite):

@@ -43,8 +43,10 @@ def plan_ablation(
     """Everything that an ablation will run, checked as far as it can be without data.
 
     `method` is the experiment's own unless told; `rows` are labels as on the command line, all of them if left out.
-    The reference is the first row that is the method itself: its plainest form.
+    The reference is the first row that is the method itself: its plainest form. Every row delivers its last round:
+    the best one may come before a module begins, and would then be another row's.
     """
+    experiment = experiment.model_copy(update={"training": experiment.training.model_copy(update={"select": "last"})})
     name = method or str(experiment.method["name"])
     chosen = _chosen(_table(name), rows)
     if reference is None:
