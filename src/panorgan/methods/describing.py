@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from panorgan.errors import ConfigError
 from panorgan.methods.base import Method, MethodConfig
 from panorgan.methods.payloads import Sending, empty_network, made_up_federation, sendings
 from panorgan.networks import UNetSettings
@@ -126,7 +127,7 @@ class MethodDescription:
         """A config with changes; None if they are not allowed, or a setting has no default."""
         try:
             return self.method.Config.model_validate(changes)
-        except ValidationError:
+        except (ValidationError, ConfigError):
             return None
 
     def _variants(self) -> Iterator[Variant]:
