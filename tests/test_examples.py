@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -11,7 +12,10 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, load_experiment
+from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.registry import find_method
 from panorgan.runs.execute import train
 from panorgan.runs.prepare import prepare
 
@@ -91,6 +95,32 @@ def test_the_options_for_a_gpu_in_the_comments_fit_together(name):
     experiment = load_experiment(EXAMPLES / name, [quoted or plain for quoted, plain in options])
     assert len(options) == 8 + (name == "acdc.yaml")
     assert experiment.training.rounds == 200
+
+
+def test_fediod_on_acdc_is_as_its_paper_says_and_so_are_its_baselines():
+    """Every number of the method's own recipe but for a round's length; every method that the comment compares."""
+    path = EXAMPLES / "acdc_fediod.yaml"
+    experiment, content = load_experiment(path), path.read_text()
+    recipe = dict(find_method("fediod").recipe)
+    assert recipe.pop("training.local_epochs") == 1  # of slices there; here an epoch is one patch per case
+    for setting, value in recipe.items():
+        found = functools.reduce(getattr, setting.split("."), experiment)
+        assert (list(found) if isinstance(found, tuple) else found) == value, setting
+    network = experiment.build_method().build_network(experiment.network, federation_of(experiment))
+    assert sum(p.numel() for p in network.parameters()) == 11_865_078  # the paper: about 11.15 million
+    compared = re.search(r"--methods (\S+)", content)[1].split(",")
+    assert compared == ["solo", "fedavg", "fedprox", "segviz", "flkd", "ufps", "fediod", "central_full"]
+    for method in compared:
+        assert load_experiment(path, [f"method={{name: {method}}}"]).method["name"] == method
+    options = [quoted or plain for quoted, plain in re.findall(r"--set (?:'([^']*)'|(\S+))", content)]
+    assert load_experiment(path, options).training.rounds == 20
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    facts = {
+        name: SiteFacts(name, 1, dict.fromkeys(site.annotated or (), 1)) for name, site in experiment.sites.items()
+    }
+    return Federation(Vocabulary(experiment.vocabulary), facts)
 
 
 @pytest.mark.skipif(not (DATA / "acdc").is_dir(), reason="ACDC is not in ../shared/data")

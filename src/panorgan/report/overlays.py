@@ -30,7 +30,7 @@ from panorgan.runs.scoring import Row
 
 WINDOW_HU = (-160.0, 240.0)
 """The abdominal window, for CT."""
-_MR_PERCENTILES = (1.0, 99.0)  # MR has no scale of its own: nearly black to nearly white of the slice at hand
+MR_PERCENTILES = (1.0, 99.0)  # MR has no scale of its own: nearly black to nearly white of the slice at hand
 
 _LONGEST_SIDE = 400  # pixels; about what one of three pictures gets on a wide screen
 _TISSUE_HU = -500.0
@@ -142,7 +142,7 @@ def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predict
         rows, columns = _tissue_box(scan, truth | predicted, mm_x, mm_y)
         scan, truth, predicted = (a[rows, columns] for a in (scan, truth, predicted))
     else:
-        low, high = np.percentile(scan, _MR_PERCENTILES)
+        low, high = np.percentile(scan, MR_PERCENTILES)
         window = (float(low), float(max(high, low + 1e-6)))
     height, width = scan.shape[0] * mm_y, scan.shape[1] * mm_x
     return Overlay(
@@ -155,7 +155,7 @@ def _draw_slice(choice: _Choice, grid: Grid, image: Volume, truth: Mask, predict
         width_mm=width,
         height_mm=height,
         ruler_mm=ruler_length(width),
-        scan=_encode(scan.astype(np.float32), width, height, window),
+        scan=encode_slice(scan.astype(np.float32), width, height, window),
         truth=outline(truth, mm_x, mm_y),
         prediction=outline(predicted, mm_x, mm_y),
         note=note,
@@ -216,11 +216,17 @@ def _tissue_box(scan: NDArray[Any], organ: Mask, mm_x: float, mm_y: float) -> tu
     return span(rows, mm_y), span(columns, mm_x)
 
 
-def _encode(scan: NDArray[np.float32], width_mm: float, height_mm: float, window: tuple[float, float]) -> str:
+def encode_slice(
+    scan: NDArray[np.float32],
+    width_mm: float,
+    height_mm: float,
+    window: tuple[float, float],
+    longest_side: int = _LONGEST_SIDE,
+) -> str:
     """The windowed slice as a small grey JPEG with square pixels, as a data URI."""
     low, high = window
     grey = (np.clip(scan, low, high) - low) / (high - low)
-    scale = _LONGEST_SIDE / max(width_mm, height_mm)
+    scale = longest_side / max(width_mm, height_mm)
     shape = (max(1, round(height_mm * scale)), max(1, round(width_mm * scale)))
     zoom = [wanted / had for wanted, had in zip(shape, grey.shape, strict=True)]
     # Shrinking needs a blur first, or noise turns into patterns.

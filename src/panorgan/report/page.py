@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache as remembered
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,6 +18,7 @@ from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
+from panorgan.report.attention import AttentionPictures, attention_pictures, head_table
 from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
@@ -23,6 +26,8 @@ from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
 from panorgan.report.templates import fill_in
 from panorgan.runs.site_cases import cache_folder, read_sites
+
+Drawn = TypeVar("Drawn")
 
 
 def write_report(run_folder: Path, cache: Path | None = None) -> Path:
@@ -32,14 +37,22 @@ def write_report(run_folder: Path, cache: Path | None = None) -> Path:
     page says so in place of the pictures.
     """
     record = read_record(run_folder)
-    overlays, missing = _try_overlays(record, cache)
-    page = render(record, overlays, missing)
+    cases = remembered(lambda: _test_cases(record, cache))
+    overlays, missing = _try_to_draw(lambda: draw_overlays(record, cases()))
+    attention, attention_missing = _try_to_draw(lambda: attention_pictures(record, cases()))
+    page = render(record, overlays or {}, missing, attention, attention_missing)
     write_atomically(record.folder.report, page)
     return record.folder.report
 
 
-def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missing: str = "") -> str:
-    """The page as text. `overlays_missing` is the sentence to show when there are no pictures."""
+def render(
+    record: RunRecord,
+    overlays: dict[str, list[Overlay]],
+    overlays_missing: str = "",
+    attention: AttentionPictures | None = None,
+    attention_missing: str = "",
+) -> str:
+    """The page as text. What is called missing is the sentence to show when there are no such pictures."""
     scores = tables.make_scores(record)
     beside = beside_models(record)
     return fill_in(
@@ -68,6 +81,9 @@ def render(record: RunRecord, overlays: dict[str, list[Overlay]], overlays_missi
         },
         overlays=overlays,
         overlays_missing=overlays_missing,
+        attention=attention,
+        attention_missing=attention_missing,
+        heads=head_table(record),
         phase_names=figures.PHASE_NAMES,
         happenings=[describe_happening(event) for event in record.happenings],
         created=record.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
@@ -94,14 +110,14 @@ def describe_happening(event: Event) -> tuple[str, str]:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what
 
 
-def _try_overlays(record: RunRecord, cache: Path | None) -> tuple[dict[str, list[Overlay]], str]:
+def _try_to_draw(draw: Callable[[], Drawn]) -> tuple[Drawn | None, str]:
     """Pictures, or the reason why there are none: a report without them is still a report."""
     try:
-        return draw_overlays(record, _test_cases(record, cache)), ""
+        return draw(), ""
     except (PanorganError, OSError) as error:
         # What the error would say about its place may be a path of another machine; the sentence is enough.
         reason = error.what if isinstance(error, PanorganError) else "A file cannot be read."
-        return {}, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"
+        return None, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"
 
 
 def _test_cases(record: RunRecord, cache: Path | None) -> dict[CaseKey, Case]:
