@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from federations import Meddling, make_coordinator, make_workers, run, same
 from fediod_pieces import FEDIOD, SLICES, TOKENS_HERE
+from killing import Killed, deadly
 from overhearing import overheard
 from safetensors.torch import load_file
 
@@ -193,24 +193,6 @@ def test_sites_that_come_and_go(tiny, tmp_path):
 
 def events(folder) -> list[dict[str, Any]]:
     return [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "round"]
-
-
-class Killed(BaseException):
-    """The process dies here."""
-
-
-def deadly(original, call: int, works: bool):
-    """A version of a function that kills at its call number `call`, counted from 1; after its work if it `works`."""
-    calls: Iterator[int] = iter(range(1, 10**6))
-
-    def dies(*arguments, **named):
-        if next(calls) < call:
-            return original(*arguments, **named)
-        if works:
-            original(*arguments, **named)
-        raise Killed
-
-    return dies
 
 
 KILLS = {

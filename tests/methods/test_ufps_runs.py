@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from dying_run import train_and_die
 from federations import Meddling, make_coordinator, make_workers, run, same
+from killing import Killed, deadly
 from overhearing import overheard
 
 from panorgan.config import parse_experiment
@@ -34,24 +34,6 @@ def told_by_sites(folder) -> list[dict[str, Any]]:
 
 
 # -- kills -----------------------------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """The process dies here."""
-
-
-def deadly(original, call: int, works: bool):
-    """A version of a function that kills at its call number `call`, counted from 1; after its work if it `works`."""
-    calls: Iterator[int] = iter(range(1, 10**6))
-
-    def dies(*arguments, **named):
-        if next(calls) < call:
-            return original(*arguments, **named)
-        if works:
-            original(*arguments, **named)
-        raise Killed
-
-    return dies
 
 
 KILLS = {
