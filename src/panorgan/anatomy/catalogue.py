@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal
@@ -116,6 +116,7 @@ def parse_catalogue(text: str) -> dict[str, Organ]:
     return organs
 
 
+@lru_cache(maxsize=4096)
 def find_organ(text: str) -> Organ:
     """The organ with this name or alias. Case, spaces, hyphens and underscores do not matter."""
     name = _lookup().get(_normalise(text))
@@ -125,6 +126,7 @@ def find_organ(text: str) -> Organ:
     return catalogue()[name]
 
 
+@lru_cache(maxsize=4096)
 def ancestors(name: str) -> tuple[str, ...]:
     """Parent, grandparent and so on, nearest first, through both relations."""
     found: list[str] = []

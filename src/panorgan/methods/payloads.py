@@ -138,10 +138,8 @@ def _weights_in_words(sent: Mapping[str, set[str]], network: SegmentationNetwork
     common = {key for key in every if group_of_key(key) is None}
     if special := every - common:
         modules = " and ".join(sorted({key.partition(".")[0].replace("_", " ") for key in special}))
-        own = {
-            site: {key for key in special if group_of_key(key) in groups_of(federation.organs_of(site))}
-            for site in weights
-        }
+        groups = {site: groups_of(federation.organs_of(site)) for site in weights}
+        own = {site: {key for key in special if group_of_key(key) in groups[site]} for site in weights}
         if all(keys == common | own[site] for site, keys in weights.items()):
             return f"all weights but the {modules} of organs that it does not annotate"
         if all(keys == own[site] for site, keys in weights.items()):

@@ -137,7 +137,7 @@ def _norm(settings: UNetSettings) -> tuple[str, dict[str, object]]:
 
 def _initialise(module: nn.Module) -> None:
     """Kaiming for the leaky ReLUs inside; zero biases."""
-    if isinstance(module, _CONVOLUTIONS):
+    if isinstance(module, _CONVOLUTIONS) and not module.weight.is_meta:  # without memory there is nothing to draw
         nn.init.kaiming_normal_(module.weight, a=_SLOPE)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
