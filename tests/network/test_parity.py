@@ -24,6 +24,7 @@ SENDS_THE_SAME_AS = {
     "fedprox": "fedavg",
     "multidecoder": "multihead",
     "multiencoder": "multihead",
+    "fedasam": "fedasam_pl",
     "fedavg_pl": "ufps",
     "fedprox_pl": "ufps",
 }
