@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from invoking import invoke
 
-from panorgan.cli import main as cli
 from panorgan.runs.execute import train
 
 QUICK = ("--eigenvalues", "1", "--probes", "2", "--grid", "3", "--batches", "1", "--batch-size", "1", "--device", "cpu")
-
-
-def invoke(capfd, monkeypatch, *arguments: str) -> tuple[int, str, str]:
-    """Run the command in this process; returns exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["panorgan", *arguments])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out, err = capfd.readouterr()
-    return int(left.value.code or 0), out, err
 
 
 @pytest.fixture(scope="module")

@@ -17,21 +17,13 @@ import SimpleITK
 import torch
 import yaml
 from dicom_files import write_series
+from invoking import invoke
 from typer.testing import CliRunner
 
 from panorgan.cli import main as cli
 from panorgan.runs.prepare import prepare
 
 HAS_CUDA = torch.cuda.is_available()
-
-
-def invoke(capfd, monkeypatch, *arguments: str) -> tuple[int, str, str]:
-    """Run the command in this process; returns exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["panorgan", *arguments])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out, err = capfd.readouterr()
-    return int(left.value.code or 0), out, err
 
 
 @pytest.fixture(scope="module")

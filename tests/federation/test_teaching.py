@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from federations import Tampering, make_coordinator, make_workers, run, same
+from killing import Killed
 
 from panorgan.federation import egress as egress_module
 from panorgan.federation.checkpoint import Checkpoints
@@ -160,10 +161,6 @@ def test_stored_and_fresh_predictions_give_the_same_loss_within_quantisation(exp
     assert len(stored) == len(fresh) == 4  # two sites, two steps; the second step starts from other weights already
     for place in (0, 2):
         assert 0 < abs(stored[place] - fresh[place]) <= 2 / 510
-
-
-class Killed(BaseException):
-    """The process dies here."""
 
 
 def test_a_kill_between_the_vault_and_the_checkpoint_does_no_harm(experiment, tmp_path, method, monkeypatch):

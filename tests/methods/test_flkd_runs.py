@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from federations import make_coordinator, make_workers, run, same
+from killing import Killed, deadly
 from overhearing import overheard
 from torch import nn
 
@@ -210,22 +210,6 @@ LONG = {"name": "flkd", "pretrain": 1.0}  # pretrain, pretrain, exchange, train,
 SAVED = {**TRAINING, "optimizer": {"keep_state": True}}
 
 
-class Killed(BaseException):
-    """The process dies here."""
-
-
-def deadly(original, call: int):
-    """A version of a function that kills at its call number `call`, counted from 1."""
-    calls: Iterator[int] = iter(range(1, 10**6))
-
-    def dies(*arguments, **named):
-        if next(calls) == call:
-            raise Killed
-        return original(*arguments, **named)
-
-    return dies
-
-
 KILLS = {
     # what is interrupted, at which call: two sites take two steps in each round of pretrain and train
     "a teacher half trained": (FLKD.Site, "step", 6),
@@ -254,7 +238,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     """Weights and sites' numbers; and no scan is predicted twice, but for the one it died on."""
     experiment = tiny(method=LONG, training=SAVED)
     with monkeypatch.context() as patch:
-        patch.setattr(holder, name, deadly(getattr(holder, name), call))
+        patch.setattr(holder, name, deadly(getattr(holder, name), call, works=False))
         with pytest.raises(Killed):
             run(experiment, tmp_path / "broken")
     again = run(experiment, tmp_path / "broken")

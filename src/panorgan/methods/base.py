@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,6 +38,11 @@ from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_net
 from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
 from panorgan.settings import Settings
+
+
+def stated(default: object, paper: str, description: str, **limits: Any) -> Any:
+    """A setting, and the value that the method's paper states for it; for configs that have many."""
+    return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
 
 
 class MethodConfig(Settings):
@@ -313,4 +318,5 @@ __all__ = [
     "Stage",
     "Updates",
     "Vault",
+    "stated",
 ]

@@ -30,10 +30,10 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
@@ -42,7 +42,17 @@ from panorgan.losses.attention_containment import ALPHA, missing_intersection, o
 from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.attention_maps import ScanMaps, best_scans, fuse, packed, slice_targets, unpacked
-from panorgan.methods.base import Content, Federation, Method, MethodConfig, Moment, ServerRule, SiteRule, Updates
+from panorgan.methods.base import (
+    Content,
+    Federation,
+    Method,
+    MethodConfig,
+    Moment,
+    ServerRule,
+    SiteRule,
+    Updates,
+    stated,
+)
 from panorgan.methods.head_attribution import (
     STEPS,
     foreground_probability,
@@ -62,31 +72,27 @@ _AT_ONCE = 16
 """Slices that are looked at together after training."""
 
 
-def _field(default: object, paper: str, description: str, **limits: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
-
-
 class FedIODConfig(InterOrganSettings, MethodConfig):
     """A switch for every module, and its numbers."""
 
     # Reg
-    regularisation: bool = _field(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
-    regularisation_weight: float = _field(0.1, "not told", "of each of the two losses", ge=0)
-    regularisation_start: float = _field(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
-    map_scans: float = _field(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
-    map_depth: int = _field(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
-    alpha: float | None = _field(
+    regularisation: bool = stated(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
+    regularisation_weight: float = stated(0.1, "not told", "of each of the two losses", ge=0)
+    regularisation_start: float = stated(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
+    map_scans: float = stated(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
+    map_depth: int = stated(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
+    alpha: float | None = stated(
         None,
         "not told",
         "the gate's steepness (eq. 12); null: 1000 · tokens / 256, which is as steep for any number",
         gt=0,
     )
     # DA
-    dynamic_aggregation: bool = _field(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
-    attribution_scans: float = _field(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
-    attribution_steps: int = _field(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
+    dynamic_aggregation: bool = stated(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
+    attribution_scans: float = stated(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
+    attribution_steps: int = stated(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
     # Both
-    refresh_every: int = _field(1, "1", "rounds from one look at maps and heads to the next", ge=1)
+    refresh_every: int = stated(1, "1", "rounds from one look at maps and heads to the next", ge=1)
 
     @model_validator(mode="after")
     def _attention_is_there(self) -> FedIODConfig:

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -37,7 +37,7 @@ from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxe
 from panorgan.losses.unified_label import merge, pseudo_label
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.asam_step import statistics_kept
-from panorgan.methods.base import Content, Moment, Numbers, Updates
+from panorgan.methods.base import Content, Moment, Numbers, Updates, stated
 from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
 from panorgan.methods.registry import register
 from panorgan.methods.sharpness import ascend, flat_gradient
@@ -58,51 +58,47 @@ def _has_come(share: float, moment: Moment) -> bool:
     return moment.progress >= share
 
 
-def _field(default: object, paper: str, description: str, **limits: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
-
-
 class UFPSConfig(PseudoLabelConfig):
     """A switch for every module, and its numbers."""
 
     # WS
-    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = _field(
+    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = stated(
         "tail_shift", "tail_shift", "WS: how samples are weighted (eq. 8)"
     )
-    schedule_start: float = _field(0.02, "10/500", "WS from this share of the rounds on", ge=0, le=1)
-    schedule_end: float = _field(0.4, "200/500", "WS up to this share of the rounds", ge=0, le=1)
-    schedule_tail: float = _field(0.7, "0.7", "the quantile above which a case is in the tail, U_T", ge=0, le=1)
+    schedule_start: float = stated(0.02, "10/500", "WS from this share of the rounds on", ge=0, le=1)
+    schedule_end: float = stated(0.4, "200/500", "WS up to this share of the rounds", ge=0, le=1)
+    schedule_tail: float = stated(0.7, "0.7", "the quantile above which a case is in the tail, U_T", ge=0, le=1)
     # aRCE
-    reverse_ce: bool = _field(True, "on", "aRCE: reverse cross-entropy that grows with time (eq. 9)")
-    reverse_ce_weight: float = _field(0.01, "0.01", "its weight", ge=0)
-    reverse_ce_start: float = _field(0.4, "200/500", "aRCE from this share of the rounds on", ge=0, le=1)
+    reverse_ce: bool = stated(True, "on", "aRCE: reverse cross-entropy that grows with time (eq. 9)")
+    reverse_ce_weight: float = stated(0.01, "0.01", "its weight", ge=0)
+    reverse_ce_start: float = stated(0.4, "200/500", "aRCE from this share of the rounds on", ge=0, le=1)
     # GMT
-    main_teacher: bool = _field(True, "on", "GMT: the global model as the main teacher (eq. 5)")
-    main_teacher_start: float = _field(0.6, "300/500", "GMT from this share of the rounds on", ge=0, le=1)
-    main_teacher_share: float = _field(0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1)
+    main_teacher: bool = stated(True, "on", "GMT: the global model as the main teacher (eq. 5)")
+    main_teacher_start: float = stated(0.6, "300/500", "GMT from this share of the rounds on", ge=0, le=1)
+    main_teacher_share: float = stated(0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1)
     # UA
-    uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = _field(
+    uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = stated(
         "decoder", "decoder", "UA: the part of the network that is averaged by certainty too (eq. 7)"
     )
-    uncertainty_start: float = _field(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
-    mean_temperature: float = _field(0.05, "0.05", "τ^μ", gt=0)
-    variance_temperature: float = _field(0.001, "0.001", "τ^σ", gt=0)
+    uncertainty_start: float = stated(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
+    mean_temperature: float = stated(0.05, "0.05", "τ^μ", gt=0)
+    variance_temperature: float = stated(0.001, "0.001", "τ^σ", gt=0)
     # sUSAM
-    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = _field(
+    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = stated(
         "susam",
         "susam",
         "asam: look for the worst point on the same images; usam: on augmented ones; topk: and move the largest "
         "gradients only; susam: and some that sites disagree on",
     )
-    sharpness_start: float = _field(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
-    rho: float = _field(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
-    eta: float = _field(
+    sharpness_start: float = stated(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
+    rho: float = stated(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
+    eta: float = stated(
         0.001, "0.001", "what keeps weights near zero mobile: the scale is the size of a weight plus η", ge=0
     )
-    local_share: float = _field(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
-    global_share: float = _field(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
-    mask_every: int = _field(5, "5", "rounds from one refresh of the masks to the next, r_fre", ge=1)
-    gradient_momentum: float = _field(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
+    local_share: float = stated(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
+    global_share: float = stated(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
+    mask_every: int = stated(5, "5", "rounds from one refresh of the masks to the next, r_fre", ge=1)
+    gradient_momentum: float = stated(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
     augmentation: CMIDGSettings = Field(
         CMIDGSettings(), description="CMIDG of the images on which the worst point is looked for"
     )
