@@ -53,7 +53,7 @@ from data_pipeline_common import (
 )
 from data_pipeline_loop import loop_part
 from data_pipeline_monai import MonaiPipelines
-from panorgan.cases.augment import augment
+from panorgan.cases.augment import Draws, augment
 from panorgan.cases.sampling import PatchSampler, SamplingSettings, prefetched
 
 
@@ -121,11 +121,11 @@ def on_cores(count: int) -> Iterator[None]:
 
 def from_store(sampler: PatchSampler, batches: int, background: bool) -> float:
     """Patches per second as the site gets them: sampled, augmented, one mask per structure."""
-    generator = torch.Generator().manual_seed(0)
+    draws = Draws(0)
     began = time.perf_counter()
     drawn = sampler.batches(batches, seed=0)
     for packed in prefetched(drawn) if background else drawn:
-        augment(packed.to(generator.device), AUGMENT, generator).unpack()
+        augment(packed, AUGMENT, draws).unpack()
     return batches * sampler.settings.batch_size / (time.perf_counter() - began)
 
 

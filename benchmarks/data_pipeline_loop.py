@@ -26,7 +26,7 @@ from data_pipeline_common import (
     write_phantoms,
 )
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import augment
+from panorgan.cases.augment import Draws, augment
 from panorgan.cases.labels import structures_of
 from panorgan.cases.sampling import PackedBatch, PatchSampler, SamplingSettings
 from panorgan.cases.store import StoredCase
@@ -101,12 +101,12 @@ class LoopBench:
 
     def on_constant(self, augmenting: bool) -> None:
         """The same steps on a batch that already lies there."""
-        generator = torch.Generator(self.device).manual_seed(0)
+        draws = Draws(0, self.device)
         batch, total = self.constant.unpack(), torch.zeros((), device=self.device)
         self.rule.model.train()
         for step in range(self.steps):
             if augmenting:
-                batch = augment(self.constant, AUGMENT, generator).unpack()
+                batch = augment(self.constant, AUGMENT, draws).unpack()
             rate = self.training.optimizer.rate(step / self.steps)
             for group in self.rule.tools.optimizer.param_groups:
                 group["lr"] = rate
@@ -140,14 +140,14 @@ class LoopBench:
         }
 
     def _parts(self, repeats: int) -> dict[str, float]:
-        generator = torch.Generator(self.device).manual_seed(0)
+        draws = Draws(0, self.device)
         drawn = self.sampler.batches(repeats + 1, seed=1)
         packed = next(iter(self.sampler.batches(1, seed=2)))
         there = packed.to(self.device)
         return {
             "sample": median_ms(lambda: next(drawn), torch.device("cpu"), repeats),
             "copy": median_ms(lambda: packed.to(self.device), self.device, repeats),
-            "augment": median_ms(lambda: augment(there, AUGMENT, generator), self.device, repeats),
+            "augment": median_ms(lambda: augment(there, AUGMENT, draws), self.device, repeats),
             "unpack": median_ms(there.unpack, self.device, repeats),
             "step_on_constant": median_ms(lambda: self.rule.step(self.constant.unpack()), self.device, repeats),
         }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from panorgan.cases.augment import AugmentSettings, augment
+from panorgan.cases.augment import AugmentSettings, Draws, augment
 from panorgan.cases.companions import Companions, as_probabilities, quantised
 from panorgan.cases.sampling import PackedBatch, PatchSampler, SamplingSettings, prefetched
 from panorgan.cases.store import Store
@@ -217,9 +217,9 @@ GEOMETRY = AugmentSettings(rotation_degrees=20, scale=0.2, geometry_probability=
 
 
 def batches(cases, extra, size, steps=4) -> list[PackedBatch]:
-    generator = torch.Generator().manual_seed(5)
+    draws = Draws(5)
     sampler = PatchSampler(cases, STRUCTURES, settings(size), extra)
-    return [augment(packed, GEOMETRY, generator) for packed in sampler.batches(steps, seed=3)]
+    return [augment(packed, GEOMETRY, draws) for packed in sampler.batches(steps, seed=3)]
 
 
 @pytest.mark.parametrize("size", [(8, 8, 8), (8, 1, 8), (16, 16, 16)], ids=["patches", "slices", "padded"])
@@ -255,7 +255,7 @@ def test_extra_moves_with_the_image(geometry, shape):
     extra = torch.cat([(image + 1) / 2, (1 - image) / 4], dim=1)
     bits = torch.zeros(4, *shape, dtype=torch.uint8)
     batch = PackedBatch(image, bits, torch.ones(4, 1, dtype=torch.bool), ("liver",), tuple("abcd"), extra=extra)
-    moved = augment(batch, AugmentSettings(**geometry, **off), torch.Generator().manual_seed(2))
+    moved = augment(batch, AugmentSettings(**geometry, **off), Draws(2))
     assert not torch.equal(moved.image, image)
     expected = torch.cat([(moved.image + 1) / 2, (1 - moved.image) / 4], dim=1)
     torch.testing.assert_close(moved.extra, expected, rtol=0, atol=ROUNDING)
@@ -267,7 +267,7 @@ def test_intensity_leaves_extra_alone():
     image = torch.rand(2, 1, 6, 6, 6) * 2 - 1
     bits, annotated = torch.zeros(2, 6, 6, 6, dtype=torch.uint8), torch.ones(2, 1, dtype=torch.bool)
     batch = PackedBatch(image, bits, annotated, ("liver",), ("a", "b"), extra=quantised((image + 1) / 2))
-    changed = augment(batch, settings, torch.Generator().manual_seed(0))
+    changed = augment(batch, settings, Draws(0))
     assert not torch.equal(changed.image, image)
     assert torch.equal(changed.extra, as_probabilities(batch.extra))
 

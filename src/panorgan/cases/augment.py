@@ -9,9 +9,10 @@ unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,50 +59,119 @@ def refuse_swapped_sides(settings: AugmentSettings | None, organs: Iterable[str]
         )
 
 
-def augment(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
-    """A randomly changed copy of the batch; every draw comes from `generator`, which lives on the same device."""
+class Draws:
+    """Where augmentation gets its random numbers from.
+
+    How much each sample is turned, scaled or brightened is a handful of numbers: they are drawn on the CPU, and reach
+    the images in one copy. Drawn on a GPU they would cost a hundred tiny kernels per batch, and nobody here would know
+    which samples are left as they are. Noise is drawn where the images are.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+        self.numbers = torch.Generator().manual_seed(seed)
+        on_cpu = torch.device(device).type == "cpu"
+        self.noise = self.numbers if on_cpu else torch.Generator(device).manual_seed(seed)
+
+    def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
+        """Numbers between two others, on the CPU."""
+        return torch.rand(shape, generator=self.numbers) * (high - low) + low
+
+    def chance(self, count: int, probability: float) -> torch.Tensor:
+        """Whether something happens to each of so many samples, [count] bool."""
+        return self.uniform((count,), 0, 1) < probability
+
+    def noise_like(self, image: torch.Tensor) -> torch.Tensor:
+        """Standard Gaussian noise."""
+        return torch.randn(image.shape, generator=self.noise, device=self.noise.device)
+
+
+@dataclass
+class _Changes:
+    """What is done to each sample of a batch; None where it is done to none."""
+
+    turned: torch.Tensor | None = None
+    """[B] bool, which samples are rotated and scaled; `theta` of all others is the identity."""
+    theta: torch.Tensor | None = None
+    """[B, D, D + 1], the affine map of every sample."""
+    mirrored: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Axis of the batch → [B] bool."""
+    exponent: torch.Tensor | None = None
+    factor: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    blurred: torch.Tensor | None = None
+    strength: torch.Tensor | None = None
+    """All [B]: of gamma, contrast, brightness, blur (bool) and noise."""
+
+
+def augment(batch: PackedBatch, settings: AugmentSettings, draws: Draws) -> PackedBatch:
+    """A randomly changed copy of the batch; every draw comes from `draws`, made for the same device."""
     if batch.extra is not None:
         batch = replace(batch, extra=as_probabilities(batch.extra))
-    moved = _mirror(_rotate_and_scale(batch, settings, generator), settings, generator)
-    return replace(moved, image=_change_intensity(moved.image, _spacing(batch), settings, generator))
+    spacing = _spacing(batch)
+    changes = _there(_drawn(batch, spacing, settings, draws), batch.image.device)
+    moved = _mirror(_rotate_and_scale(batch, changes), changes)
+    return replace(moved, image=_change_intensity(moved.image, _thick(spacing), changes, draws))
 
 
 def _spacing(batch: PackedBatch) -> torch.Tensor:
     """Voxel size [B, D]; ones if the batch does not know it."""
-    if batch.spacing is not None:
-        return batch.spacing
-    return torch.ones(batch.image.shape[0], batch.image.ndim - 2, device=batch.image.device)
+    return torch.ones(len(batch), batch.image.ndim - 2) if batch.spacing is None else batch.spacing
 
 
-def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
-
-
-def _rotate_and_scale(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
-    image = batch.image
-    count, space = image.shape[0], image.shape[2:]
+def _drawn(batch: PackedBatch, spacing: torch.Tensor, settings: AugmentSettings, draws: Draws) -> _Changes:
+    """All that is random but for the noise itself, on the CPU."""
+    count, changes = len(batch), _Changes()
     angle = math.radians(settings.rotation_degrees)
-    if settings.geometry_probability == 0 or (angle == 0 and settings.scale == 0):
+    if settings.geometry_probability and (angle or settings.scale):
+        # grid_sample counts axes from the last one, and so does everything below.
+        matrices = _random_matrices(spacing.flip(1), angle, settings.scale, draws)
+        changes.turned = draws.chance(count, settings.geometry_probability)
+        matrices = torch.where(changes.turned.view(-1, 1, 1), matrices, torch.eye(spacing.shape[1]))
+        # Its coordinates run from -1 to 1 along each axis: undo the patch's aspect ratio, which is one of millimetres.
+        extent = torch.tensor(batch.image.shape[:1:-1]) * spacing.flip(1)
+        matrices = matrices * extent[:, None, :] / extent[:, :, None]
+        changes.theta = torch.cat([matrices, torch.zeros(count, spacing.shape[1], 1)], dim=2)
+    for place, axis in enumerate(batch.axes[: spacing.shape[1]]):
+        if axis in settings.mirror_axes:
+            changes.mirrored[place] = draws.chance(count, 0.5)
+    if settings.gamma:
+        changes.exponent = draws.uniform((count,), 1 - settings.gamma, 1 + settings.gamma)
+    if settings.contrast:
+        changes.factor = draws.uniform((count,), 1 - settings.contrast, 1 + settings.contrast)
+    if settings.brightness:
+        changes.shift = draws.uniform((count,), -settings.brightness, settings.brightness)
+    if settings.blur_probability:
+        changes.blurred = draws.chance(count, settings.blur_probability)
+    if settings.noise:
+        changes.strength = draws.uniform((count,), 0, settings.noise)
+    return changes
+
+
+def _there(changes: _Changes, device: torch.device) -> _Changes:
+    """The numbers that images are multiplied with, on their device, in one copy; flags stay where they can be asked."""
+    names = [
+        name for name, value in vars(changes).items() if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
+    if device.type == "cpu" or not names:
+        return changes
+    values = [vars(changes)[name] for name in names]
+    flat = torch.cat([value.flatten() for value in values])
+    flat = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
+    pieces = flat.split([value.numel() for value in values])
+    there: dict[str, Any] = {n: p.view(v.shape) for n, p, v in zip(names, pieces, values, strict=True)}
+    return replace(changes, **there)
+
+
+def _rotate_and_scale(batch: PackedBatch, changes: _Changes) -> PackedBatch:
+    if changes.theta is None or changes.turned is None or not changes.turned.any():
         return batch
-    # grid_sample counts axes from the last one, and so does everything below.
-    spacing = _spacing(batch).flip(1)
-    matrices = _random_matrices(spacing, angle, settings.scale, generator)
-    changed = _uniform((count,), 0, 1, generator) < settings.geometry_probability
-    matrices = torch.where(changed.view(-1, 1, 1), matrices, torch.eye(len(space), device=image.device))
-    # Its coordinates run from -1 to 1 along each axis: undo the patch's aspect ratio, which is one of millimetres.
-    # Sizes are filled in on the device, since copying them there would make it wait.
-    sizes = [torch.full((count,), float(n), device=image.device) for n in reversed(space)]
-    extent = torch.stack(sizes, dim=1) * spacing
-    matrices = matrices * extent[:, None, :] / extent[:, :, None]
-    theta = torch.cat([matrices, torch.zeros(count, len(space), 1, device=image.device)], dim=2)
-    if image.device.type != "cpu":
-        return _resample(batch, theta)
-    # Here it costs nothing to ask which samples are meant, and much to move the others by nothing.
-    extra = batch.extra
+    if batch.image.device.type != "cpu":
+        return _resample(batch, changes.theta)  # all at once: starting work costs more than doing it
+    image, extra = batch.image, batch.extra
     moved = replace(batch, image=image.clone(), bits=batch.bits.clone(), extra=None if extra is None else extra.clone())
-    for one in changed.nonzero():  # [1] indices, which keep the batch axis
+    for one in changes.turned.nonzero():  # [1] indices, which keep the batch axis
         sample = replace(batch, image=image[one], bits=batch.bits[one], extra=None if extra is None else extra[one])
-        sample = _resample(sample, theta[one])
+        sample = _resample(sample, changes.theta[one])
         moved.image[one], moved.bits[one] = sample.image, sample.bits
         if moved.extra is not None and sample.extra is not None:
             moved.extra[one] = sample.extra
@@ -145,20 +215,20 @@ def _resample_bits(bits: torch.Tensor, grid: torch.Tensor, structures: int) -> t
     return moved
 
 
-def _random_matrices(spacing: torch.Tensor, angle: float, scale: float, generator: torch.Generator) -> torch.Tensor:
+def _random_matrices(spacing: torch.Tensor, angle: float, scale: float, draws: Draws) -> torch.Tensor:
     """Rotations times scales, [count, dims, dims], in mm; thick slices (by `spacing` [count, dims]) stay in place."""
     count, dims = spacing.shape
-    matrices = torch.eye(dims, device=generator.device).repeat(count, 1, 1)
+    matrices = torch.eye(dims).repeat(count, 1, 1)
     planes = [(0, 1)] if dims == 2 else [(0, 1), (0, 2), (1, 2)]
     for a, b in planes:
-        turn = _uniform((count,), -angle, angle, generator)
+        turn = draws.uniform((count,), -angle, angle)
         long, short = torch.maximum(spacing[:, a], spacing[:, b]), torch.minimum(spacing[:, a], spacing[:, b])
         turn = torch.where(long > _THICK * short, 0.0, turn)
-        rotation = torch.eye(dims, device=generator.device).repeat(count, 1, 1)
+        rotation = torch.eye(dims).repeat(count, 1, 1)
         rotation[:, a, a] = rotation[:, b, b] = turn.cos()
         rotation[:, a, b], rotation[:, b, a] = -turn.sin(), turn.sin()
         matrices = matrices @ rotation
-    scales = _uniform((count, 1), 1 - scale, 1 + scale, generator).expand(count, dims)
+    scales = draws.uniform((count, 1), 1 - scale, 1 + scale).expand(count, dims)
     return matrices * torch.where(_thick(spacing), 1.0, scales)[:, None, :]
 
 
@@ -167,49 +237,52 @@ def _thick(spacing: torch.Tensor) -> torch.Tensor:
     return spacing > _THICK * spacing.amin(1, keepdim=True)
 
 
-def _mirror(batch: PackedBatch, settings: AugmentSettings, generator: torch.Generator) -> PackedBatch:
+def _mirror(batch: PackedBatch, changes: _Changes) -> PackedBatch:
     image, bits, extra = batch.image, batch.bits, batch.extra
-    for place, axis in enumerate(batch.axes[: bits.ndim - 1]):
-        if axis in settings.mirror_axes:
-            chosen = _uniform((image.shape[0],), 0, 1, generator) < 0.5
-            wide = chosen.view(-1, *(1,) * (image.ndim - 1))
-            image = torch.where(wide, image.flip(2 + place), image)
-            bits = torch.where(wide[:, 0], bits.flip(1 + place), bits)
-            extra = None if extra is None else torch.where(wide, extra.flip(2 + place), extra)
+    for place, chosen in changes.mirrored.items():
+        flip = partial(torch.flip, dims=(place - (bits.ndim - 1),))  # counted from the end it is the same for all three
+        image, bits = _changed_where(chosen, flip, image), _changed_where(chosen, flip, bits)
+        extra = None if extra is None else _changed_where(chosen, flip, extra)
     return replace(batch, image=image, bits=bits, extra=extra)
 
 
-def _change_intensity(
-    image: torch.Tensor, spacing: torch.Tensor, settings: AugmentSettings, generator: torch.Generator
-) -> torch.Tensor:
-    per_sample = (image.shape[0],) + (1,) * (image.ndim - 1)
-    if settings.gamma:
-        exponent = _uniform(per_sample, 1 - settings.gamma, 1 + settings.gamma, generator)
-        image = ((image.clamp(-1, 1) + 1) / 2) ** exponent * 2 - 1
-    if settings.contrast:
-        image = image * _uniform(per_sample, 1 - settings.contrast, 1 + settings.contrast, generator)
-    if settings.brightness:
-        image = image + _uniform(per_sample, -settings.brightness, settings.brightness, generator)
-    if settings.blur_probability:
-        chosen = _uniform(per_sample, 0, 1, generator) < settings.blur_probability
-        if image.device.type == "cpu":  # as above: only those that are meant
-            image = image.clone()
-            for one in chosen.flatten().nonzero():
-                image[one] = _smooth(image[one], spacing[one])
-        else:
-            image = torch.where(chosen, _smooth(image, spacing), image)
-    if settings.noise:
-        strength = _uniform(per_sample, 0, settings.noise, generator)
-        image = image + strength * torch.randn(image.shape, generator=generator, device=generator.device)
+def _change_intensity(image: torch.Tensor, thick: torch.Tensor, changes: _Changes, draws: Draws) -> torch.Tensor:
+    def per_sample(values: torch.Tensor) -> torch.Tensor:
+        return values.view(-1, *(1,) * (image.ndim - 1))
+
+    if changes.exponent is not None:
+        image = ((image.clamp(-1, 1) + 1) / 2) ** per_sample(changes.exponent) * 2 - 1
+    if changes.factor is not None:
+        image = image * per_sample(changes.factor)
+    if changes.shift is not None:
+        image = image + per_sample(changes.shift)
+    if changes.blurred is not None:
+        image = _smooth(image, changes.blurred.unsqueeze(1) & ~thick)
+    if changes.strength is not None:
+        image = image + per_sample(changes.strength) * draws.noise_like(image)
     return image
 
 
-def _smooth(image: torch.Tensor, spacing: torch.Tensor) -> torch.Tensor:
-    """A 3-tap mean along every axis but that of thick slices."""
+def _smooth(image: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+    """A 3-tap mean along the axes that each sample is smoothed along, `along` [B, D] bool on the CPU."""
     pool = F.avg_pool2d if image.ndim == 4 else F.avg_pool3d
-    thick = _thick(spacing)
-    for axis in range(image.ndim - 2):
-        along = [int(axis == other) for other in range(image.ndim - 2)]
-        smooth = pool(image, [1 + 2 * n for n in along], stride=1, padding=along, count_include_pad=False)
-        image = torch.where(thick[:, axis].view(-1, *(1,) * (image.ndim - 1)), image, smooth)
+    for axis, chosen in enumerate(along.unbind(1)):
+        window = [int(axis == other) for other in range(image.ndim - 2)]
+
+        def smoothed(some: torch.Tensor, window: list[int] = window) -> torch.Tensor:
+            return pool(some, [1 + 2 * n for n in window], stride=1, padding=window, count_include_pad=False)
+
+        image = _changed_where(chosen, smoothed, image)
     return image
+
+
+def _changed_where(
+    chosen: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], samples: torch.Tensor
+) -> torch.Tensor:
+    """`samples` [B, …] with those changed that are `chosen` ([B] bool on the CPU), and only those."""
+    if chosen.all():
+        return change(samples)
+    if chosen.any():
+        pieces = [change(one) if flag else one for one, flag in zip(samples.split(1), chosen.tolist(), strict=True)]
+        return torch.cat(pieces)
+    return samples

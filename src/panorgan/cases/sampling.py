@@ -111,12 +111,12 @@ class PackedBatch:
         return replace(self._mapped(lambda tensor: tensor[samples]), cases=self.cases[samples])
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch on a device."""
+        """The same batch on a device; `spacing` stays where augmentation makes its numbers of it."""
         if device.type == "cpu":
             return self
         # Copying while the device computes needs pinned memory, which is CUDA's.
         ready = self.pinned() if device.type == "cuda" else self
-        return ready._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(ready._mapped(lambda tensor: tensor.to(device, non_blocking=True)), spacing=self.spacing)
 
     def pinned(self) -> PackedBatch:
         """The same batch in memory that CUDA copies from without waiting; nothing to do if it is there already."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import augment
+from panorgan.cases.augment import Draws, augment
 from panorgan.cases.companions import Companions
 from panorgan.cases.labels import structures_of
 from panorgan.cases.sampling import PackedBatch, PatchSampler, prefetched
@@ -303,13 +303,13 @@ class SiteWorker:
         steps = self._steps_of(moment)
         totals: dict[str, torch.Tensor] = {}
         with self._random_draws(moment.stage, moment.round) as seed:
-            generator = torch.Generator(setup.device).manual_seed(seed)
+            draws = Draws(seed, setup.device)
             rule.model.train()
             rule.before_round()
             for step, packed in enumerate(self._batches(steps, seed, rule.companions())):
                 packed = packed.to(setup.device)
                 if setup.training.augment is not None:
-                    packed = augment(packed, setup.training.augment, generator)
+                    packed = augment(packed, setup.training.augment, draws)
                 rate = setup.training.optimizer.rate((moment.round - 1 + step / steps) / moment.rounds)
                 for group in rule.tools.optimizer.param_groups:
                     group["lr"] = rate

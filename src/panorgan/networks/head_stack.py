@@ -3,7 +3,7 @@
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
 them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
-way back computes the hidden layers again instead of keeping them.
+way back computes the hidden layers again instead of keeping them. To predict, a GPU has a kernel (`head_kernel`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+try:
+    from panorgan.networks import head_kernel
+except ImportError:  # Triton is part of PyTorch for NVIDIA GPUs only
+    head_kernel = None  # type: ignore[assignment]
 
 SLOPE = 0.01
 """Of the leaky ReLUs, as in the U-Net below. With plain ones a head of eight channels can die: when no hidden unit
@@ -49,10 +54,13 @@ def run_heads(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         features, matrices, biases = features.to(dtype), [m.to(dtype) for m in matrices], [b.to(dtype) for b in biases]
+    flat = features.flatten(2)
+    if head_kernel and not torch.is_grad_enabled() and head_kernel.can_run(flat, len(first[0])):
+        return head_kernel.run(flat, [*matrices, *biases], SLOPE).unflatten(2, features.shape[2:])
     if missing := -len(outputs) % _ALIGNED.get(kind, 1):
         matrices[2], biases[2] = F.pad(matrices[2], (0, 0, 0, missing)), F.pad(biases[2], (0, missing))
     with torch.autocast(kind, enabled=False):
-        out: torch.Tensor = _Stack.apply(features.flatten(2), *matrices, *biases)
+        out: torch.Tensor = _Stack.apply(flat, *matrices, *biases)
     return out[:, : len(outputs)].unflatten(2, features.shape[2:])
 
 
