@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
 
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import panorgan.losses.label_values as module
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import inside_rows, left_out_value, possible_channels, told, undecided_value
@@ -74,3 +79,24 @@ def test_a_table_of_a_sample_that_tells_nothing_by_hand():
         [0, 0, 0, 0, 1],
     ]
     assert torch.equal(tables[1], possible_channels(make_batch([[True, True]], [[False, True]]), KIDNEYS)[0])
+
+
+WHOLE = Vocabulary(
+    ["liver", "spleen", "liver_tumour", "hepatic_vessel", "kidney_left", "kidney_right", "kidney_tumour"]
+)
+STRUCTURES = ("hepatic_vessel", "kidney", "kidney_left", "kidney_tumour", "liver", "liver_tumour", "spleen")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_each_denies_alone_all_deny_together(data):
+    """The product of flags and denials says the same as working a table out from all flags at once."""
+    structures = tuple(data.draw(st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True)))
+    teachers = tuple(data.draw(st.lists(st.sampled_from(WHOLE.organs), unique=True)))
+    draw = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    annotated, known = (torch.rand(4, len(names), generator=draw) > 0.6 for names in (structures, teachers))
+    nothing = torch.zeros(4, 1, 1)
+    batch = Batch(nothing, nothing.bool(), annotated, structures, ("case",) * 4, None, teachers, known)
+    assert torch.equal(possible_channels(batch, WHOLE), module._worked_out(batch, WHOLE))
+    heard = replace(batch, extra_known=None)
+    assert torch.equal(possible_channels(heard, WHOLE), module._worked_out(heard, WHOLE))

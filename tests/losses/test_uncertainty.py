@@ -93,6 +93,16 @@ def test_samples_do_not_mix_and_space_does_not_matter():
     assert together.tolist() == pytest.approx(alone, rel=1e-6)
 
 
+def test_classes_at_once_are_classes_one_by_one():
+    generator = torch.Generator().manual_seed(3)
+    entropy = torch.rand(2, 6, 7, 8, generator=generator)
+    label = torch.randint(0, 6, (2, 6, 7, 8), generator=generator, dtype=torch.uint8)  # 5 belongs to no class
+    expected = [
+        sum(entropy[b][label[b] == c].sum() / ((label[b] == c).sum() + 1) for c in range(5)) / 5 for b in (0, 1)
+    ]
+    assert sample_uncertainty(entropy, label, 5).tolist() == pytest.approx([e.item() for e in expected], rel=1e-6)
+
+
 def test_lower_precision_around_it_does_not_lower_it():
     generator = torch.Generator().manual_seed(2)
     probabilities, known = torch.rand(2, 3, 500, generator=generator), torch.ones(2, 3, dtype=torch.bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import membership
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
-from panorgan.losses.label_values import left_out_value, undecided_value
+from panorgan.losses.label_values import inside_rows, left_out_value, undecided_value
 from panorgan.losses.unified_label import (
     allowed_channels,
     global_main_teacher,
@@ -306,6 +307,53 @@ def test_no_label_says_what_ground_truth_denies(situation, conflicts, order, wit
     # A voxel with one allowed channel has that label.
     fixed = allowed_channels(batch, WHOLE).sum(1) == 1
     assert torch.equal(possible.movedim(1, -1)[fixed], allowed_channels(batch, WHOLE).movedim(1, -1)[fixed])
+
+
+def painted_one_by_one(batch: Batch, order: list[str], conflicts: str, allowed: torch.Tensor | None) -> list[list[int]]:
+    """`pseudo_label` as one would do it by hand: voxel by voxel, organ by organ."""
+    inside = {(o, i) for o, row in enumerate(inside_rows(WHOLE)) for i, is_in in enumerate(row) if is_in}
+    label = [[0] * VOXELS for _ in batch.cases]
+    for b, v in product(range(len(label)), range(VOXELS)):
+        claims = {
+            WHOLE.index(name): batch.extra[b, e, v].item()
+            for e, name in enumerate(batch.extra_names)
+            if batch.extra_known[b, e] and (allowed is None or allowed[b, WHOLE.index(name) + 1, v])
+        }
+        claims = {organ: p for organ, p in claims.items() if p > 0.5}
+        best = 0.0
+        for organ in (WHOLE.index(name) for name in painting_order(WHOLE, order)):
+            if organ not in claims:
+                continue
+            if conflicts == "confidence":
+                if claims[organ] < best or any((organ, other) in inside for other in claims):
+                    continue
+                best = claims[organ]
+            label[b][v] = organ + 1
+    return label
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    situations(),
+    st.sampled_from(["sequence", "confidence"]),
+    st.permutations(list(WHOLE)),
+    st.permutations(range(len(WHOLE))),
+    st.integers(1, len(WHOLE)),
+    st.booleans(),
+)
+def test_all_organs_at_once_are_painted_as_one_after_the_other(situation, conflicts, order, places, count, free):
+    """Any order of painting, any order and number of teachers, with equal probabilities among them."""
+    _, batch = situation
+    chosen = list(places)[:count]
+    batch = replace(
+        batch,
+        extra=(batch.extra[:, chosen] * 8).round() / 8,
+        extra_names=tuple(WHOLE[place] for place in chosen),
+        extra_known=batch.extra_known[:, chosen],
+    )
+    allowed = None if free else allowed_channels(batch, WHOLE)
+    found = pseudo_label(batch, WHOLE, order, conflicts, allowed)
+    assert found.tolist() == painted_one_by_one(batch, order, conflicts, allowed)
 
 
 @settings(max_examples=150, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -82,6 +83,21 @@ def test_a_stranger_is_refused():
     with pytest.raises(RunError, match="'x'") as caught:
         filled().put(("x",), torch.tensor([0.1]))
     assert caught.value.fix
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12), st.floats(0, 1), st.randoms())
+def test_numbers_are_those_of_numpy_whichever_case_came_first(values, share, random):
+    bank = UncertaintyBank(str(number) for number in range(12))
+    cases = [(str(number), value) for number, value in enumerate(values)]
+    random.shuffle(cases)
+    for case, value in cases:
+        bank.put((case,), torch.tensor([value]))
+    found = bank.statistics()
+    assert found.mean.item() == pytest.approx(np.mean(values), rel=1e-5)
+    assert found.variance.item() == pytest.approx(np.var(values), rel=1e-4, abs=1e-7)
+    assert (found.minimum.item(), found.maximum.item()) == (min(values), max(values))
+    assert bank.quantile(share).item() == pytest.approx(np.quantile(values, share), rel=1e-5, abs=1e-7)
 
 
 @settings(max_examples=50, deadline=None)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -137,13 +138,22 @@ def _random_layer(
     shift = torch.randn((count, channels[0]), generator=generator, device=device)
     choice = torch.randint(len(radii), (count,), generator=generator, device=device)
     # A small kernel is a large one with zeros around it. So nobody has to ask the device which one it drew.
-    radius = torch.zeros_like(choice)
-    for number, candidate in enumerate(radii):
-        radius = torch.where(choice == number, candidate, radius)
+    radius = _radii(tuple(radii), device)[choice]
+    inside = _reach(margin, dims, device) <= radius.view(-1, *(1,) * (2 + dims))
+    return RandomLayer(kernel * inside, shift, radius)
+
+
+@lru_cache(maxsize=16)
+def _radii(radii: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[choices] int64; copied once, as a copy in every step would make the device wait."""
+    return torch.tensor(radii, device=device)
+
+
+@lru_cache(maxsize=16)
+def _reach(margin: int, dims: int, device: torch.device) -> torch.Tensor:
+    """How far the places of a kernel are from its centre, along the axis where that is most."""
     steps = torch.arange(-margin, margin + 1, device=device).abs()
-    reach = torch.stack(torch.meshgrid(*[steps] * dims, indexing="ij")).amax(0)
-    inside = reach <= radius.view(-1, *(1,) * (2 + dims))
-    return RandomLayer(torch.where(inside, kernel, 0.0), shift, radius)
+    return torch.stack(torch.meshgrid(*[steps] * dims, indexing="ij")).amax(0)
 
 
 def run_network(image: torch.Tensor, layers: Sequence[RandomLayer]) -> torch.Tensor:
@@ -201,6 +211,7 @@ def smooth_field(shape: Sequence[int], spacing: float, generator: torch.Generato
     return field[:, None]
 
 
+@lru_cache(maxsize=16)
 def _spline_basis(size: int, spacing: float, device: torch.device) -> torch.Tensor:
     """Weights [size, control points] at the centres of voxels; every row sums to 1."""
     places = (torch.arange(size, device=device) + 0.5) / (size * spacing)

@@ -36,7 +36,43 @@ def left_out_value(structures: tuple[str, ...], vocabulary: Vocabulary) -> int:
 
 
 def possible_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
-    """Which channels each value stands for, [B, values, C + 1] bool; decided by names and flags alone, no voxel."""
+    """Which channels each value stands for, [B, values, C + 1] bool; decided by names and flags alone, no voxel.
+
+    Whoever tells of an organ, an annotated structure or a teacher, can only deny that a value stands for a channel.
+    So who denies what is worked out once, and a step takes one product with its flags.
+    """
+    known = batch.extra_known
+    if known is None:
+        known = batch.annotated.new_ones(len(batch.annotated), len(batch.extra_names))
+    flags = torch.cat([batch.annotated, known], dim=1).float()
+    nobody, each = _denials(batch.structures, batch.extra_names, vocabulary, flags.device)
+    return (torch.addmm(nobody.view(1, -1), flags, each.flatten(1)) == 0).view(len(flags), *nobody.shape)
+
+
+@lru_cache(maxsize=64)
+def _denials(
+    structures: tuple[str, ...], teachers: tuple[str, ...], vocabulary: Vocabulary, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 where a value does not stand for a channel: if nobody tells of any organ [values, C + 1], and if only one does,
+    [T + E, values, C + 1] for each structure and teacher."""
+    one = torch.eye(len(structures) + len(teachers), dtype=torch.bool)
+    flags = torch.cat([torch.zeros_like(one[:1]), one])
+    annotated, known = flags.split([len(structures), len(teachers)], dim=1)
+    batch = Batch(
+        image=torch.empty(len(flags), 0),
+        masks=torch.empty(len(flags), 0),
+        annotated=annotated,
+        structures=structures,
+        cases=("",) * len(flags),
+        extra_names=teachers,
+        extra_known=known,
+    )
+    denied = (~_worked_out(batch, vocabulary)).float().to(device)
+    return denied[0], denied[1:]
+
+
+def _worked_out(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+    """`possible_channels`, from what values mean."""
     device, structures, organs = batch.annotated.device, batch.structures, len(vocabulary)
     untold = ~told(batch, vocabulary)
     inside = on_device(inside_rows(vocabulary), device).bool()

@@ -50,10 +50,11 @@ def partial_dice_ce(
 
 def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) -> torch.Tensor:
     """M [T, C] as floats; refuses a batch that annotates something these channels cannot express."""
-    return on_device(_checked_members(batch, vocabulary), device)
+    return on_device(checked_members(batch, vocabulary), device)
 
 
-def _checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+def checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+    """The rows of `member_matrix`."""
     rows = membership(batch.structures, vocabulary)
     empty = [t for t, row in enumerate(rows) if not any(row)]
     if empty and bool(batch.annotated[:, empty].any()):
@@ -67,9 +68,11 @@ def _checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, 
 
 
 @lru_cache(maxsize=64)
-def on_device(rows: tuple[tuple[bool, ...], ...], device: torch.device) -> torch.Tensor:
+def on_device(
+    rows: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Copied once: a copy in every step would make the device wait for it. Nobody may write into it."""
-    return torch.tensor(rows, dtype=torch.float32, device=device)
+    return torch.tensor(rows, dtype=dtype, device=device)
 
 
 def structure_probabilities(
@@ -144,7 +147,7 @@ def _own_channels(batch: Batch, vocabulary: Vocabulary) -> list[int | None]:
 def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """log P(voxel is not in the structure), independent channels, [B, T, *S]."""
     log_absent = F.logsigmoid(-logits)
-    _checked_members(batch, vocabulary)
+    checked_members(batch, vocabulary)
     return _over_members(on_device(shown(batch.structures, vocabulary), logits.device), log_absent)
 
 

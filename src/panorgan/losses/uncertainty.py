@@ -17,7 +17,7 @@ def teacher_logits(probabilities: torch.Tensor, known: torch.Tensor) -> torch.Te
     has one organ at most. Organs without a teacher (`known` [B, E] bool) have no share in it.
     """
     odds = torch.logit(probabilities.float(), eps=_CERTAIN)
-    odds = odds + torch.where(known, 0.0, float("-inf")).view(*known.shape, *(1,) * (odds.ndim - 2))
+    odds += known.float().log().view(*known.shape, *(1,) * (odds.ndim - 2))  # 0 or −∞
     background = odds.new_zeros(len(odds), 1, *odds.shape[2:])
     return torch.cat([background, odds], dim=1)
 
@@ -30,7 +30,7 @@ def voxel_entropy(logits: torch.Tensor, classes: int | None = None) -> torch.Ten
     p = logits.float().softmax(dim=1)
     # 0·log 0 is 0 here. `torch.special.entr` says so too, and takes several times as long on a CPU.
     parts = p * p.clamp(min=_SMALLEST).log()
-    return -parts.sum(1) / (classes or logits.shape[1])
+    return parts.sum(1) / -(classes or logits.shape[1])
 
 
 def sample_uncertainty(entropy: torch.Tensor, label: torch.Tensor, classes: int) -> torch.Tensor:
@@ -39,9 +39,9 @@ def sample_uncertainty(entropy: torch.Tensor, label: torch.Tensor, classes: int)
     Classes 0 … N − 1 include the background; larger values of the label belong to none.
     """
     entropy, label = entropy.float().flatten(1), label.flatten(1)
-    total = entropy.new_zeros(len(entropy))
-    # Class by class: sums have a fixed order, which scattered additions on a GPU have not.
-    for value in range(classes):
-        inside = label == value
-        total = total + (entropy * inside.float()).sum(1) / (inside.sum(1) + 1)
-    return total / classes
+    values = torch.arange(classes, dtype=label.dtype, device=label.device)
+    inside = (label.unsqueeze(1) == values.view(1, -1, 1)).float()
+    voxels = inside.sum(2)
+    # All classes in one go, but no scattered additions: these sums have a fixed order, also on a GPU.
+    total = inside.mul_(entropy.unsqueeze(1)).sum(2)
+    return (total / (voxels + 1)).mean(1)

@@ -2,12 +2,15 @@
 
 UFPS's pseudo label (eqs. 4 and 5). Ground truth always wins: at every voxel the annotation allows some channels (those
 of `partial.marginal_cross_entropy`), and teachers only ever choose among them. `label_values` says what values mean.
+
+Masks of all channels are handled at once, as bytes: few and small passes, whatever the number of organs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 from typing import Literal
 
 import torch
@@ -17,7 +20,7 @@ from panorgan.cases.labels import shown
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 from panorgan.losses.label_values import inside_rows, left_out_value, possible_channels, undecided_value
-from panorgan.losses.partial import member_matrix
+from panorgan.losses.partial import checked_members, on_device
 
 Conflicts = Literal["sequence", "confidence"]
 """When teachers claim the same voxel. *sequence*: the later one in a fixed order. *confidence*: the more probable."""
@@ -40,6 +43,10 @@ class UnifiedLabel:
 
     def channels(self) -> torch.Tensor:
         """The channels that every voxel may belong to, [B, C + 1, *S] bool; one-hot where the label is sure."""
+        return self._channels
+
+    @cached_property
+    def _channels(self) -> torch.Tensor:
         return self._looked_up(self.possible)
 
     def targets(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,10 +55,19 @@ class UnifiedLabel:
         Where several channels are possible none of them counts; all others do, as absent. With exclusive channels that
         says all there is to say: what is left to the possible ones is their sum.
         """
+        target, counted = self.target_masks
+        return target.bool(), counted.bool()
+
+    @cached_property
+    def target_masks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as floats, 0 or 1; looked up once, however often a step asks for its loss."""
         sure = self.possible.sum(2, keepdim=True) == 1
-        return self._looked_up(self.possible & sure), self._looked_up(~self.possible | sure)
+        tables = torch.cat([self.possible & sure, ~self.possible | sure], dim=2)
+        target, counted = self._looked_up(tables.float()).chunk(2, dim=1)
+        return target, counted
 
     def _looked_up(self, table: torch.Tensor) -> torch.Tensor:
+        """Rows of a table [B, values, K] for every voxel, [B, K, *S]."""
         count, channels = len(table), table.shape[2]
         places = self.values.flatten(1).long().unsqueeze(1).expand(-1, channels, -1)
         return table.transpose(1, 2).gather(2, places).view(count, channels, *self.values.shape[1:])
@@ -84,7 +100,8 @@ def merge(
         chosen = _best_allowed(main.detach(), allowed)
         values = global_main_teacher(values, chosen, share, counted=_more_than_one(allowed.unbind(1)))
     values = _where_an_organ_must_be(values, batch, vocabulary, allowed, main)
-    _paint(values, ~_any(allowed), left_out_value(batch.structures, vocabulary))
+    # Where nothing is allowed nobody had a say: the value is still 0.
+    values.add_(_bytes(~_any(allowed)), alpha=left_out_value(batch.structures, vocabulary))
     return UnifiedLabel(values, possible_channels(batch, vocabulary))
 
 
@@ -116,23 +133,22 @@ def pseudo_label(
 
     A teacher claims a voxel if its probability is above one half. What lies inside an organ wins over the organ.
     """
-    values = torch.zeros_like(batch.image[:, 0], dtype=torch.uint8)
-    best = torch.zeros_like(values, dtype=torch.float32)
-    claims = _claims(batch, vocabulary, allowed)
-    inside = inside_rows(vocabulary)
-    for organ in painting_order(vocabulary, order):
-        channel = vocabulary.index(organ) + 1
-        if channel not in claims:
-            continue
-        claim, probability = claims[channel]
-        if conflicts == "confidence":
-            for other in claims:
-                if inside[channel - 1][other - 1]:
-                    claim = claim & ~claims[other][0]
-            claim = claim & (probability >= best)
-            best = torch.where(claim, probability, best)
-        _paint(values, claim, channel)
-    return values
+    if batch.extra is None or not batch.extra_names:
+        return torch.zeros_like(batch.image[:, 0], dtype=torch.uint8)
+    channels, painted = _teachers_channels(batch.extra_names, vocabulary, tuple(order))
+    claims = _claims(batch, channels, allowed)
+    if conflicts == "confidence":
+        claims = _most_probable(claims, batch.extra.float(), channels, vocabulary)
+    return _painted(claims, channels, painted)
+
+
+@lru_cache(maxsize=64)
+def _teachers_channels(
+    names: tuple[str, ...], vocabulary: Vocabulary, order: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The channel of every teacher, and the same channels in the order in which they are painted."""
+    painted = (organ for organ in painting_order(vocabulary, order) if organ in names)
+    return tuple(vocabulary.index(name) + 1 for name in names), tuple(vocabulary.index(organ) + 1 for organ in painted)
 
 
 def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
@@ -156,31 +172,57 @@ def allowed_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
 
     A channel is allowed when, for every annotated structure, membership and mask agree. Nothing annotated: all are.
     """
-    members = torch.nn.functional.pad(member_matrix(batch, vocabulary, batch.masks.device), (1, 0)).bool()
+    rows = checked_members(batch, vocabulary)
+    outside = on_device(tuple((1, *(not member for member in row)) for row in rows), batch.masks.device, torch.uint8)
     space = (1,) * (batch.masks.ndim - 2)
-    allowed = torch.ones_like(batch.masks[:, :1]).repeat(1, members.shape[1], *space)
-    for t, row in enumerate(members):
-        differ = batch.masks[:, t].unsqueeze(1) ^ row.view(1, -1, *space)
-        allowed &= ~(differ & batch.annotated[:, t].view(-1, 1, *space))
-    return allowed
+    masks, unknown = _bytes(batch.masks), _bytes(~batch.annotated).view(*batch.annotated.shape, 1, *space)
+    agree = (
+        (masks[:, t : t + 1] ^ row.view(1, -1, *space)).bitwise_or_(unknown[:, t]) for t, row in enumerate(outside)
+    )
+    allowed: torch.Tensor = reduce(torch.Tensor.bitwise_and_, agree)
+    return allowed.view(torch.bool)
 
 
-def _claims(
-    batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor | None
-) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Per channel with a teacher: where it is claimed [B, *S] bool, and its probability [B, *S]."""
-    claims: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    if batch.extra is None:
-        return claims
-    for place, name in enumerate(batch.extra_names):
-        channel, probability = vocabulary.index(name) + 1, batch.extra[:, place].float()
-        claim = probability > 0.5
-        if batch.extra_known is not None:
-            claim &= batch.extra_known[:, place].view(-1, *(1,) * (claim.ndim - 1))
-        if allowed is not None:
-            claim &= allowed[:, channel]
-        claims[channel] = (claim, probability)
+def _claims(batch: Batch, channels: Sequence[int], allowed: torch.Tensor | None) -> torch.Tensor:
+    """Where each teacher claims a voxel for its channel, [B, E, *S] bool."""
+    assert batch.extra is not None
+    claims = batch.extra > 0.5
+    if batch.extra_known is not None:
+        known = batch.extra_known.view(*batch.extra_known.shape, *(1,) * (claims.ndim - 2))
+        _bytes(claims).bitwise_and_(_bytes(known))
+    if allowed is not None:
+        claims &= torch.stack([allowed[:, channel] for channel in channels], dim=1)
     return claims
+
+
+def _most_probable(
+    claims: torch.Tensor, probabilities: torch.Tensor, channels: Sequence[int], vocabulary: Vocabulary
+) -> torch.Tensor:
+    """Of claims [B, E, *S], the most probable ones; what lies inside an organ has won over the organ before."""
+    inside = inside_rows(vocabulary)
+    kept = claims.clone()
+    for outer, channel in enumerate(channels):
+        for inner, other in enumerate(channels):
+            if inside[channel - 1][other - 1]:
+                kept[:, outer] &= ~claims[:, inner]
+    scores = probabilities * kept.float()
+    return kept & (scores == scores.amax(1, keepdim=True))
+
+
+def _painted(planes: torch.Tensor, channels: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """Paint channels one over the other, [B, *S] uint8: per voxel the last that is set; 0 where none is.
+
+    `planes` [B, K, *S] bool are those of `channels`; `order` has the same channels in the order of painting.
+    """
+    # Numbers that grow in that order: the last one is the largest. Mostly channels themselves are such numbers.
+    numbers = dict(zip(order, sorted(channels), strict=True))
+    weights = on_device((tuple(numbers[channel] for channel in channels),), planes.device, torch.uint8)
+    values = (_bytes(planes) * weights.view(1, -1, *(1,) * (planes.ndim - 2))).amax(1)
+    if list(order) == sorted(channels):
+        return values
+    channel_of = {number: channel for channel, number in numbers.items()}
+    table = on_device((tuple(channel_of.get(n, 0) for n in range(max(channels) + 1)),), planes.device, torch.uint8)
+    return table.view(-1).index_select(0, values.flatten().int()).view(values.shape)
 
 
 def _best_allowed(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
@@ -197,12 +239,17 @@ def _best_allowed(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
 
 def _paint(values: torch.Tensor, where: torch.Tensor, value: int) -> None:
     """`values[where] = value` for bytes, as arithmetic modulo 256: many times faster on a CPU than `masked_fill_`."""
-    values += where.view(torch.uint8) * (value - values)
+    values += _bytes(where) * (value - values)
+
+
+def _bytes(mask: torch.Tensor) -> torch.Tensor:
+    """The same memory as 0 and 1: with bytes a CPU takes a fraction of the time."""
+    return mask.view(torch.uint8)
 
 
 def _any(planes: torch.Tensor) -> torch.Tensor:
-    """`planes.any(1)` of [B, K, *S] bool; as bytes it takes a CPU a fraction of the time."""
-    return planes.view(torch.uint8).amax(1).view(torch.bool)
+    """`planes.any(1)` of [B, K, *S] bool."""
+    return _bytes(planes).amax(1).view(torch.bool)
 
 
 def _more_than_one(planes: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -220,35 +267,34 @@ def _where_an_organ_must_be(
     """Fill in the voxels that nobody claims and that are no background by ground truth; writes into `values`."""
     lacking = (values == 0) & ~allowed[:, 0]
     outer = _outermost(allowed, vocabulary)
-    for organ, plane in enumerate(outer):
-        _paint(values, lacking & plane, organ + 1)
+    channels = range(1, len(vocabulary) + 1)
+    values += _bytes(lacking) * _painted(outer, channels, channels)
     parts = {t: sum(row) for t, row in enumerate(shown(batch.structures, vocabulary)) if sum(row) > 1}
     if parts:  # only a union leaves several organs to choose from
-        several = lacking & _more_than_one(outer)
-        undecided = several & ~_choose_part(values, several, outer, batch, vocabulary, main)
+        several = lacking & _more_than_one(outer.unbind(1))
+        undecided = several & ~_choose_part(values, several, outer.unbind(1), batch, vocabulary, main)
         for t in sorted(parts, key=lambda t: -parts[t]):
             here = undecided & batch.masks[:, t] & batch.annotated[:, t].view(-1, *(1,) * (values.ndim - 1))
             _paint(values, here, undecided_value(t, vocabulary))
     return values
 
 
-def _outermost(allowed: torch.Tensor, vocabulary: Vocabulary) -> list[torch.Tensor]:
-    """Per organ, where it is allowed and nothing that it may lie inside of is, [B, *S] bool."""
-    inside = inside_rows(vocabulary)
-    planes = []
-    for organ in range(len(vocabulary)):
-        plane = allowed[:, organ + 1]
-        for outer in range(len(vocabulary)):
-            if inside[outer][organ]:
-                plane = plane & ~allowed[:, outer + 1]
-        planes.append(plane)
+def _outermost(allowed: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
+    """Per organ, where it is allowed and nothing that it may lie inside of is, [B, C, *S] bool."""
+    organs = allowed[:, 1:]
+    pairs = [
+        (outer, inner) for outer, row in enumerate(inside_rows(vocabulary)) for inner, is_in in enumerate(row) if is_in
+    ]
+    planes = organs.clone() if pairs else organs
+    for outer, inner in pairs:
+        planes[:, inner] &= ~organs[:, outer]
     return planes
 
 
 def _choose_part(
     values: torch.Tensor,
     several: torch.Tensor,
-    outer: list[torch.Tensor],
+    outer: Sequence[torch.Tensor],
     batch: Batch,
     vocabulary: Vocabulary,
     main: torch.Tensor | None,

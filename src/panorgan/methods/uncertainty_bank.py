@@ -6,6 +6,7 @@ its mean and its variance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,43 +47,52 @@ class UncertaintyBank:
     """
 
     def __init__(self, cases: Iterable[str], device: torch.device | str = "cpu") -> None:
-        # Sorted: sums must not depend on which case came first, or a resumed run would differ in its last bit.
-        self._place = {case: place for place, case in enumerate(sorted(set(cases)))}
-        # Not a number: nothing yet. One more place than cases, so that there is always something to sum over.
-        self._values = torch.full((len(self._place) + 1,), float("nan"), device=device)
+        self._cases = frozenset(cases)
+        # Cases get their places as they come: so many from the start have a value, and nobody has to ask the device.
+        self._place: dict[str, int] = {}
+        self._values = torch.zeros(len(self._cases), device=device)
+        self._ordered: torch.Tensor | None = None
 
     def put(self, cases: Sequence[str], uncertainty: torch.Tensor) -> None:
         """Remember the uncertainty [B] of a batch's cases; of a case that comes twice, the last."""
+        self._ordered = None
         for case, value in zip(cases, uncertainty.detach().float(), strict=True):
-            if case not in self._place:
+            if case not in self._cases:
                 raise RunError(
                     f"{case!r} is not among the training cases of the uncertainty bank.",
                     fix="Build the bank from the cases that batches are drawn from.",
                 )
-            self._values[self._place[case]] = value
+            self._values[self._place.setdefault(case, len(self._place))] = value
 
     def __len__(self) -> int:
-        """How many cases have a value; waits for the device."""
-        return int((~self._values.isnan()).sum())
+        """How many cases have a value."""
+        return len(self._place)
 
     def statistics(self) -> BankStatistics:
         """Mean, variance, minimum and maximum of what is there."""
-        values, nothing = self._values, self._values.isnan()
-        mean = values.nanmean()
-        variance = ((values - mean) ** 2).nanmean()
-        least = values.masked_fill(nothing, float("inf")).amin()
-        most = values.masked_fill(nothing, float("-inf")).amax()
-        empty = nothing.all()
-        return BankStatistics(*(number.masked_fill(empty, 0.0) for number in (mean, variance, least, most)))
+        if not self._place:
+            return BankStatistics(*self._values.new_zeros(4))
+        values = self._sorted()
+        variance, mean = torch.var_mean(values, correction=0)
+        return BankStatistics(mean, variance, minimum=values[0], maximum=values[-1])
 
     def quantile(self, share: float) -> torch.Tensor:
         """The value below which this share of the bank lies, with linear interpolation; 0 while it is empty."""
-        return self._values.nanquantile(share).nan_to_num(nan=0.0)
+        if not self._place:
+            return self._values.new_zeros(())
+        values, place = self._sorted(), share * (len(self) - 1)
+        return torch.lerp(values[math.floor(place)], values[math.ceil(place)], place % 1)
+
+    def _sorted(self) -> torch.Tensor:
+        """What is there. Sums must not depend on which case came first, or a resumed run would differ in a last bit."""
+        if self._ordered is None:
+            self._ordered = self._values[: len(self)].sort().values
+        return self._ordered
 
     def as_content(self) -> Content:
         """The bank as numbers `uncertainty/<case>`, for a rule's state."""
         values = self._values.tolist()
-        return Content(numbers={f"{PREFIX}{c}": values[p] for c, p in self._place.items() if values[p] == values[p]})
+        return Content(numbers={f"{PREFIX}{case}": values[place] for case, place in sorted(self._place.items())})
 
     @classmethod
     def from_content(
@@ -90,6 +100,7 @@ class UncertaintyBank:
     ) -> UncertaintyBank:
         """The inverse of `as_content`; other numbers, and cases that are no longer there, are left alone."""
         bank = cls(cases, device)
-        kept = [content.numbers.get(f"{PREFIX}{case}", float("nan")) for case in bank._place]
-        bank._values[:-1] = torch.tensor(kept, dtype=torch.float32)
+        kept = [case for case in sorted(bank._cases) if f"{PREFIX}{case}" in content.numbers]
+        values = [content.numbers[f"{PREFIX}{case}"] for case in kept]
+        bank.put(kept, torch.tensor(values, dtype=torch.float32, device=device))
         return bank
