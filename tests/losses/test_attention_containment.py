@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from panorgan.losses.attention_containment import gate, missing_intersection, outside_union
+from panorgan.losses.attention_containment import containment, gate, missing_intersection, outside_union
 
 LOW = math.log(3) / 250
 """α = 1000 times a quarter of this is log 3: the gate is 3/4 above and 1/4 below the mean of a row."""
@@ -185,3 +185,16 @@ def test_the_steepest_maps_stay_finite(loss, dtype):
     value.sum().backward()
     assert value.tolist() == pytest.approx([1 - sigmoid(-1000 / 256)] * 2, rel=1e-5)
     assert maps.grad.isfinite().all()
+
+
+def test_both_at_once_are_one_after_the_other():
+    """Values and gradients."""
+    own, intersection, union = (attention(6, seed=seed, sharpness=3.0) for seed in range(3))
+    together, apart = own.clone().requires_grad_(), own.clone().requires_grad_()
+    both = containment(together, intersection, union, 20.0)
+    each = torch.stack([missing_intersection(apart, intersection, 20.0), outside_union(apart, union, 20.0)])
+    torch.testing.assert_close(both, each)
+    weights = torch.tensor([[1.0, 2], [3, 5]])
+    (both * weights).sum().backward()
+    (each * weights).sum().backward()
+    torch.testing.assert_close(together.grad, apart.grad)

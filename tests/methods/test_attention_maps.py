@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from panorgan.errors import RunError
 from panorgan.federation.message import Message
-from panorgan.methods.attention_maps import ScanMaps, best_scans, fuse, pack, resample_depth, slice_targets
+from panorgan.methods.attention_maps import (
+    ScanMaps,
+    SliceTargets,
+    best_scans,
+    fuse,
+    pack,
+    resample_depth,
+    slice_targets,
+)
 
 
 def stack(*values: float) -> torch.Tensor:
@@ -264,6 +272,15 @@ def test_slice_targets_are_means_of_the_resampled_stack(depth):
     expected = torch.stack([whole[max(d - 1, 0) : d + 2].mean(0) for d in range(depth)])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found.sum(-1), torch.ones(depth, 4))
+
+
+def test_targets_that_are_looked_up_are_those_worked_out():
+    """Scans of three depths, two of them equal; several stacks at once, each by its own."""
+    maps, others = attention(8), attention(8, seed=1)
+    lookup = SliceTargets([maps, others], [5, 3, 12, 5])
+    slices, depths = torch.tensor([0, 2, 11, 4, 0, 6]), torch.tensor([5, 3, 12, 5, 3, 12])
+    for found, stacked in zip(lookup(slices, depths), (maps, others), strict=True):
+        torch.testing.assert_close(found, slice_targets(stacked, slices, depths))
 
 
 def test_packed_maps_give_targets_in_full_precision():

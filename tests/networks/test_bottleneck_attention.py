@@ -11,6 +11,7 @@ from torch import nn
 from panorgan.networks.bottleneck_attention import (
     BottleneckTransformer,
     Layer,
+    cast_together,
     mean_attention,
     reweighted,
     sinusoidal_positions,
@@ -196,3 +197,61 @@ def test_on_a_gpu_reweighting_gives_the_same_bits_every_time():
     features = torch.randn(4, 16, 256, 256, device="cuda")
     gradients = [torch.autograd.grad(reweighted(features, weights).sin().sum(), weights)[0] for _ in range(5)]
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
+# -- weights in one piece ----------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_cast_together_and_their_gradients_come_back():
+    first, second, bias = torch.tensor([[1.0, 2]]), torch.tensor([[3.0, 4]]), torch.tensor([5.0])
+    leaves = [tensor.requires_grad_() for tensor in (first, second, bias)]
+    below, alone = cast_together([leaves[:2], leaves[2:]], torch.bfloat16)
+    assert below.dtype == torch.bfloat16
+    assert (below.tolist(), alone.tolist()) == ([[1, 2], [3, 4]], [5])
+    (below * torch.tensor([[1.0, 2], [3, 4]])).sum().add(alone.sum() * 7).backward()
+    assert [leaf.grad.tolist() for leaf in leaves] == [[[1, 2]], [[3, 4]], [7]]
+    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+
+
+def test_under_autocast_all_layers_use_their_own_weights():
+    """Values and gradients as without, but for the rounding; a layer or head in another's place would be far off."""
+    torch.manual_seed(0)
+    transformer = BottleneckTransformer(width=8, layers=3, heads=2, head_width=5, mlp_width=6, dropout=0)
+    features, weights = torch.randn(2, 8, 3, 4), list(transformer.parameters())
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out, maps = transformer(features)
+        assert (out.dtype, maps[0].dtype) == (torch.float32, torch.float32)
+        loss = out.square().mean() + mean_attention(maps).square().sum()
+        results.append((out, *maps, *torch.autograd.grad(loss, weights)))
+    for plain, narrow in zip(*results, strict=True):
+        assert float((plain - narrow).detach().norm() / plain.detach().norm()) < 0.05
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_of_heads_are_laid_out_as_their_weights(autocast):
+    """A slice of a wider gradient would be copied, head by head."""
+    transformer = BottleneckTransformer(width=8, layers=2, heads=2, head_width=5, mlp_width=6, dropout=0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out, _ = transformer(torch.randn(2, 8, 3, 4))
+    passed_on = list[torch.Tensor]()
+    for layer in transformer.layers:
+        for head in layer.heads:
+            for weight in head.parameters():
+                weight.register_hook(passed_on.append)
+    out.square().sum().backward()
+    assert len(passed_on) == 2 * 2 * 4
+    assert all(gradient.is_contiguous() for gradient in passed_on)
+
+
+def test_what_is_kept_from_inference_serves_training():
+    transformer = BottleneckTransformer(width=4, layers=1, heads=1, head_width=3, mlp_width=4, dropout=0)
+    features, weights = torch.randn(1, 4, 11, 1), torch.rand(1, 11, 1)  # a grid of which nothing is kept yet
+    with torch.inference_mode():
+        transformer(features)
+        reweighted(torch.ones(1, 1, 13, 3), weights)
+    out, _ = transformer(features.requires_grad_())
+    (out.sum() + reweighted(torch.ones(1, 1, 13, 3), weights.requires_grad_()).sum()).backward()
+    assert features.grad is not None
+    assert weights.grad is not None

@@ -7,7 +7,7 @@ one per slice along its depth. Everything is computed in float32 or wider, whate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -139,11 +139,40 @@ def slice_targets(maps: torch.Tensor, slices: torch.Tensor, depths: torch.Tensor
     Slice `slices[b]` of a scan with `depths[b]` slices gets the mean of three: itself and its two neighbours in the
     maps resampled to the scan's own depth. At either end there are two.
     """
+    return _mixed(_slice_weights(slices, depths, len(maps)), maps)
+
+
+class SliceTargets:
+    """`slice_targets` for a round: how slices of the scans at hand mix the maps is worked out once, and looked up.
+
+    Parameters
+    ----------
+    maps : one or several stacks [D̄, n, n]; all are mixed at once.
+    depths : of all scans whose slices will be asked for.
+    """
+
+    def __init__(self, maps: Sequence[torch.Tensor], depths: Iterable[int]) -> None:
+        known = sorted(set(depths))
+        device, depth = maps[0].device, len(maps[0])
+        table = [_slice_weights(torch.arange(own), torch.full((own,), own), depth) for own in known]
+        self._weights = torch.cat(table).to(device)
+        first = torch.zeros(known[-1] + 1, dtype=torch.int64)  # row of a depth's slice 0
+        first[known] = torch.tensor([0, *known[:-1]]).cumsum(0)
+        self._first = first.to(device)
+        self._maps = torch.stack(tuple(maps), dim=1)  # [D̄, K, n, n]
+
+    def __call__(self, slices: torch.Tensor, depths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of every stack, [B, n, n]."""
+        return _mixed(self._weights[self._first[depths] + slices], self._maps).unbind(1)
+
+
+def _slice_weights(slices: torch.Tensor, depths: torch.Tensor, depth: int) -> torch.Tensor:
+    """How much of each of `depth` fused slices is in the target of a slice, [B, depth]."""
     near = slices.view(-1, 1) + torch.arange(-1, 2, device=slices.device)  # [B, 3]
     depths = depths.view(-1, 1)
     there = (near >= 0) & (near < depths)
-    weights = _depth_weights(_positions(near, depths, len(maps)), len(maps)) * there.unsqueeze(-1)
-    return _mixed(weights.sum(1) / there.sum(1, keepdim=True), maps)
+    weights = _depth_weights(_positions(near, depths, depth), depth) * there.unsqueeze(-1)
+    return weights.sum(1) / there.sum(1, keepdim=True)
 
 
 def _positions(slices: torch.Tensor, depth: int | torch.Tensor, other: int) -> torch.Tensor:
@@ -158,7 +187,7 @@ def _depth_weights(positions: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _mixed(weights: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Weighted sums of slices: [K, D] and [D, n, n] → [K, n, n] in float32."""
+    """Weighted sums of slices: [K, D] and [D, ..., n, n] → [K, ..., n, n] in float32."""
     with torch.autocast(maps.device.type, enabled=False):  # it would round the maps to eight bits
         mixed = weights.to(maps.device, torch.float32) @ maps.float().flatten(1)
     return mixed.view(-1, *maps.shape[1:])

@@ -29,32 +29,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from pydantic import model_validator
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
 from panorgan.cases.store import StoredCase
-from panorgan.losses.attention_containment import ALPHA, missing_intersection, outside_union
+from panorgan.losses.attention_containment import ALPHA, containment
 from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.ablation import AblationRow
-from panorgan.methods.attention_maps import ScanMaps, best_scans, fuse, packed, slice_targets, unpacked
-from panorgan.methods.base import (
-    Content,
-    Federation,
-    Method,
-    MethodConfig,
-    Moment,
-    ServerRule,
-    SiteRule,
-    Updates,
-    stated,
-)
+from panorgan.methods.attention_maps import ScanMaps, SliceTargets, best_scans, fuse, packed, unpacked
+from panorgan.methods.base import Content, Federation, Method, ServerRule, SiteRule, Updates
+from panorgan.methods.fediod_settings import FedIODConfig
 from panorgan.methods.head_attribution import (
-    STEPS,
     foreground_probability,
     head_attribution,
     head_importance,
@@ -70,53 +58,6 @@ ATTRIBUTION = "attribution/"
 _PAPER = {TOKENS: 256, DEPTH: 40}
 _AT_ONCE = 16
 """Slices that are looked at together after training."""
-
-
-class FedIODConfig(InterOrganSettings, MethodConfig):
-    """A switch for every module, and its numbers."""
-
-    # Reg
-    regularisation: bool = stated(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
-    regularisation_weight: float = stated(0.1, "not told", "of each of the two losses", ge=0)
-    regularisation_start: float = stated(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
-    map_scans: float = stated(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
-    map_depth: int = stated(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
-    alpha: float | None = stated(
-        None,
-        "not told",
-        "the gate's steepness (eq. 12); null: 1000 · tokens / 256, which is as steep for any number",
-        gt=0,
-    )
-    # DA
-    dynamic_aggregation: bool = stated(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
-    attribution_scans: float = stated(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
-    attribution_steps: int = stated(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
-    # Both
-    refresh_every: int = stated(1, "1", "rounds from one look at maps and heads to the next", ge=1)
-
-    @model_validator(mode="after")
-    def _attention_is_there(self) -> FedIODConfig:
-        if not self.transformer and (self.regularisation or self.dynamic_aggregation):
-            raise ValueError(
-                "without the transformer there is no attention: switch regularisation and dynamic_aggregation off too"
-            )
-        return self
-
-    def regularises(self, moment: Moment) -> bool:
-        """Whether the losses of eqs. 10 and 11 are part of this round, if there are maps."""
-        return self.regularisation and self.regularisation_weight > 0 and moment.progress >= self.regularisation_start
-
-    def maps_travel(self, moment: Moment) -> bool:
-        """Whether sites send maps in this round: the next one is to be regularised. In the first they have no depth."""
-        later = (replace(moment, round=r) for r in range(3, moment.rounds + 1))
-        first = next((after.round - 1 for after in later if self.regularises(after)), moment.rounds)
-        return first <= moment.round < moment.rounds and (moment.round - first) % self.refresh_every == 0
-
-    def heads_are_judged(self, moment: Moment) -> bool:
-        """Whether sites send attributions in this round."""
-        return self.dynamic_aggregation and (moment.round - 1) % self.refresh_every == 0
-
-
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
 
 
@@ -187,6 +128,8 @@ class FedIOD(Method):
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
             self.fused: dict[str, torch.Tensor] = {}
             """Î and Û [D̄, n, n] of this round, by key; empty while nothing is regularised."""
+            self.targets: SliceTargets | None = None
+            """What they say about slices of the own scans."""
             self.answer = Content()
             """What this round's look at the best scans has found."""
             self.logged: dict[str, torch.Tensor] = {}
@@ -197,6 +140,10 @@ class FedIOD(Method):
             arrays = self.received.arrays
             keys = (INTERSECTION, UNION) if self.config.regularises(self.moment) and UNION in arrays else ()
             self.fused = {key: unpacked(arrays[key]) for key in keys}
+            axis = sliced_axis(self.tools.patch_size)
+            self.targets = None
+            if self.fused and axis is not None:
+                self.targets = SliceTargets(list(self.fused.values()), (c.image.shape[axis] for c in self.tools.cases))
 
         # -- a training step
 
@@ -211,20 +158,19 @@ class FedIOD(Method):
                 return super().loss(batch)
             with self.model.watched() as seen:
                 loss = super().loss(batch)
-            missing, outside = (part.mean() for part in self.containment(seen.mean, batch))
-            self.logged = {"loss/intersection": missing.detach(), "loss/union": outside.detach()}
-            return loss + self.config.regularisation_weight * (missing + outside)
+            parts = self.containment(seen.mean, batch).mean(1)
+            missing, outside = parts.detach()
+            self.logged = {"loss/intersection": missing, "loss/union": outside}
+            return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
-        def containment(self, attention: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-            """L_I and L_U, [B] each, of the batch's maps Ā [B, n, n]."""
+        def containment(self, attention: torch.Tensor, batch: Batch) -> torch.Tensor:
+            """L_I and L_U, [2, B], of the batch's maps Ā [B, n, n]."""
             alpha = self.config.alpha or ALPHA * attention.shape[-1] / _PAPER[TOKENS]
-            intersection, union = (self._targets(self.fused[key], batch) for key in (INTERSECTION, UNION))
-            return missing_intersection(attention, intersection, alpha), outside_union(attention, union, alpha)
-
-        def _targets(self, maps: torch.Tensor, batch: Batch) -> torch.Tensor:
-            if batch.slices is None or batch.depths is None:
-                return maps[:1].expand(len(batch.image), -1, -1)
-            return slice_targets(maps, batch.slices, batch.depths)
+            if self.targets is not None and batch.slices is not None and batch.depths is not None:
+                intersection, union = self.targets(batch.slices, batch.depths)
+            else:  # patches with a volume: one map for all
+                intersection, union = (self.fused[key][:1].expand_as(attention) for key in (INTERSECTION, UNION))
+            return containment(attention, intersection, union, alpha)
 
         # -- after training: nothing is drawn here
 
@@ -244,7 +190,7 @@ class FedIOD(Method):
                 if judged:
                     numbers |= self._importance(best_scans(losses, self.config.attribution_scans))
                 self.model.train()
-            self.answer, self.fused = Content(arrays, numbers), {}
+            self.answer, self.fused, self.targets = Content(arrays, numbers), {}, None
 
         @torch.no_grad()
         def dice_loss(self, case: StoredCase) -> float:

@@ -8,7 +8,8 @@ all heads of a layer at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +32,38 @@ class Head(nn.Module):
         nn.init.uniform_(self.output.weight, -bound, bound)
 
 
+class LayerWeights(NamedTuple):
+    """The matrices of a layer as they are multiplied with: those of all heads in one."""
+
+    projections: torch.Tensor
+    """Of queries, keys and values, [3, heads · head_width, width]."""
+    outputs: torch.Tensor
+    """[heads · head_width, width]."""
+    mlp: Sequence[torch.Tensor]
+    """Weight and bias of the first, then of the second part of the perceptron."""
+
+
+class Places(NamedTuple):
+    """Where tokens are, as it enters queries, keys and values: each is `scales` · token + `offsets`.
+
+    Values know of no place. The scale of queries and keys is that of their products, 1/√head_width.
+    """
+
+    offsets: torch.Tensor
+    """[3, N, 1, width]."""
+    scales: torch.Tensor
+    """[3, 1, 1, 1]."""
+
+
 class Layer(nn.Module):
-    """Self-attention, then a perceptron on every token; both normalise first and are added to what comes in."""
+    """Self-attention, then a perceptron on every token; both normalise first and are added to what comes in.
+
+    Inside, tokens are [N, B, width]: so each head's are a matrix that is multiplied as it lies, and never copied.
+    """
 
     def __init__(self, width: int, heads: int, head_width: int, mlp_width: int, dropout: float) -> None:
         super().__init__()
+        self.head_width = head_width
         self.attention_norm = nn.LayerNorm(width)
         self.heads = nn.ModuleList(Head(width, head_width, heads) for _ in range(heads))
         self.dropout = nn.Dropout(dropout)
@@ -56,36 +84,108 @@ class Layer(nn.Module):
         `positions` [N, width] steer who looks at whom and are no part of what is passed on. A `given` map takes the
         place of the layer's own.
         """
-        normed = self.attention_norm(tokens)
-        values = self._project(normed, "value")
-        if given is None and not with_map:
-            attention = None
-            queries, keys = self._queries_and_keys(normed + positions)
-            mixed = F.scaled_dot_product_attention(queries, keys, values)
+        places = places_of(positions, self.head_width)
+        tokens, attention = self.passed(tokens.transpose(0, 1), places, self.weights(), given, with_map)
+        return tokens.transpose(0, 1), attention
+
+    def passed(
+        self,
+        tokens: torch.Tensor,
+        places: Places,
+        weights: LayerWeights,
+        given: torch.Tensor | None = None,
+        with_map: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`forward` of tokens [N, B, width], with weights that may lie elsewhere and be of another type."""
+        mixed, attention = self._mixed(self.attention_norm(tokens), places, weights.projections, given, with_map)
+        tokens = tokens + self.dropout(mixed @ weights.outputs)
+        first, first_bias, second, second_bias = weights.mlp
+        hidden = F.linear(self.mlp_norm(tokens), first, first_bias)
+        return tokens + self.mlp[4](F.linear(self.mlp[2](self.mlp[1](hidden)), second, second_bias)), attention
+
+    def _mixed(
+        self,
+        normed: torch.Tensor,
+        places: Places,
+        projections: torch.Tensor,
+        given: torch.Tensor | None,
+        with_map: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What every head hands on, side by side: [N, B, heads · head_width]. The map is float32 at least.
+
+        What is computed from it compares small differences.
+        """
+        samples = normed.shape[1]
+        if given is not None:
+            attention = given
+            values = F.linear(normed, projections[2]).view(len(normed), -1, self.head_width).transpose(0, 1)
+            mixed = attention.to(values.dtype).flatten(0, 1) @ values
         else:
-            attention = self._map(normed + positions) if given is None else given
-            mixed = attention.to(values.dtype) @ values
-        outputs = torch.cat(self._weights("output"), dim=1)
-        tokens = tokens + self.dropout(F.linear(mixed.transpose(1, 2).flatten(2), outputs))
-        return tokens + self.mlp(self.mlp_norm(tokens)), attention
+            placed = torch.addcmul(places.offsets, normed, places.scales).flatten(1, 2)
+            projected = (placed @ projections.mT).view(3, len(normed), -1, self.head_width)
+            queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
+            if with_map:
+                scores = (queries @ keys.mT).unflatten(0, (samples, -1))
+                attention = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+                mixed = attention.to(values.dtype).flatten(0, 1) @ values
+            else:
+                attention = None
+                split = (samples, len(self.heads))
+                q, k, v = (part.unflatten(0, split) for part in (queries, keys, values))
+                mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # they are scaled already
+        return mixed.transpose(0, 1).reshape(len(normed), samples, -1), attention
 
-    def _map(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Attention [B, heads, N, N], in float32 at least: what is computed from it compares small differences."""
-        queries, keys = self._queries_and_keys(tokens)
-        scores = (queries * queries.shape[-1] ** -0.5) @ keys.mT
-        return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    def weights(self) -> LayerWeights:
+        """The layer's own."""
+        return LayerWeights(
+            torch.cat(self.projections()).unflatten(0, (3, -1)),
+            joined_outputs(torch.cat(self.outputs()), len(self.heads)).flatten(0, 1),
+            self.perceptron(),
+        )
 
-    def _queries_and_keys(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, keys = self._project(tokens, "query", "key").chunk(2, dim=1)
-        return queries, keys
+    def projections(self) -> list[torch.Tensor]:
+        """Of every kind and head, [head_width, width] each."""
+        return [getattr(head, kind).weight for kind in ("query", "key", "value") for head in self.heads]
 
-    def _project(self, tokens: torch.Tensor, *kinds: str) -> torch.Tensor:
-        """[B, N, width] → [B, kinds · heads, N, head_width], all in one multiplication."""
-        weights = self._weights(*kinds)
-        return F.linear(tokens, torch.cat(weights)).unflatten(2, (len(weights), -1)).transpose(1, 2)
+    def outputs(self) -> list[torch.Tensor]:
+        """Of every head, [width, head_width] each."""
+        return [head.output.weight for head in self.heads]  # type: ignore[union-attr,misc]
 
-    def _weights(self, *kinds: str) -> list[torch.Tensor]:
-        return [getattr(head, kind).weight for kind in kinds for head in self.heads]
+    def perceptron(self) -> list[torch.Tensor]:
+        """Weight and bias of its first and its second part."""
+        return [self.mlp[0].weight, self.mlp[0].bias, self.mlp[3].weight, self.mlp[3].bias]  # type: ignore[list-item]
+
+
+def joined_outputs(stacked: torch.Tensor, heads: int) -> torch.Tensor:
+    """[heads · width, head_width] → [heads, head_width, width], copied once instead of the gradient of every head."""
+    return stacked.unflatten(0, (heads, -1)).mT.contiguous()
+
+
+def cast_together(groups: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The tensors of each group one below the other, in another type: one copy and one cast for all of them."""
+    flat = torch.cat([tensor.flatten() for group in groups for tensor in group]).to(dtype)
+    pieces = flat.split([sum(tensor.numel() for tensor in group) for group in groups])
+    return [piece.view(-1, *group[0].shape[1:]) for piece, group in zip(pieces, groups, strict=True)]
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
+    """Type and layout in one go; `to` alone leaves the layout as it is where the type does not change."""
+    return tensor.to(dtype, memory_format=layout, copy=True)
+
+
+def places_of(positions: torch.Tensor, head_width: int) -> Places:
+    """Positions [N, width], and the scale of queries and keys, half of it on either side."""
+    scale = head_width**-0.25
+    placed = positions * scale
+    scales = torch.tensor([scale, scale, 1.0], dtype=positions.dtype, device=positions.device)
+    return Places(torch.stack((placed, placed, torch.zeros_like(placed))).unsqueeze(2), scales.view(3, 1, 1, 1))
+
+
+@lru_cache(maxsize=16)
+def _places_on(grid: tuple[int, ...], width: int, head_width: int, device: torch.device, dtype: torch.dtype) -> Places:
+    """Those of a grid, made once: they are the same in every step. Nobody may write into them."""
+    with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
+        return places_of(sinusoidal_positions(grid, width, device).to(dtype), head_width)
 
 
 class BottleneckTransformer(nn.Module):
@@ -102,16 +202,41 @@ class BottleneckTransformer(nn.Module):
 
         Tokens are counted as `features.flatten(2)` does. `given` maps take the place of the layers' own.
         """
-        tokens = features.flatten(2).transpose(1, 2)
-        where = sinusoidal_positions(features.shape[2:], tokens.shape[2], features.device).to(tokens.dtype)
+        space, layers = tuple(features.shape[2:]), self._layers()
+        own = layers[0].attention_norm.weight.dtype  # under autocast it is the wider one, and sums stay in it
+        tokens = _copied(features.flatten(2).permute(2, 0, 1), own, torch.contiguous_format)
+        places = _places_on(space, features.shape[1], layers[0].head_width, features.device, own)
         maps = []
-        for place, layer in enumerate(self.layers):
-            tokens, attention = layer(tokens, where, None if given is None else given[place], with_maps)
+        for place, (layer, weights) in enumerate(zip(layers, self._weights(features.device.type), strict=True)):
+            tokens, attention = layer.passed(
+                tokens, places, weights, None if given is None else given[place], with_maps
+            )
             if attention is not None:
                 maps.append(attention)
-        out = tokens.transpose(1, 2).unflatten(2, features.shape[2:]).to(features.dtype)
-        # Channels lie side by side now. Where they did not before, the decoders do not expect it.
-        return out.contiguous() if features.is_contiguous() else out, maps
+        if tokens.requires_grad:  # or every layer would have to sort the gradient for itself
+            tokens.register_hook(torch.Tensor.contiguous)
+        # Laid out as they came: the decoders expect it.
+        channels_last = torch.channels_last if len(space) == 2 else torch.channels_last_3d
+        layout = torch.contiguous_format if features.is_contiguous() else channels_last
+        return _copied(tokens.permute(1, 2, 0).unflatten(2, space), features.dtype, layout), maps
+
+    def _weights(self, device: str) -> list[LayerWeights]:
+        """Of every layer. Where autocast wants another type, all are cast at once, not matrix by matrix."""
+        layers = self._layers()
+        if not torch.is_autocast_enabled(device) or layers[0].mlp_norm.weight.dtype != torch.float32:
+            return [layer.weights() for layer in layers]
+        single = [group for layer in layers for group in (layer.projections(), *([w] for w in layer.perceptron()))]
+        outputs = [weight for layer in layers for weight in layer.outputs()]
+        *cast, below = cast_together([*single, outputs], torch.get_autocast_dtype(device))
+        side_by_side = joined_outputs(below, len(outputs)).unflatten(0, (len(layers), -1)).flatten(1, 2)
+        each = len(cast) // len(layers)
+        return [
+            LayerWeights(cast[each * place].unflatten(0, (3, -1)), joined, cast[each * place + 1 : each * (place + 1)])
+            for place, joined in enumerate(side_by_side.unbind())
+        ]
+
+    def _layers(self) -> list[Layer]:
+        return list(self.layers)  # type: ignore[arg-type]
 
 
 def head_of_key(key: str) -> tuple[int, int] | None:
@@ -134,10 +259,8 @@ def sinusoidal_positions(grid: Sequence[int], width: int, device: torch.device |
 
 def mean_attention(maps: Sequence[torch.Tensor]) -> torch.Tensor:
     """Ā, the mean over layers and heads: maps [B, heads, N, N] of every layer → [B, N, N]."""
-    total = maps[0].mean(1)
-    for attention in maps[1:]:
-        total = total + attention.mean(1)
-    return total / len(maps)
+    # A sum, then a product: the gradient of a mean would be written out for every head.
+    return torch.stack(tuple(maps)).sum((0, 2)) * (1 / (len(maps) * maps[0].shape[1]))
 
 
 def token_weights(attention: torch.Tensor, gate: Gate) -> torch.Tensor:
@@ -154,8 +277,12 @@ def token_weights(attention: torch.Tensor, gate: Gate) -> torch.Tensor:
 
 def reweighted(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """x·W' + x for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
-    finer = _upsampled(weights, features.shape[2:]).unsqueeze(1)
-    return features * (finer + 1).to(features.dtype)
+    return multiplied(features, weights + 1)
+
+
+def multiplied(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """x·W for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
+    return features * _upsampled(weights, features.shape[2:]).to(features.dtype).unsqueeze(1)
 
 
 def _upsampled(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
@@ -163,9 +290,22 @@ def _upsampled(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
 
     As multiplications along each axis: on a GPU the gradient of `F.interpolate` differs from run to run.
     """
+    matrices = [
+        _interpolation(cells, size, weights.device, weights.dtype)
+        for cells, size in zip(weights.shape[1:], space, strict=True)
+    ]
     with torch.autocast(weights.device.type, enabled=False):
-        for axis, size in enumerate(space, start=1):
-            cells = torch.eye(weights.shape[axis], dtype=weights.dtype, device=weights.device)
-            matrix = F.interpolate(cells.unsqueeze(0), size=size, mode="linear", align_corners=False)[0]
-            weights = torch.tensordot(weights, matrix, dims=([axis], [0])).movedim(-1, axis)
-    return weights.contiguous()
+        weights = weights @ matrices[-1].mT
+        for axis in range(len(matrices) - 1, 0, -1):  # [what is before, the axis, what is behind]
+            behind = weights.flatten(0, axis - 1).flatten(2)
+            finer = matrices[axis - 1].expand(len(behind), -1, -1) @ behind
+            weights = finer.unflatten(2, weights.shape[axis + 1 :]).unflatten(0, weights.shape[:axis])
+    return weights
+
+
+@lru_cache(maxsize=64)
+def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """What each of `size` places takes of each of `cells`, [size, cells]; made once, nobody may write into it."""
+    with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
+        shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
+        return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()

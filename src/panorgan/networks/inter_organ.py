@@ -22,7 +22,7 @@ from panorgan.networks.bottleneck_attention import (
     Gate,
     head_of_key,
     mean_attention,
-    reweighted,
+    multiplied,
     token_weights,
 )
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
@@ -165,7 +165,8 @@ class InterOrganNetwork(MultiDecoder):
         skips = levels[:-1]
         if gate != "none":
             weights = token_weights(mean, gate).unflatten(1, grid)
-            skips = [reweighted(skip, weights) for skip in skips]
+            raised = weights + 1  # x·W' + x of every level at once
+            skips = [multiplied(skip, raised) for skip in skips]
         if record is not None:
             record.grid, record.maps, record.mean, record.weights = tuple(grid), tuple(maps), mean, weights
         return [*skips, deepest]
