@@ -14,10 +14,11 @@ from panorgan.federation.settings import OptimizerSettings
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimiser for a model's trainable parameters."""
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a CPU:
-    # there the fused step takes for granted that parameters and their state lie in memory in the same order.
-    fused = all(p.is_cuda for _, p in parameters)
     if settings.name == "adamw":
+        # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a
+        # CPU: there the fused step takes for granted that parameters and their state lie in memory in the same order.
+        # And not for SGD: fused, it fails when a parameter gets its first gradient later than others, as heads do.
+        fused = all(p.is_cuda for _, p in parameters)
         return torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused)
     return torch.optim.SGD(
         parameters,
@@ -25,7 +26,6 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.momentum > 0,
-        fused=fused,
     )
 
 
