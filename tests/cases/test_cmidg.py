@@ -172,7 +172,7 @@ def test_networks_have_normal_weights_and_both_kernel_sizes() -> None:
 @pytest.mark.parametrize("changes", [{"layers": 1}, {"layers": 3, "inner_channels": 3}, {"kernel_sizes": (1, 3, 5)}])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_samples_at_once_are_each_sample_by_itself(shape, changes) -> None:
-    """On a CPU small kernels are cut out of their zeros, elsewhere they are not; the result is the same."""
+    """Small kernels are cut out of their zeros; the result is the same."""
     convolve = F.conv2d if len(shape) == 4 else F.conv3d
     features = noise(shape)
     for one in random_network(3, len(shape) - 2, CMIDGSettings(**changes), generator(4)):
@@ -321,10 +321,11 @@ def test_impossible_settings_are_refused(wrong) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_a_gpu(shape) -> None:
-    image = noise(shape).cuda()
-    settings = CMIDGSettings()
-    first, again = (cmidg(image, settings, torch.Generator("cuda").manual_seed(3)) for _ in range(2))
-    assert first.device == image.device
-    assert torch.equal(first, again)
-    alone = cmidg(image, CMIDGSettings(ipa=False), torch.Generator("cuda").manual_seed(3))
-    torch.testing.assert_close(norms(alone), norms(image), rtol=1e-5, atol=0)
+    """The same numbers are drawn, so the same image comes out."""
+    image, settings = noise(shape), CMIDGSettings()
+    here, there, again = (cmidg(where, settings, generator(3)) for where in (image, image.cuda(), image.cuda()))
+    assert there.is_cuda
+    assert torch.equal(there, again)
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-2, atol=1e-2 * float(here.abs().max()))  # TF32 convolutions
+    alone = cmidg(image.cuda(), CMIDGSettings(ipa=False), generator(3))
+    torch.testing.assert_close(norms(alone).cpu(), norms(image), rtol=1e-5, atol=0)

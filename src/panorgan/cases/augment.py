@@ -20,6 +20,7 @@ from pydantic import Field
 
 from panorgan.anatomy import catalogue
 from panorgan.cases.companions import as_probabilities
+from panorgan.cases.one_copy import in_one_copy
 from panorgan.cases.sampling import PackedBatch
 from panorgan.errors import ConfigError
 from panorgan.settings import Settings
@@ -152,13 +153,7 @@ def _there(changes: _Changes, device: torch.device) -> _Changes:
     names = [
         name for name, value in vars(changes).items() if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]
-    if device.type == "cpu" or not names:
-        return changes
-    values = [vars(changes)[name] for name in names]
-    flat = torch.cat([value.flatten() for value in values])
-    flat = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
-    pieces = flat.split([value.numel() for value in values])
-    there: dict[str, Any] = {n: p.view(v.shape) for n, p, v in zip(names, pieces, values, strict=True)}
+    there: dict[str, Any] = dict(zip(names, in_one_copy([vars(changes)[name] for name in names], device), strict=True))
     return replace(changes, **there)
 
 

@@ -7,7 +7,8 @@ to the image's Frobenius norm. Kernels are small, so shapes stay where they are 
 IPA (interventional pseudo-correlation): two such images of one scan, blended by a smooth random mask, so that places
 that look alike by chance no longer do.
 
-Every sample has its own networks. All of it runs on the images' device, 2D and 3D, in float32 under autocast too.
+Every sample has its own networks. They run on the images' device, 2D and 3D, in float32 under autocast too. Weights are
+a few hundred numbers: they are drawn on the CPU, which so knows the sizes of kernels without asking a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
+from panorgan.cases.one_copy import in_one_copy
 from panorgan.settings import Settings
 
 # Slope of the leaky ReLU below zero.
@@ -80,7 +82,7 @@ class RandomLayer:
 
 
 def cmidg(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator) -> torch.Tensor:
-    """Changed intensities of `image` [B, 1, *S]; every draw comes from `generator`, which lives on the same device.
+    """Changed intensities of `image` [B, 1, *S]; every draw comes from `generator`, which lives on the CPU.
 
     With `blend` 0 the image itself comes back and nothing is drawn.
     """
@@ -92,15 +94,16 @@ def cmidg(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generat
         if not settings.ipa:
             return gin(plain, settings, generator).to(image.dtype)
         first, second = gin(torch.cat([plain, plain]), settings, generator).chunk(2)
-        mask = blend_mask(image.shape, settings.control_spacing, generator)
+        mask = blend_mask(image.shape, settings.control_spacing, generator, image.device)
         return torch.lerp(second, first, mask).to(image.dtype)
 
 
 def gin(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator) -> torch.Tensor:
     """`image` [N, 1, *S] seen through one random network per sample, with the Frobenius norm of the image."""
     layers = random_network(len(image), image.ndim - 2, settings, generator)
-    share = torch.rand((len(image), *(1,) * (image.ndim - 1)), generator=generator, device=generator.device)
-    return mix(image, run_network(image, layers), share * settings.blend)
+    share = torch.rand((len(image), *(1,) * (image.ndim - 1)), generator=generator) * settings.blend
+    (share,) = in_one_copy([share], image.device)
+    return mix(image, run_network(image, layers), share)
 
 
 def mix(image: torch.Tensor, changed: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
@@ -133,56 +136,49 @@ def random_network(
 def _random_layer(
     count: int, channels: tuple[int, int], dims: int, radii: Sequence[int], generator: torch.Generator
 ) -> RandomLayer:
-    device, margin = generator.device, max(radii)
-    kernel = torch.randn((count, *channels, *(2 * margin + 1,) * dims), generator=generator, device=device)
-    shift = torch.randn((count, channels[0]), generator=generator, device=device)
-    choice = torch.randint(len(radii), (count,), generator=generator, device=device)
-    # A small kernel is a large one with zeros around it. So nobody has to ask the device which one it drew.
-    radius = _radii(tuple(radii), device)[choice]
-    inside = _reach(margin, dims, device) <= radius.view(-1, *(1,) * (2 + dims))
+    margin = max(radii)
+    kernel = torch.randn((count, *channels, *(2 * margin + 1,) * dims), generator=generator)
+    shift = torch.randn((count, channels[0]), generator=generator)
+    radius = torch.tensor(radii)[torch.randint(len(radii), (count,), generator=generator)]
+    # A small kernel is a large one with zeros around it.
+    steps = torch.arange(-margin, margin + 1).abs()
+    reach = torch.stack(torch.meshgrid(*[steps] * dims, indexing="ij")).amax(0)
+    inside = reach <= radius.view(-1, *(1,) * (2 + dims))
     return RandomLayer(kernel * inside, shift, radius)
-
-
-@lru_cache(maxsize=16)
-def _radii(radii: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """[choices] int64; copied once, as a copy in every step would make the device wait."""
-    return torch.tensor(radii, device=device)
-
-
-@lru_cache(maxsize=16)
-def _reach(margin: int, dims: int, device: torch.device) -> torch.Tensor:
-    """How far the places of a kernel are from its centre, along the axis where that is most."""
-    steps = torch.arange(-margin, margin + 1, device=device).abs()
-    return torch.stack(torch.meshgrid(*[steps] * dims, indexing="ij")).amax(0)
 
 
 def run_network(image: torch.Tensor, layers: Sequence[RandomLayer]) -> torch.Tensor:
     """Each sample of `image` [N, 1, *S] through its own network."""
-    features = _convolve(image, layers[0])
-    for layer in layers[1:]:
-        features = _convolve(F.leaky_relu(features, _LEAK), layer)
+    features = image
+    for number, layer in enumerate(layers):
+        features = _convolve(F.leaky_relu(features, _LEAK) if number else features, layer)
     return features
 
 
 def _convolve(features: torch.Tensor, layer: RandomLayer) -> torch.Tensor:
-    """`features` [N, in, *S] → [N, out, *S]."""
-    if features.device.type != "cpu":
-        return _grouped(features, layer.kernel, layer.shift)
-    # Here it costs nothing to ask for the sizes, and much to multiply by the zeros around small kernels.
-    result = features.new_empty((len(features), layer.kernel.shape[1], *features.shape[2:]))
-    for radius in layer.radius.unique().tolist():
-        chosen = (layer.radius == radius).nonzero()[:, 0]
+    """`features` [N, in, *S] → [N, out, *S]; samples with kernels of one size together, and without zeros around."""
+    radii = layer.radius.tolist()
+    results: dict[int, torch.Tensor] = {}
+    for radius in sorted(set(radii)):
+        chosen = [sample for sample, other in enumerate(radii) if other == radius]
         kernel = layer.kernel[chosen]
         for axis in range(3, kernel.ndim):
             kernel = kernel.narrow(axis, kernel.shape[axis] // 2 - radius, 2 * radius + 1)
-        result[chosen] = _grouped(features[chosen], kernel, layer.shift[chosen])
-    return result
+        kernel, shift = in_one_copy([kernel, layer.shift[chosen]], features.device)
+        if len(chosen) == len(radii):
+            return _grouped(features, kernel, shift)
+        some = torch.cat([features[sample : sample + 1] for sample in chosen])
+        results.update(zip(chosen, _grouped(some, kernel, shift).split(1), strict=True))
+    return torch.cat([results[sample] for sample in range(len(radii))])
 
 
 def _grouped(features: torch.Tensor, kernel: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """All samples and input channels in one call, side by side as groups; then the sum over input channels."""
     convolve = F.conv2d if features.ndim == 4 else F.conv3d
     count, outputs, inputs, *size = kernel.shape
+    if max(size) == 1 and features.is_cuda:  # plain sums of channels
+        mixed: torch.Tensor = torch.baddbmm(shift.unsqueeze(2), kernel.flatten(2), features.flatten(2))
+        return mixed.view(count, outputs, *features.shape[2:])
     # Beyond the border its values go on: zeros would be soft tissue there, and draw a frame around air or bone.
     padded = F.pad(features, (size[0] // 2,) * (2 * len(size)), mode="replicate")
     # One input per group: a lone group of two channels is several times slower on a CPU.
@@ -192,20 +188,25 @@ def _grouped(features: torch.Tensor, kernel: torch.Tensor, shift: torch.Tensor) 
     return result + shift.view(count, outputs, *(1,) * len(size))
 
 
-def blend_mask(shape: Sequence[int], spacing: float, generator: torch.Generator) -> torch.Tensor:
-    """Smooth masks [B, 1, *S] for images of this shape, each running from 0 to 1."""
-    field = smooth_field(shape, spacing, generator)
+def blend_mask(
+    shape: Sequence[int], spacing: float, generator: torch.Generator, device: torch.device | None = None
+) -> torch.Tensor:
+    """Smooth masks [B, 1, *S] for images of this shape and device, each running from 0 to 1."""
+    field = smooth_field(shape, spacing, generator, device)
     axes = tuple(range(1, field.ndim))
     # A mean of many control points hardly leaves the middle, which would blend everything half and half.
     low, high = field.amin(axes, keepdim=True), field.amax(axes, keepdim=True)
     return (field - low) / (high - low).clamp_min(_TINY)
 
 
-def smooth_field(shape: Sequence[int], spacing: float, generator: torch.Generator) -> torch.Tensor:
+def smooth_field(
+    shape: Sequence[int], spacing: float, generator: torch.Generator, device: torch.device | None = None
+) -> torch.Tensor:
     """Cubic B-splines [B, 1, *S] of control points drawn from [0, 1], which their values never leave."""
-    bases = [_spline_basis(size, spacing, generator.device) for size in shape[2:]]
+    device = device or generator.device
+    bases = [_spline_basis(size, spacing, device) for size in shape[2:]]
     counts = (shape[0], *(basis.shape[1] for basis in bases))
-    field = torch.rand(counts, generator=generator, device=generator.device)
+    (field,) = in_one_copy([torch.rand(counts, generator=generator)], device)
     for basis in bases:  # the first axis is used up and comes back as the last one: D times, and all are in order
         field = torch.tensordot(field, basis, dims=([1], [1]))
     return field[:, None]

@@ -186,7 +186,7 @@ class UFPS(PseudoLabelMethod):
             # Streams of their own: masks that are drawn change no image, and neither changes the dropout.
             device = next(self.model.parameters()).device
             seed = torch.initial_seed()
-            self.image_draws = torch.Generator(device).manual_seed(seed ^ 1)
+            self.image_draws = torch.Generator().manual_seed(seed ^ 1)  # few numbers, for the CPU to draw
             self.mask_draws = torch.Generator(device).manual_seed(seed ^ 2)
 
         @property
