@@ -48,7 +48,15 @@ def test_it_runs_the_rows_and_shows_the_table(ablated) -> None:
     table = result.output[result.output.index("Modules of flkd") :]
     assert re.search(r"^no KD( +0\.\d{3} ± 0\.\d{3}){4} +reference +– +66\.58", table, re.MULTILINE)
     assert re.search(r"^global KD +✓( +0\.\d{3} ± 0\.\d{3}){4} +[+−]0\.\d{3} +– +69\.55", table, re.MULTILINE)
-    for name in ("ablation.html", "ablation.md", "ablation.csv", "ablation_costs.csv", "ablation.json"):
+    assert "Average surface distance in mm" in table
+    for name in (
+        "ablation.html",
+        "ablation.md",
+        "ablation.csv",
+        "ablation_costs.csv",
+        "ablation.json",
+        "ablation_distances.csv",
+    ):
         assert str(folder / name) in result.output
         assert (folder / name).is_file()
     assert (folder / "global_KD" / "seed-1" / "metrics.csv").is_file()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from made_comparison import made_results
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -50,8 +51,16 @@ def test_it_tells_what_it_does_and_where_everything_lies(compared) -> None:
     assert re.search(r"│ solo +│ 0\.\d{3} ± 0\.\d{3} │", table)
     assert "kidney left" in table
     assert "step" in table
+    assert table.index("Test Dice per organ") < table.index("Average surface distance in mm")
     assert all(len(line) <= 100 for line in table.splitlines() if not line.startswith(str(folder)))
-    for name in ("comparison.html", "comparison.md", "comparison.csv", "comparison_costs.csv", "comparison.json"):
+    for name in (
+        "comparison.html",
+        "comparison.md",
+        "comparison.csv",
+        "comparison_costs.csv",
+        "comparison.json",
+        "comparison_distances.csv",
+    ):
         assert str(folder / name) in result.output
         assert (folder / name).is_file()
     assert (folder / "fedavg" / "seed-1" / "metrics.csv").is_file()
@@ -198,3 +207,22 @@ def drawn(view, console) -> str:
     with console.capture() as capture:
         console.print(view._status.renderable)
     return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("width", "organs", "blind"),
+    [
+        (80, ("liver", "spleen"), ["blind 1.00 ± 0.00 – 1.00 ± 0.00", "4 missed 4 missed"]),
+        (45, ("liver", "spleen"), ["blind 1.00 – 1.00", "4 missed 4 missed"]),
+        (30, ("liver", "spleen"), ["blind 1.00 ± 0.00", "4 missed"]),
+        (100, ("liver", "spleen", *(f"organ_{n}" for n in range(12))), ["blind 1.00 ± 0.00", "4 missed"]),
+    ],
+)
+def test_distances_show_as_much_as_fits(width, organs, blind) -> None:
+    """With spread, without, and at last all organs together only; never without what was missed."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(cli_compare.distance_table(made_results(organs=organs), width))
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    rows = [" ".join(line.replace("│", " ").split()) for line in lines if line.startswith("│")]
+    assert rows[-2:] == blind

@@ -29,7 +29,7 @@ from panorgan.evaluation.comparison import (
 
 
 def score(dice: float, case: str = "c1", seed: int = 0, organ: str = "liver", **changes: object) -> Score:
-    plain = Score(seed, "test", "north", str(changes.get("patient", case)), case, organ, dice, False, True)
+    plain = Score(seed, "test", "north", str(changes.get("patient", case)), case, organ, dice, 1.0, True)
     return plain._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -206,10 +206,11 @@ def test_order_does_not_matter() -> None:
 
 
 def test_rows_become_scores() -> None:
-    row = {"split": "test", "site": "north", "case": "c1", "organ": "liver", "dice": 0.0, "hd95": math.nan}
-    other = {**row, "organ": "spleen", "dice": 0.5, "hd95": 3.0}
+    row = {"split": "test", "site": "north", "case": "c1", "organ": "liver", "dice": 0.0, "assd": math.nan}
+    other = {**row, "organ": "spleen", "dice": 0.5, "assd": 3.0}
     first, second = read_scores([row, other], 3, lambda site, organ: organ == "spleen", {("north", "c1"): "p1"})
-    assert first == Score(3, "test", "north", "p1", "c1", "liver", 0.0, True, False)
-    assert (second.missed, second.labelled) == (False, True)
+    assert first[:7] == (3, "test", "north", "p1", "c1", "liver", 0.0)
+    assert (first.missed, first.labelled) == (True, False)
+    assert (second.assd, second.missed, second.labelled) == (3.0, False, True)
     figure = compare_scores({"m": [first]}, "m", ["liver"]).figures["m", "liver", FEDERATION]
     assert (figure.mean, figure.missed) == (0.0, 1)

@@ -43,7 +43,7 @@ def made_ablation(
                 f"{site}-{patient}",
                 "liver",
                 value + 0.02 * seed - 0.1 * (site in external),
-                False,
+                1.0,
                 site == "north",
             )
             for seed in seeds

@@ -156,6 +156,30 @@ def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
     assert set(content["forgetting"]) == {"fedavg", "held tight"}  # solo averages nothing
 
 
+def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
+    """solo: 2 mm everywhere in seed 0 and 4 in seed 1. The others: always 1, but fedavg misses a liver at the south."""
+    for run in copied.runs:
+        rows = read_metrics(run.folder.metrics)
+        for row in rows:
+            row["assd"] = {"solo · seed 0": 2.0, "solo · seed 1": 4.0}.get(run.title, 1.0)
+        if run.title == "fedavg · seed 0":
+            next(row for row in rows if (row["site"], row["organ"]) == ("south", "liver"))["assd"] = math.nan
+        write_metrics(run.folder.metrics, rows)
+    files = write_comparison(compare_runs(copied))
+    section = files.page.read_text().split('<section id="distances"')[1].split("</section>")[0]
+    found = re.findall(r'<td data-method="(.+?)" data-organ="(.+?)" data-distance="(.+?)".*?>(.*?)</td>', section)
+    cells = {(method, organ, place): html.unescape(text) for method, organ, place, text in found}
+    assert len(cells) == len(found) == 3 * (4 + 1) * 2  # methods × organs and all of them × inside and outside
+    assert cells["solo", "all", "federation"] == cells["solo", "spleen", "external sites"] == "3.00 ± 1.41"
+    assert cells["fedavg", "liver", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
+    assert cells["fedavg", "all", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
+    assert cells["fedavg", "liver", "external sites"] == cells["held tight", "liver", "federation"] == "1.00 ± 0.00"
+    assert "distances were not tested" in section
+    written = {(r["method"], r["organ"], r["place"]): r for r in csv.DictReader(files.distances.open())}
+    assert written["fedavg", "all", "federation"]["missed"] == "1"
+    assert "| solo | 3.00 ± 1.41 |" in files.markdown.read_text()
+
+
 def test_markdown_is_well_formed(trained: Plan) -> None:
     text = ComparisonFiles(trained.folder).markdown.read_text()
     assert r"# a \<b\>name\<b\>: 3 methods compared" in text

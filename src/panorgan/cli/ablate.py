@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from panorgan.cli.compare import FAILED, print_result, show_ending, summary, train_missing
+from panorgan.cli.compare import FAILED, distance_table, print_result, show_ending, summary, train_missing
 from panorgan.config import load_experiment
 from panorgan.evaluation.comparison import ALL_ORGANS, FEDERATION, Comparison, Place
 from panorgan.report.ablation import PAPER_NOTE, TICK, difference, p_number, places, shows_paper, write_ablation
@@ -58,6 +58,7 @@ def run_ablate(request: AblateRequest) -> int:
             console.print()
         if shows_paper(ablation):
             console.print(PAPER_NOTE, style="dim", markup=False, highlight=False)
+        console.print(distance_table(results, console.width))
         show_ending(console, results, files)
     return FAILED if failures else 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,7 @@ from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
 from panorgan.federation.events import Listener
 from panorgan.report.comparison import write_comparison
+from panorgan.report.comparison_distances import DISTANCES, millimetres, missed
 from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places, traffic
@@ -165,6 +167,7 @@ def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
     console.print(summary_table(results, console.width))
     if (table := organ_table(results, console.width)) is not None:
         console.print(table)
+    console.print(distance_table(results, console.width))
     show_ending(console, results, files)
 
 
@@ -225,3 +228,34 @@ def organ_table(results: Results, width: int) -> Table | None:
         table.add_row(organ.replace("_", " "), *cells)
     needed = 16 + sum(3 + max(7, min(16, len(method))) for method in comparison.methods)
     return table if needed <= min(width, _WIDE) else None
+
+
+def distance_table(results: Results, width: int) -> Table:
+    """Method × organ with as much as fits: at first the spread goes, then the single organs, which the page has."""
+    all_columns = (*results.comparison.organs, ALL_ORGANS)
+    for organs, spread in ((all_columns, True), (all_columns, False), ((ALL_ORGANS,), True)):
+        columns = _distance_columns(results, organs, spread)
+        if _boxed_width(columns) <= width:
+            break
+    table = Table(title=f"{DISTANCES}, federation (lower is better)", title_justify="left")
+    for index, (heading, *_) in enumerate(columns):
+        table.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
+    for cells in zip(*(cells for _, *cells in columns), strict=True):
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _distance_columns(results: Results, organs: Sequence[str], spread: bool) -> list[list[str]]:
+    """Heading and cells of each column; what was missed stands below its mean."""
+    methods = results.comparison.methods
+    columns = [[results.plan.kind.thing, *(wrapped(method, 16) for method in methods)]]
+    for organ in organs:
+        found = [results.distances.get((method, organ, FEDERATION)) for method in methods]
+        cells = ["\n".join(filter(None, (millimetres(d, spread), missed(d)))) for d in found]
+        columns.append([wrapped(organ.replace("_", " ") or "all organs", 11), *cells])
+    return columns
+
+
+def _boxed_width(columns: Sequence[Sequence[str]]) -> int:
+    """What a table of these columns needs, with its lines and blanks."""
+    return 1 + sum(3 + max(cell_len(line) for text in column for line in text.split("\n")) for column in columns)

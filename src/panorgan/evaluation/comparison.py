@@ -24,7 +24,10 @@ ALL_ORGANS = ""
 
 
 class Score(NamedTuple):
-    """Dice of one organ in one case, by one method trained with one seed. `labelled`: the site annotates the organ."""
+    """One organ in one case, by one method trained with one seed. `labelled`: the site annotates the organ.
+
+    `assd` is the average symmetric surface distance in mm, NaN where there is none.
+    """
 
     seed: int
     split: str
@@ -33,8 +36,13 @@ class Score(NamedTuple):
     case: str
     organ: str
     dice: float
-    missed: bool
+    assd: float
     labelled: bool
+
+    @property
+    def missed(self) -> bool:
+        """Exactly one of truth and prediction is empty: only then there is no distance."""
+        return math.isnan(self.assd)
 
 
 class Place(NamedTuple):
@@ -134,7 +142,7 @@ def read_scores(
             row["case"],
             row["organ"],
             float(row["dice"]),
-            math.isnan(row["hd95"]),  # distances are undefined exactly when one of truth and prediction is empty
+            float(row["assd"]),
             labelled(row["site"], row["organ"]),
         )
         for row in rows
@@ -154,7 +162,7 @@ def compare_scores(
     figures: dict[Key, Figure] = {}
     for place in places:
         for organ in (*organs, ALL_ORGANS):
-            chosen = {m: _chosen(some, organ, place) for m, some in ordered.items()}
+            chosen = {m: taken_at(some, organ, place) for m, some in ordered.items()}
             for method, some in chosen.items():
                 if some:
                     name = (method, organ, *place)
@@ -172,7 +180,8 @@ def _places(scores: Iterable[Score]) -> tuple[Place, ...]:
     return (*(Place("site", site) for _, site in sites), FEDERATION, LABELLED, NOT_LABELLED, *outside)
 
 
-def _chosen(scores: Sequence[Score], organ: str, place: Place) -> list[Score]:
+def taken_at(scores: Sequence[Score], organ: str, place: Place) -> list[Score]:
+    """The scores of one organ, or of all of them, at one place."""
     return [score for score in scores if organ in (ALL_ORGANS, score.organ) and place.holds(score)]
 
 

@@ -11,6 +11,7 @@ from panorgan.report.comparison import render, write_files
 from panorgan.report.comparison_figures import looks
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.method_words import describe_method
+from panorgan.report.table_text import plain, table_lines
 from panorgan.report.tables import NOTHING
 from panorgan.runs.ablate import Ablation
 
@@ -65,19 +66,19 @@ def p_number(figure: Figure | None) -> str:
 def markdown_lines(ablation: Ablation, comparison: Comparison) -> list[str]:
     """The section with the table, as Markdown."""
     columns = places(comparison)
-    against = f"against {tables.plain(comparison.reference)}"
-    header = ["row", *map(tables.plain, ablation.modules)]
-    header += [*(tables.plain(tables.heading(comparison, place)) for place in columns), against, "p (Holm)"]
+    against = f"against {plain(comparison.reference)}"
+    header = ["row", *map(plain, ablation.modules)]
+    header += [*(plain(tables.heading(comparison, place)) for place in columns), against, "p (Holm)"]
     header += ["paper"] if shows_paper(ablation) else []
     rows = []
     for row in ablation.rows:
         cells = [tables.over_seeds(comparison.figure(row.label, ALL_ORGANS, place)) for place in columns]
         cells += [difference(comparison, row.label), p_number(comparison.figure(row.label))]
-        cells += [tables.plain(row.paper) or NOTHING] if shows_paper(ablation) else []
+        cells += [plain(row.paper) or NOTHING] if shows_paper(ablation) else []
         on = [TICK if module in row.modules else "" for module in ablation.modules]
-        rows.append([tables.plain(row.label), *on, *cells])
+        rows.append([plain(row.label), *on, *cells])
     note = ["", PAPER_NOTE] if shows_paper(ablation) else []
-    return ["## Modules", "", *tables.table_lines(header, rows), *note, ""]
+    return ["## Modules", "", *table_lines(header, rows), *note, ""]
 
 
 def as_json(ablation: Ablation, results: Results) -> dict[str, Any]:

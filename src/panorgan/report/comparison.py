@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from panorgan.anatomy import catalogue
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION
 from panorgan.federation.files import write_atomically
+from panorgan.report import comparison_distances as distances
 from panorgan.report import comparison_figures as figures
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison_results import ComparisonFiles, Results
@@ -25,10 +26,11 @@ def write_comparison(results: Results) -> ComparisonFiles:
 def write_files(
     results: Results, page: str, markdown: str, scores: str, content: Mapping[str, object]
 ) -> ComparisonFiles:
-    """Write these, and what everything costs."""
+    """Write these, how far surfaces lie apart, and what everything costs."""
     files = results.files
     write_atomically(files.markdown, markdown)
     write_atomically(files.scores, scores)
+    write_atomically(files.distances, distances.distances_csv(results))
     write_atomically(files.costs, tables.costs_csv(results))
     write_atomically(files.page, page)
     write_atomically(files.data, json.dumps(content, indent=1, allow_nan=False))
@@ -42,7 +44,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
     runs = [(label, record) for label, records in results.records.items() for record in records]
     return fill_in(
         template,
-        {**FILTERS, **tables.FILTERS},
+        {**FILTERS, **tables.FILTERS, **distances.FILTERS},
         results=results,
         plan=plan,
         comparison=comparison,
@@ -56,6 +58,9 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         table_places=tables.table_places(comparison),
         federation=FEDERATION,
         external=EXTERNAL,
+        distances_heading=distances.DISTANCES,
+        distance_groups=distances.distance_groups(results.comparison),
+        distance_note=distances.DISTANCE_NOTE,
         how=tables.how(results),
         cost_notes=tables.cost_notes(results),
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.errors import RunError
-from panorgan.evaluation.comparison import Comparison, Score, compare_scores, read_scores
+from panorgan.evaluation.comparison import Comparison, Key, Score, compare_scores, read_scores
+from panorgan.evaluation.distances import Distance, compare_distances
 from panorgan.evaluation.forgetting import Forgetting, forgetting
 from panorgan.report.record import RunRecord, read_record
 from panorgan.runs.compare import Failure, Plan
@@ -66,6 +67,11 @@ class ComparisonFiles:
         return self.folder / f"{self.name}_costs.csv"
 
     @property
+    def distances(self) -> Path:
+        """How far surfaces lie apart, one figure per line."""
+        return self.folder / f"{self.name}_distances.csv"
+
+    @property
     def page(self) -> Path:
         """The page to look at."""
         return self.folder / f"{self.name}.html"
@@ -78,7 +84,7 @@ class ComparisonFiles:
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file."""
-        return (self.page, self.markdown, self.scores, self.costs, self.data)
+        return (self.page, self.markdown, self.scores, self.distances, self.costs, self.data)
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Results:
     records: Mapping[str, tuple[RunRecord, ...]]
     scores: Mapping[str, tuple[Score, ...]]
     comparison: Comparison
+    distances: Mapping[Key, Distance]
     costs: Mapping[str, Cost]
     inference: InferenceTimes | None
     forgetting: Mapping[str, MethodForgetting]
@@ -144,11 +151,13 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
     scored = {score.organ for some in scores.values() for score in some}
     organs = [organ for organ in dict.fromkeys(o for _, r in found for o in r.organs) if organ in scored]
     records = {label: tuple(r for run, r in found if run.entry.label == label) for label in plan.labels}
+    comparison = compare_scores(scores, plan.reference, organs)
     return Results(
         plan=plan,
         records=records,
         scores={label: tuple(some) for label, some in scores.items()},
-        comparison=compare_scores(scores, plan.reference, organs),
+        comparison=comparison,
+        distances=compare_distances(scores, comparison),
         costs=measure_costs(plan),
         inference=time_inference(plan, _known_times(files_of(plan).data), cache),
         forgetting=_forgetting(records),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,8 +18,10 @@ from panorgan.evaluation.comparison import (
     Figure,
     Place,
 )
+from panorgan.report.comparison_distances import DISTANCES, distances_as_json, distances_markdown
 from panorgan.report.comparison_results import Results
 from panorgan.report.record import title
+from panorgan.report.table_text import csv_text, defined, plain, table_lines
 from panorgan.report.tables import NOTHING, heat_colour, number, size
 from panorgan.runs.compare_costs import Cost
 
@@ -193,6 +193,7 @@ def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> 
     parts += ["## Summary", "", *_summary_lines(results), ""]
     for place in sorted(table_places(comparison), key=lambda place: place.kind == "site"):  # single sites last
         parts += [f"## {plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
+    parts += [f"## {DISTANCES}", "", *distances_markdown(results), ""]
     parts += ["## Cost", "", *_cost_lines(results), ""]
     if results.forgetting:
         parts += ["## What sites forget", "", *_forgetting_lines(results), ""]
@@ -299,17 +300,6 @@ def _forgetting_lines(results: Results) -> list[str]:
     return table_lines(header, rows)
 
 
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; all columns but the first are numbers."""
-    rule = ["---", *(["---:"] * (len(header) - 1))]
-    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
-
-
-def plain(text: str) -> str:
-    """Names must not become markup."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text.replace("\n", " "))
-
-
 # -- for programs ------------------------------------------------------------------------------------------
 
 
@@ -318,7 +308,7 @@ def scores_csv(comparison: Comparison, more: Callable[[str], Mapping[str, object
 
     `more` columns may follow that of the method.
     """
-    return _csv(
+    return csv_text(
         {
             "method": method,
             **more(method),
@@ -334,19 +324,10 @@ def scores_csv(comparison: Comparison, more: Callable[[str], Mapping[str, object
 def costs_csv(results: Results) -> str:
     """One line per method."""
     seconds = results.inference.seconds if results.inference else {}
-    return _csv(
+    return csv_text(
         {"method": method, **asdict(cost), "inference_seconds": seconds.get(method, "")}
         for method, cost in results.costs.items()
     )
-
-
-def _csv(rows: Iterable[dict[str, Any]]) -> str:
-    text = io.StringIO(newline="")
-    listed = list(rows)
-    writer = csv.DictWriter(text, list(listed[0]) if listed else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: "" if _undefined(v) else v for k, v in row.items()} for row in listed)
-    return text.getvalue()
 
 
 def as_json(results: Results) -> dict[str, Any]:
@@ -377,23 +358,10 @@ def as_json(results: Results) -> dict[str, Any]:
             {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
             for (method, organ, place), figure in comparison.figures.items()
         ],
+        "distances": distances_as_json(results),
         "costs": {method: asdict(cost) for method, cost in results.costs.items()},
         "inference": results.inference.as_json() if results.inference else None,
         "forgetting": {method: asdict(told) for method, told in results.forgetting.items()},
         "how": how(results),
     }
-    defined: dict[str, Any] = _defined(content)
-    return defined
-
-
-def _defined(content: Any) -> Any:
-    """The same with None for what is not a number, which JSON does not know."""
-    if isinstance(content, dict):
-        return {key: _defined(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_defined(value) for value in content]
-    return None if _undefined(content) else content
-
-
-def _undefined(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    return defined(content)
