@@ -58,7 +58,7 @@ def test_json_has_every_figure() -> None:
     assert (liver["mean"], liver["seeds"], liver["cases"], liver["missed"]) == (2.5, 2, 2, 0)
     never = found["blind", "spleen", "federation", ""]
     assert (never["mean"], never["sd"], never["seeds"], never["missed"]) == (None, None, 0, 4)
-    assert found["care_ful", None, "external", ""]["mean"] == 11.0  # null: all organs
+    assert found["care_ful", "all", "external", ""]["mean"] == 11.0
 
 
 def test_words_of_a_distance() -> None:

@@ -90,15 +90,12 @@ def _columns(comparison: Comparison) -> tuple[str, ...]:
 
 def distances_csv(results: Results) -> str:
     """One line per method, organ (`all` for all together) and place; floats in full precision."""
-    return csv_text(
-        {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(distance)}
-        for (method, organ, place), distance in results.distances.items()
-    )
+    return csv_text(distances_as_json(results))
 
 
 def distances_as_json(results: Results) -> list[dict[str, Any]]:
-    """The same for programs; `organ` is null for all organs together."""
+    """Every figure; `organ` is "all" for all organs together."""
     return [
-        {"method": method, "organ": organ or None, "place": place.kind, "site": place.site, **asdict(distance)}
+        {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(distance)}
         for (method, organ, place), distance in results.distances.items()
     ]
