@@ -13,15 +13,25 @@ import torch
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.fixture
-def step_cost(monkeypatch):
-    spec = importlib.util.spec_from_file_location("step_cost", BENCHMARKS / "step_cost.py")
+def loaded(name, monkeypatch):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # a dataclass looks itself up there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def step_cost(monkeypatch):
+    return loaded("step_cost", monkeypatch)
+
+
+def test_the_results_page_is_that_of_the_results(monkeypatch):
+    written = (BENCHMARKS.parent / "docs" / "results.md").read_text()
+    command = "python benchmarks/results_page.py > docs/results.md"
+    assert written == loaded("results_page", monkeypatch).page(), f"docs/results.md is stale; write it anew: {command}"
 
 
 def test_step_cost_runs(step_cost):

@@ -1,0 +1,131 @@
+"""Write docs/results.md: what was measured with panorgan, from the files in benchmarks/results.
+
+    python benchmarks/results_page.py > docs/results.md
+
+Every comparison and ablation there becomes a section: what it says, its table, the command. Step costs become a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+TITLES = {
+    "flkd_phantom_three_sites_cpu": "FLKD on the phantom",
+    "flkd_hippocampus_h200": "FLKD on the hippocampus",
+    "segviz_phantom_four_sites_h200": "SegViz on the phantom",
+    "ufps_phantom_three_sites_h200": "UFPS on the phantom",
+    "ufps_acdc_h200": "UFPS on the heart",
+    "ufps_ablation_acdc_h200": "UFPS's modules on the heart",
+}
+COSTS = {
+    "flkd_local": ("FLKD, local KD", "multi-head FedAvg", "1.52"),
+    "flkd_global": ("FLKD, global KD", "multi-head FedAvg", "1.83"),
+    "flkd_both": ("FLKD, both", "multi-head FedAvg", "2.23"),
+    "ufps": ("UFPS, pseudo labels", "FedAvg", ""),
+    "ufps_susam": ("UFPS, sUSAM", "FedAvg", ""),
+    "fediod": ("FedIOD", "`multidecoder`", ""),
+    "inference_all_organs": ("prediction of seven organs", "of one organ", ""),
+}
+MACHINES = {  # column → (file, the entries that are looked through, the last one first)
+    "H200, bfloat16": ("step_cost_h200.json", ("bfloat16",)),
+    "two CPU cores": ("step_cost_cpu.json", ("float32_ufps", "float32")),
+}
+OPENING = """# Results
+
+Made by `python benchmarks/results_page.py > docs/results.md` from the files in `benchmarks/results`, which hold every
+figure (per organ, site and seed), versions and commit. Budgets are small against the papers' and data sets are others.
+So figures cannot be compared with theirs; the order of methods can.
+
+Dice is the mean over organs, test cases and seeds, ± its standard deviation over seeds. *Own* and *other* are organs
+that a site labels and does not label itself. p is that of a paired Wilcoxon test against the reference (bold), with
+Holm's correction. ASSD is the average symmetric surface distance.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [_section(TITLES.get(path.stem, path.stem), json.loads(path.read_text())) for path in _comparisons()]
+    return "\n".join([OPENING, *sections, _costs()])
+
+
+def _comparisons() -> list[Path]:
+    """In the order of the titles; files without one come last."""
+    found = [path for path in sorted(RESULTS.glob("*.json")) if "comparison" in json.loads(path.read_text())]
+    order = list(TITLES)
+    return sorted(found, key=lambda path: order.index(path.stem) if path.stem in order else len(order))
+
+
+def _section(title: str, result: Mapping[str, Any]) -> str:
+    comparison = result["comparison"]
+    rows = [_row(comparison, method) for method in comparison["methods"]]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    table = _table(columns, [[row[name] for name in columns] for row in rows])
+    machine = result["manifest"]["machine"].split(";")[0].split(",")[0]
+    seeds = len(comparison["seeds"])
+    return (
+        f"## {title}\n\n{result['about']}\n\n{table}\n\n{seeds} seeds, {machine}:\n\n```sh\n{result['command']}\n```\n"
+    )
+
+
+def _row(comparison: Mapping[str, Any], method: str) -> dict[str, str]:
+    def figure(kind: str, place: str) -> Mapping[str, Any]:
+        wanted = (method, "all", place)
+        found = (f for f in comparison.get(kind, ()) if (f["method"], f["organ"], f["place"]) == wanted)
+        return next(found, {})
+
+    federation, distance = figure("figures", "federation"), figure("distances", "federation")
+    papers = {row["label"]: row["paper"] for row in comparison.get("ablation", {}).get("rows", ())}
+    missed = f" ({distance['missed']} missed)" if distance.get("missed") else ""
+    return {
+        "method": f"**{method}**" if method == comparison["reference"] else method,
+        "Dice": f"{federation['mean']:.3f} ± {federation['sd']:.3f}",
+        "own": _number(figure("figures", "labelled").get("mean")),
+        "other": _number(figure("figures", "not_labelled").get("mean")),
+        "external": _number(figure("figures", "external").get("mean")),
+        "p": _p(federation.get("p_holm")),
+        "ASSD, mm": f"{distance['mean']:.2f}{missed}" if distance else "",
+        "paper, %": papers.get(method, ""),
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _costs() -> str:
+    measured = {column: dict(_entries(*where)) for column, where in MACHINES.items()}
+    rows = [
+        [name, reference, *(f"{found[label]:.2f}" if label in found else "" for found in measured.values()), paper]
+        for label, (name, reference, paper) in COSTS.items()
+        if any(label in found for found in measured.values())
+    ]
+    about = "\n\n".join(
+        f"{column}: {json.loads((RESULTS / file).read_text())['about']}" for column, (file, _) in MACHINES.items()
+    )
+    table = _table(["step of", "relative to", *MACHINES, "paper"], rows)
+    return f"## What a training step costs\n\n{table}\n\n{about}\n\n```sh\npython benchmarks/step_cost.py --json\n```\n"
+
+
+def _entries(file: str, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    content = json.loads((RESULTS / file).read_text())
+    for name in names:
+        yield from content[name].items()
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
