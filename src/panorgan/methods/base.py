@@ -41,7 +41,7 @@ from panorgan.settings import Settings
 
 
 def stated(default: object, paper: str, description: str, **limits: Any) -> Any:
-    """A setting, and the value that the method's paper states for it; for configs that have many."""
+    """A setting, and the value that the method's paper states for it."""
     return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
 
 

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.asam_step import asam_step
-from panorgan.methods.base import Method, MethodConfig, SiteRule
+from panorgan.methods.base import Method, MethodConfig, SiteRule, stated
 from panorgan.methods.registry import register
 from panorgan.methods.swa import AveragesRounds
 
@@ -28,30 +27,23 @@ from panorgan.methods.swa import AveragesRounds
 class FedASAMConfig(MethodConfig):
     """ASAM's two numbers and SWA's two."""
 
-    rho: float = Field(
+    rho: float = stated(
         0.7,
+        "0.7 (CIFAR-10)",
+        "how far the worst point is looked for, ρ, in the scale of the weights; 0 for plain steps",
         ge=0,
-        description="how far the worst point is looked for, ρ, in the scale of the weights; 0 for plain steps",
-        json_schema_extra={"paper": "0.7 (CIFAR-10)"},
     )
-    eta: float = Field(
+    eta: float = stated(
         0.001,
+        "0.2 (CIFAR-10)",
+        "what is added to the size of a weight to make its scale, η: those near zero can move too",
         ge=0,
-        description="what is added to the size of a weight to make its scale, η: those near zero can move too",
-        json_schema_extra={"paper": "0.2 (CIFAR-10)"},
     )
-    swa_start: float | None = Field(
-        0.75,
-        ge=0,
-        lt=1,
-        description="share of the rounds after which global models are averaged; `null` for no averaging",
-        json_schema_extra={"paper": "0.75"},
+    swa_start: float | None = stated(
+        0.75, "0.75", "share of the rounds after which global models are averaged; `null` for no averaging", ge=0, lt=1
     )
-    swa_cycle: int = Field(
-        2,
-        ge=1,
-        description="every so many rounds one is taken into the mean; the last round always is",
-        json_schema_extra={"paper": "10 (CIFAR-10)"},
+    swa_cycle: int = stated(
+        2, "10 (CIFAR-10)", "every so many rounds one is taken into the mean; the last round always is", ge=1
     )
 
 

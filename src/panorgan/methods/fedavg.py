@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
 from panorgan.methods.registry import register
 
 
 class FedAvgConfig(MethodConfig):
     """FedAvg has no numbers of its own."""
 
-    weighting: Literal["cases", "uniform"] = Field(
-        "cases", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "cases"}
-    )
+    weighting: Literal["cases", "uniform"] = stated("cases", "cases", "a site's weight in the mean: n_i, or 1")
 
 
 @register("fedavg", config=FedAvgConfig)

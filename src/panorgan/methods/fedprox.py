@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
 from panorgan.methods.proximal import squared_distance
 from panorgan.methods.registry import register
 
@@ -17,12 +16,7 @@ from panorgan.methods.registry import register
 class FedProxConfig(MethodConfig):
     """FedProx's one number."""
 
-    mu: float = Field(
-        0.01,
-        ge=0,
-        description="strength of the proximal term μ/2·‖w − w₀‖²",
-        json_schema_extra={"paper": "tuned for each data set"},
-    )
+    mu: float = stated(0.01, "tuned for each data set", "strength of the proximal term μ/2·‖w − w₀‖²", ge=0)
 
 
 @register("fedprox", config=FedProxConfig)

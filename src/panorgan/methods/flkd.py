@@ -20,14 +20,13 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
 from panorgan.methods.ablation import AblationRow
-from panorgan.methods.base import Method, MethodConfig, Stage
+from panorgan.methods.base import Method, MethodConfig, Stage, stated
 from panorgan.methods.registry import register
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork, organ_probabilities
@@ -37,36 +36,24 @@ from panorgan.networks.settings import OrganParts
 class FLKDConfig(MethodConfig):
     """FLKD's numbers."""
 
-    weighting: Literal["cases", "uniform"] = Field(
-        "uniform", description="a site's weight in the mean: n_i, or 1 (eq. 6)", json_schema_extra={"paper": "uniform"}
+    weighting: Literal["cases", "uniform"] = stated(
+        "uniform", "uniform", "a site's weight in the mean: n_i, or 1 (eq. 6)"
     )
-    organ_parts: Literal["everyone"] = Field(
+    organ_parts: Literal["everyone"] = stated(
         "everyone",
-        description="every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
-        json_schema_extra={"paper": "everyone"},
+        "everyone",
+        "every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
     )
-    global_weight: float = Field(
-        1.0, ge=0, description="weight of global KD (eq. 7); 0 for none", json_schema_extra={"paper": "1"}
+    global_weight: float = stated(1.0, "1", "weight of global KD (eq. 7); 0 for none", ge=0)
+    local_weight: float = stated(1.0, "1", "weight of local KD (eqs. 9, 10); 0 for none", ge=0)
+    n_sampled_teachers: int | None = stated(
+        1, "1", "organs drawn per step for local KD (eq. 10); null for all of them (eq. 9)", ge=1
     )
-    local_weight: float = Field(
-        1.0, ge=0, description="weight of local KD (eqs. 9, 10); 0 for none", json_schema_extra={"paper": "1"}
+    pretrain: float = stated(
+        0.5, "not told", "rounds that a site trains its teacher, as a share of training.rounds", gt=0
     )
-    n_sampled_teachers: int | None = Field(
-        1,
-        ge=1,
-        description="organs drawn per step for local KD (eq. 10); null for all of them (eq. 9)",
-        json_schema_extra={"paper": "1"},
-    )
-    pretrain: float = Field(
-        0.5,
-        gt=0,
-        description="rounds that a site trains its teacher, as a share of training.rounds",
-        json_schema_extra={"paper": "not told"},
-    )
-    teacher_cache: bool = Field(
-        True,
-        description="predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking",
-        json_schema_extra={"paper": "off"},
+    teacher_cache: bool = stated(
+        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
     )
 
 

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
 from panorgan.methods.registry import register
 from panorgan.networks.settings import OrganParts
 
@@ -24,7 +23,7 @@ from panorgan.networks.settings import OrganParts
 class FLKDCentralConfig(MethodConfig):
     """One number."""
 
-    kd_weight: float = Field(1.0, ge=0, description="weight of eq. 11; 0 for none", json_schema_extra={"paper": "1"})
+    kd_weight: float = stated(1.0, "1", "weight of eq. 11; 0 for none", ge=0)
 
 
 @register("flkd_central", config=FLKDCentralConfig)

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
-from panorgan.methods.base import Federation, Method, MethodConfig, Stage
+from panorgan.methods.base import Federation, Method, MethodConfig, Stage, stated
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
@@ -26,34 +25,22 @@ from panorgan.networks.settings import OrganParts, UNetSettings
 class PseudoLabelConfig(MethodConfig):
     """Teachers, and how their predictions become labels."""
 
-    dice_weight: float = Field(0.5, ge=0, description="weight of the Dice loss", json_schema_extra={"paper": "0.5"})
-    ce_weight: float = Field(
-        0.5,
-        ge=0,
-        description="weight of the binary cross-entropy over all channels",
-        json_schema_extra={"paper": "0.5"},
+    dice_weight: float = stated(0.5, "0.5", "weight of the Dice loss", ge=0)
+    ce_weight: float = stated(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
+    pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
+    teacher_cache: bool = stated(
+        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
     )
-    pretrain: float = Field(
-        1.0,
-        gt=0,
-        description="rounds that a site trains its teacher, as a share of training.rounds",
-        json_schema_extra={"paper": "1"},
-    )
-    teacher_cache: bool = Field(
-        True,
-        description="predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking",
-        json_schema_extra={"paper": "off"},
-    )
-    merge: Conflicts = Field(
+    merge: Conflicts = stated(
         "sequence",
-        description="when teachers claim the same voxel: the smaller organ wins (see `larger_first`), "
+        "sequence",
+        "when teachers claim the same voxel: the smaller organ wins (see `larger_first`), "
         "or the more confident teacher",
-        json_schema_extra={"paper": "sequence"},
     )
-    larger_first: tuple[str, ...] = Field(
+    larger_first: tuple[str, ...] = stated(
         (),
-        description="organs from large to small, for `merge: sequence`; those not named follow in vocabulary order",
-        json_schema_extra={"paper": "liver, kidney, spleen, pancreas"},
+        "liver, kidney, spleen, pancreas",
+        "organs from large to small, for `merge: sequence`; those not named follow in vocabulary order",
     )
 
 

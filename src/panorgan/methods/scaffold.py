@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates
+from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates, stated
 from panorgan.methods.registry import register
 
 _PREFIX = "control/"
@@ -31,9 +30,7 @@ _ANSWERED = "answered"
 class ScaffoldConfig(MethodConfig):
     """SCAFFOLD has no numbers of its own; the paper averages without weights."""
 
-    weighting: Literal["cases", "uniform"] = Field(
-        "uniform", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "uniform"}
-    )
+    weighting: Literal["cases", "uniform"] = stated("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
 
 
 @register("scaffold", config=ScaffoldConfig)

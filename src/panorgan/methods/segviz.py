@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage
+from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage, stated
 from panorgan.methods.registry import register
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.networks.settings import OrganParts
@@ -30,14 +29,9 @@ FINETUNE = "finetune"
 class SegVizConfig(MethodConfig):
     """SegViz's numbers."""
 
-    weighting: Literal["cases", "uniform"] = Field(
-        "uniform", description="a site's weight in the mean: n_i, or 1", json_schema_extra={"paper": "uniform"}
-    )
-    finetune_rounds: int = Field(
-        0,
-        ge=0,
-        description="rounds at the end in which only task blocks train, on the frozen representation block",
-        json_schema_extra={"paper": "0"},
+    weighting: Literal["cases", "uniform"] = stated("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
+    finetune_rounds: int = stated(
+        0, "0", "rounds at the end in which only task blocks train, on the frozen representation block", ge=0
     )
 
 
