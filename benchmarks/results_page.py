@@ -80,20 +80,21 @@ def _row(comparison: Mapping[str, Any], method: str) -> dict[str, str]:
     federation, distance = figure("figures", "federation"), figure("distances", "federation")
     papers = {row["label"]: row["paper"] for row in comparison.get("ablation", {}).get("rows", ())}
     missed = f" ({distance['missed']} missed)" if distance.get("missed") else ""
+    spread = f" ± {federation['sd']:.3f}" if federation.get("sd") is not None else ""  # one seed has none
     return {
         "method": f"**{method}**" if method == comparison["reference"] else method,
-        "Dice": f"{federation['mean']:.3f} ± {federation['sd']:.3f}",
+        "Dice": _number(federation.get("mean")) + spread,
         "own": _number(figure("figures", "labelled").get("mean")),
         "other": _number(figure("figures", "not_labelled").get("mean")),
         "external": _number(figure("figures", "external").get("mean")),
         "p": _p(federation.get("p_holm")),
-        "ASSD, mm": f"{distance['mean']:.2f}{missed}" if distance else "",
+        "ASSD, mm": (_number(distance.get("mean"), 2) + missed).strip(),
         "paper, %": papers.get(method, ""),
     }
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _p(value: float | None) -> str:

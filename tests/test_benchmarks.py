@@ -34,6 +34,19 @@ def test_the_results_page_is_that_of_the_results(monkeypatch):
     assert written == loaded("results_page", monkeypatch).page(), f"docs/results.md is stale; write it anew: {command}"
 
 
+def test_the_results_page_has_rows_of_one_seed_of_other_hospitals_alone_and_of_what_nobody_found(monkeypatch):
+    """What is not defined is null in a comparison's file: the spread of one seed, a distance where all was missed."""
+    row = loaded("results_page", monkeypatch)._row
+    place = {"method": "flkd", "organ": "all", "place": "federation"}
+    one_seed = {**place, "mean": 0.0, "sd": None, "p_holm": None}
+    nothing = {**place, "mean": None, "sd": None, "missed": 3}
+    found = row({"reference": "fedavg", "figures": [one_seed], "distances": [nothing]}, "flkd")
+    assert (found["Dice"], found["ASSD, mm"], found["p"]) == ("0.000", "(3 missed)", "")
+    outside = {**place, "place": "external", "mean": 0.5, "sd": 0.25, "p_holm": 0.5}
+    found = row({"reference": "fedavg", "figures": [outside]}, "flkd")
+    assert (found["Dice"], found["external"], found["ASSD, mm"]) == ("", "0.500", "")
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}

@@ -68,6 +68,17 @@ def test_zero_probability_switches_geometry_off() -> None:
     assert torch.equal(changed.bits, batch.bits)
 
 
+def test_noise_leaves_all_other_numbers_alone() -> None:
+    """It is drawn where the images are: the numbers must not depend on whether that is here."""
+    batch, settings = noise_batch(), {"brightness": 0.3, "contrast": 0.2}
+    with_noise, without = draws(2), draws(2)
+    for _ in range(3):
+        augment(batch, only(noise=0.1, **settings), with_noise)
+        augment(batch, only(**settings), without)
+        without.uniform((3,), 0, 1)  # the strength of the noise is a number too
+    assert torch.equal(with_noise.uniform((4,), 0, 1), without.uniform((4,), 0, 1))
+
+
 def test_the_seed_decides_and_the_input_is_left_alone() -> None:
     batch = noise_batch()
     before = batch.image.clone(), batch.bits.clone()

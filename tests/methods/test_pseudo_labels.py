@@ -124,6 +124,21 @@ def test_the_proximal_term_is_added_in_training_alone(tiny, tmp_path, monkeypatc
     assert terms[6][1] == 0.0 < terms[7][1]
 
 
+@pytest.mark.parametrize("name", STARRED)
+def test_between_rounds_a_label_takes_no_room(tiny, tmp_path, steps, monkeypatch, name):
+    """Many simulated sites share one device, and a label holds a float per voxel and channel, twice."""
+    put_away, kept = site_module.SiteWorker._put_away, []
+
+    def watched(self, rule):
+        put_away(self, rule)
+        kept.append(any(isinstance(value, UnifiedLabel) for value in vars(rule).values()))
+
+    monkeypatch.setattr(site_module.SiteWorker, "_put_away", watched)
+    run(tiny(method={"name": name}, training=TRAINING), tmp_path)
+    assert any("target_masks" in vars(step.label) for step in steps)
+    assert not any(kept)
+
+
 # -- stored and recomputed teachers ----------------------------------------------------------------------------------
 
 MOVED = {"rotation_degrees": 30.0, "scale": 0.3, "geometry_probability": 1.0, "mirror_axes": [1, 2]}

@@ -72,3 +72,5 @@ def test_words_of_a_distance() -> None:
     assert distances.missed(Distance(1.0, 0.0, 2, 2, 4, 0)) == distances.missed(None) == ""
     assert distances.with_missed(None) == "–"
     assert distances.spoken_distance(None, "a", "liver", "External sites") == "Liver, external sites, a: not scored"
+    never = Distance(float("nan"), float("nan"), 0, 2, 4, 4)
+    assert distances.spoken_distance(never, "a", "", "External sites").endswith("missed in all 4")

@@ -83,7 +83,7 @@ class PackedBatch:
 
     `image` [B, 1, *S] float32, `bits` [B, *S] integers (as narrow as they may be) with bit t for
     `structures[t]`, `annotated` [B, T] bool.
-    `spacing` [B, D] float32 is the voxel size in mm along the D axes of *S (None: the same along all of them), and
+    `spacing` [B, D] float32, always on the CPU, is the voxel size in mm along the D axes of *S (None: all the same), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
     `extra` [B, E, *S] are companions of the cases: levels (uint8, see `companions`) or probabilities (float32).
     `slices` and `depths` [B] int64 say which slice of how many a sample is; None for patches with a volume.
@@ -116,7 +116,8 @@ class PackedBatch:
             return self
         # Copying while the device computes needs pinned memory, which is CUDA's.
         ready = self.pinned() if device.type == "cuda" else self
-        return replace(ready._mapped(lambda tensor: tensor.to(device, non_blocking=True)), spacing=self.spacing)
+        moved = replace(ready, spacing=None)._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(moved, spacing=self.spacing)
 
     def pinned(self) -> PackedBatch:
         """The same batch in memory that CUDA copies from without waiting; nothing to do if it is there already."""

@@ -77,6 +77,11 @@ class PseudoLabelSite(TaughtSite):
         """Per sample, [B], for logits [B, C + 1, *S]."""
         return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
 
+    def after_round(self) -> None:
+        """The label of the last batch has served: with its masks it is larger than many a network."""
+        super().after_round()
+        vars(self).pop("label", None)
+
 
 class PseudoLabelMethod(Method):
     """A method that trains on pseudo labels."""

@@ -22,16 +22,16 @@ def can_run(features: torch.Tensor, width: int) -> bool:
     """Whether the kernel knows these features [B, channels, voxels], and heads whose hidden layers are `width` wide."""
     known = features.dtype in (torch.float32, torch.bfloat16, torch.float16)
     fits = features.is_cuda and known and features.shape[1] <= _PAIR and _PAIR % width == 0
-    return fits and _works_on(features.device)
+    return fits and _works_on(features.device, features.dtype)
 
 
 @lru_cache
-def _works_on(device: torch.device) -> bool:
-    """Whether Triton can build and start the kernel there: it needs a C compiler, which not every machine has."""
-    matrices = [torch.zeros(size, 8, device=device) for size in (8, 8, 1)]
-    biases = [torch.zeros(size, device=device) for size in (8, 8, 1)]
+def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton can build and start the kernel there: it needs a C compiler, and a GPU that knows the type."""
+    matrices = [torch.zeros(size, 8, device=device, dtype=dtype) for size in (8, 8, 1)]
+    biases = [torch.zeros(size, device=device, dtype=dtype) for size in (8, 8, 1)]
     try:
-        run(torch.zeros(1, 8, 1, device=device), [*matrices, *biases], 0.0)
+        run(torch.zeros(1, 8, 1, device=device, dtype=dtype), [*matrices, *biases], 0.0)
     except Exception:  # whatever it is, predicting goes on without the kernel
         return False
     return True
@@ -57,10 +57,11 @@ def run(features: torch.Tensor, layers: Sequence[torch.Tensor], slope: float) ->
     ]
     out = features.new_empty(batch, outputs, voxels)
     # fmt: off
-    _heads[(triton.cdiv(voxels, _VOXELS), batch)](
-        features, out, *matrices, *sums, voxels, channels, outputs, hidden, slope, _PAIR, wide, _VOXELS,
-        num_warps=4, num_stages=1,
-    )
+    with torch.cuda.device(features.device):  # Triton starts kernels on the current one
+        _heads[(triton.cdiv(voxels, _VOXELS), batch)](
+            features, out, *matrices, *sums, voxels, channels, outputs, hidden, slope, _PAIR, wide, _VOXELS,
+            num_warps=4, num_stages=1,
+        )
     # fmt: on
     return out
 

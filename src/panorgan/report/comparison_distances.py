@@ -53,6 +53,8 @@ def spoken_distance(distance: Distance | None, method: str, organ: str, where: s
     what = f"{title(organ) if organ else 'All organs'}, {where.lower()}, {method}"
     if distance is None:
         return f"{what}: not scored"
+    if math.isnan(distance.mean):
+        return f"{what}: missed in all {distance.scores}"
     counted = f"{distance.missed} of {distance.scores} missed"
     return f"{what}: {millimetres(distance)} mm; {distance.cases} cases, {distance.seeds} seeds; {counted}"
 
