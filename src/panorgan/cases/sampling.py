@@ -83,7 +83,7 @@ class PackedBatch:
 
     `image` [B, 1, *S] float32, `bits` [B, *S] integers (as narrow as they may be) with bit t for
     `structures[t]`, `annotated` [B, T] bool.
-    `spacing` [B, D] float32, always on the CPU, is the voxel size in mm along the D axes of *S (None: all the same), and
+    `spacing` [B, D] float32, always on the CPU, is the voxel size in mm along the D axes of *S (None: all alike), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
     `extra` [B, E, *S] are companions of the cases: levels (uint8, see `companions`) or probabilities (float32).
     `slices` and `depths` [B] int64 say which slice of how many a sample is; None for patches with a volume.
