@@ -128,6 +128,14 @@ def test_refusals_say_what_and_hint(tmp_path, tiny_content, changes, says, hint)
     assert hint in str(caught.value)
 
 
+def test_a_refusal_of_settings_that_disagree_does_not_recite_them_all(tmp_path, tiny_content):
+    path = write(tmp_path, tiny_content(training={"sampling": {"patch_size": [16, 16, 18]}}))
+    with pytest.raises(PanorganError) as caught:
+        load_experiment(path)
+    assert caught.value.why.startswith("training.sampling.patch_size [16, 16, 18] must be")
+    assert "got" not in caught.value.why
+
+
 def test_saying_what_the_method_decides_anyway_is_no_error(tiny):
     for organs in ("channels", "heads"):  # the first is what stands there when nothing is said
         experiment = tiny(method={"name": "multihead"}, network={"organs": organs})

@@ -383,12 +383,10 @@ def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mod
                 why=did_you_mean(keys[-1], known),
                 fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
             ) from error
-        raise ConfigError(
-            "A setting cannot be used as written.",
-            where=spot,
-            why=f"{first['msg']} (got {first['input']!r:.80})",
-            fix=f"Correct {place!r}." if place else "Correct it as the reason says.",
-        ) from error
+        told = first["msg"].removeprefix("Value error, ")  # about several settings at once: all of them is no help
+        got = "" if isinstance(first["input"], Mapping) and told != first["msg"] else f" (got {first['input']!r:.80})"
+        fix = f"Correct {place!r}." if place else "Correct it as the reason says."
+        raise ConfigError("A setting cannot be used as written.", where=spot, why=told + got, fix=fix) from error
     except TypeError as error:
         raise ConfigError(
             "Settings must be named.", where=where, why=str(error), fix="Use words, not numbers, left of the colon."

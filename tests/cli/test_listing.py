@@ -49,6 +49,17 @@ def test_all_about_one(monkeypatch, capsys):
     assert "Nothing is sent: this is no federation." in words
 
 
+def test_points_of_a_list_begin_lines(monkeypatch, capsys):
+    lines = shown(monkeypatch, capsys, "fediod").splitlines()
+    assert [line[:6] for line in lines if line.startswith("- ")] == ["- T: a", "- Reg:", "- DA: "]
+
+
+def test_a_tensor_and_a_number_of_one_name_are_both_told(monkeypatch, capsys):
+    words = " ".join(shown(monkeypatch, capsys, "fediod").split())
+    assert "attention/* for every pair of places" in words
+    assert "attention/* (a number) in the first round: how many slices" in words
+
+
 def test_an_unknown_method_suggests_one():
     result = CliRunner().invoke(app, ["methods", "fedprocks"])
     assert isinstance(result.exception, ConfigError)

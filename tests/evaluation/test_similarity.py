@@ -13,6 +13,7 @@ from panorgan.evaluation.similarity import cka_matrix, layer_features, layers_of
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.solo import Solo, SoloConfig
 from panorgan.networks import UNet, UNetSettings, organ_network
+from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
 
 VOCABULARY = Vocabulary(["liver", "spleen"])
 SMALL = UNetSettings(features=(4, 8))
@@ -111,6 +112,13 @@ def test_a_block_that_runs_for_every_organ_gives_its_features_side_by_side():
     found = layer_features(network, [torch.randn(1, 1, 8, 8, 8)], places=5, seed=0)
     assert found["encoders.liver.down.0"].shape == (5, 4)
     assert found["decoder.0"].shape == (5, 8), "four channels for each of two organs"
+
+
+def test_a_transformer_gives_its_features_and_not_its_attention():
+    small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8)
+    network = InterOrganNetwork(VOCABULARY, SMALL, inter_organ=small).eval()
+    found = layer_features(network, [torch.randn(2, 1, 8, 8, 8)], places=3, seed=0)
+    assert found["transformer"].shape == (2 * 3, 8), "as many channels as the deepest level has"
 
 
 def test_blocks_that_do_not_run_are_left_out():

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PatchSampler, SamplingSettings
+from panorgan.errors import ConfigError
 from panorgan.losses.attention_containment import missing_intersection, outside_union
+from panorgan.methods import fediod
 from panorgan.methods import head_attribution as head_attribution_module
 from panorgan.methods.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.methods.base import Content, Moment
@@ -335,3 +337,13 @@ def test_scans_that_show_no_organ_say_nothing(tiny, tmp_path):
     sent = rule.update()
     assert UNION in sent.arrays
     assert not any(name.startswith("attribution") for name in sent.numbers)
+
+
+def test_too_many_tokens_are_refused_before_they_fill_the_memory(tiny, tmp_path, monkeypatch):
+    """The tiny network halves slices of 16 × 16 twice: 16 tokens."""
+    monkeypatch.setattr(fediod, "_MOST_TOKENS", 15)
+    with pytest.raises(ConfigError, match="would relate 16 places") as error:
+        rule_at(tiny, tmp_path, "north")
+    assert "network.features" in error.value.fix
+    off = {"transformer": False, "regularisation": False, "dynamic_aggregation": False}
+    assert rule_at(tiny, tmp_path, "north", {**FEDIOD, **off})  # nothing is related there

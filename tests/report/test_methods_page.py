@@ -69,3 +69,8 @@ def test_a_report_uses_the_same_words():
     assert (words.title, words.pooled) == ("Solo", False)
     assert words.explanation.startswith("every site trains alone")
     assert describe_method("no_longer_installed").title == "no_longer_installed"
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_number_that_leaves_a_site_is_explained(name):
+    assert "reported by the method" not in method_section(describe(methods()[name]))

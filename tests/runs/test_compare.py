@@ -226,6 +226,13 @@ def test_another_experiment_in_a_folder_is_refused(plan: Plan, tiny: Tiny) -> No
     assert "training.rounds" in error.value.why
 
 
+def test_the_folder_of_a_single_run_is_refused(plan: Plan, tiny: Tiny) -> None:
+    finish(plan.runs[0])
+    with pytest.raises(RunError, match="folder of a single run") as error:
+        plan_comparison(tiny(), "solo,fedavg", "0", folder=plan.runs[0].folder.path)
+    assert error.value.fix
+
+
 def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
 

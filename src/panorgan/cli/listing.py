@@ -112,7 +112,8 @@ def _show_method(console: Console, description: MethodDescription) -> None:
 
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
     for paragraph in body(description).split("\n\n"):
-        console.print(Padding(_inline(" ".join(paragraph.split())), (0, 0, 1, 0)))
+        points = re.split(r"\n(?=- )", paragraph)  # a list: every point on a line of its own
+        console.print(Padding(Group(*(_inline(" ".join(point.split())) for point in points)), (0, 0, 1, 0)))
     if description.paper:
         _show(console, "Published", _inline(description.paper))
     if description.equations:
@@ -135,13 +136,13 @@ def _leaving(description: MethodDescription) -> Group | Text:
     sent = Table("stage", "when", "what", "size", box=None, pad_edge=False, header_style="dim")
     for sending in description.sent:
         sent.add_row(sending.stage, sending.rounds, _inline(sending.words), size_words(sending))
-    others = {
-        **description.tensors,
-        **{number: f"(a number) {number_words(number)}" for number in description.numbers},
-        **{f"with {variant.setting}": variant_words(variant.sent) for variant in description.variants},
-    }
+    others = [  # no mapping: a number and a tensor may go by the same pattern
+        *description.tensors.items(),
+        *((number, f"(a number) {number_words(number)}") for number in description.numbers),
+        *((f"with {variant.setting}", variant_words(variant.sent)) for variant in description.variants),
+    ]
     size = Text("Size: the mean over the sites of a made-up federation; FedAvg's round is 1.", style="dim")
-    return Group(sent, Text(), _pairs(others.items()), Text(), size)
+    return Group(sent, Text(), _pairs(others), Text(), size)
 
 
 def _show(console: Console, heading: str, content: Group | Table | Text) -> None:

@@ -81,8 +81,12 @@ def _recording(network: SegmentationNetwork, places: torch.Tensor) -> Iterator[d
     """What every layer puts out at the places, pass by pass, while the network runs."""
     record: dict[str, list[torch.Tensor]] = {}
 
-    def recorder(name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
-        return lambda module, inputs, output: record.setdefault(name, []).append(_at_places(output, places))
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            features = output[0] if isinstance(output, tuple) else output  # a transformer tells its attention too
+            record.setdefault(name, []).append(_at_places(features, places))
+
+        return keep
 
     handles = [module.register_forward_hook(recorder(name)) for name, module in layers_of(network).items()]
     try:

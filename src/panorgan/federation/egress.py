@@ -27,6 +27,7 @@ from panorgan.federation.failures import CODES, EgressError
 from panorgan.federation.message import Message
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation
+from panorgan.methods.payloads import NUMBERS
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.settings import Settings
@@ -124,7 +125,7 @@ def policy_text(policy: EgressPolicy) -> str:
         "# Numbers, by name; * stands for anything.",
         "numbers:" if policy.numbers else "numbers: []",
         *(
-            _with_comment(f"  - {_yaml(name)}", COMMON_NUMBERS.get(name, "reported by the method"))
+            _with_comment(f"  - {_yaml(name)}", {**NUMBERS, **COMMON_NUMBERS}.get(name, "reported by the method"))
             for name in policy.numbers
         ),
         "",

@@ -36,6 +36,7 @@ import torch
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
 from panorgan.cases.store import StoredCase
+from panorgan.errors import ConfigError
 from panorgan.losses.attention_containment import ALPHA, containment
 from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.ablation import AblationRow
@@ -56,6 +57,7 @@ INTERSECTION, UNION = "attention/intersection", "attention/union"
 DEPTH, TOKENS = "attention/depth", "attention/tokens"
 ATTRIBUTION = "attribution/"
 _PAPER = {TOKENS: 256, DEPTH: 40}
+_MOST_TOKENS = 4096
 _AT_ONCE = 16
 """Slices that are looked at together after training."""
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
@@ -133,6 +135,18 @@ class FedIOD(Method):
             self.answer = Content()
             """What this round's look at the best scans has found."""
             self.logged: dict[str, torch.Tensor] = {}
+            self._refuse_too_many_tokens()
+
+        def _refuse_too_many_tokens(self) -> None:
+            """A head's map has as many numbers as tokens squared: thousands of tokens fill any memory, in silence."""
+            if self.config.transformer and (tokens := self._tokens()) > _MOST_TOKENS:
+                raise ConfigError(
+                    f"FedIOD would relate {tokens} places to each other, which takes {tokens**2:,} numbers per head.",
+                    where="network.features, training.sampling.patch_size",
+                    why=f"the deepest level of the network has so many places in a patch; at most {_MOST_TOKENS} are "
+                    "allowed, and the paper has 256",
+                    fix="Add levels to network.features (each halves every axis), or make patches smaller.",
+                )
 
         def before_round(self) -> None:
             """Take over the weights, and the maps of all sites."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from panorgan.federation.egress import COMMON_NUMBERS
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
-from panorgan.methods.payloads import MADE_UP, Sending
+from panorgan.methods.payloads import MADE_UP, NUMBERS, Sending
 from panorgan.methods.registry import methods
 
 COMMAND = "panorgan methods --markdown > docs/methods.md"
@@ -21,12 +21,6 @@ NETWORKS = {
     "task_blocks": "a task block per organ",
     "decoders": "a decoder per organ",
     "encoders": "an encoder per organ",
-}
-_NUMBERS = {
-    "loss": "mean loss of the round",
-    "loss/*": "parts of that loss",
-    "uncertainty/mean": "how unsure teachers are of the site's training cases, on average",
-    "uncertainty/variance": "and how much that varies between them",
 }
 
 
@@ -81,7 +75,7 @@ def method_section(description: MethodDescription) -> str:
 
 def number_words(pattern: str) -> str:
     """What a number in a site's updates is."""
-    return _NUMBERS.get(pattern) or COMMON_NUMBERS.get(pattern) or "reported by the method"
+    return NUMBERS.get(pattern) or COMMON_NUMBERS.get(pattern) or "reported by the method"
 
 
 def stages_in_words(description: MethodDescription) -> str:
@@ -94,8 +88,8 @@ def sent_in_figures(description: MethodDescription) -> str:
     """How much leaves a site, relative to FedAvg: per round of training, and what other stages add."""
     main = [sending for sending in description.sent if sending.stage == TRAIN]
     others = [sending for sending in description.sent if sending.stage != TRAIN and sending.size]
-    told = [_figure(sending) for sending in main] + [f"+ {_figure(sending)} in {sending.stage}" for sending in others]
-    return " ".join(told)
+    added = [f" + {_figure(sending)} in {sending.stage}" for sending in others]
+    return "; ".join(_figure(sending) for sending in main) + "".join(added)
 
 
 def size_words(sending: Sending) -> str:
@@ -109,7 +103,7 @@ def paper_link(paper: str) -> str:
 
 
 def _figure(sending: Sending) -> str:
-    when = "" if sending.rounds == "every round" else " once" if _is_one_round(sending) else f" {sending.rounds}"
+    when = "" if sending.rounds == "every round" else " once" if _is_one_round(sending) else f" in {sending.rounds}"
     return f"{size_words(sending)}{when}"
 
 

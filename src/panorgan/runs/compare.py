@@ -200,6 +200,13 @@ def plan_runs(
             why=did_you_mean(reference, labels),
             fix=f"Use one of: {', '.join(labels)}.",
         )
+    if RunFolder(folder).started:
+        raise RunError(
+            f"{folder} is the folder of a single run.",
+            where="--run",
+            why=f"the runs of {kind.name} have folders of their own inside one",
+            fix="Name another folder, which need not exist.",
+        )
     _refuse_shared_folders(entries, kind)
     applied = {entry.label: entry.applied_to(experiment, kind.option) for entry in entries}
     _refuse_twins(applied, kind)
