@@ -129,7 +129,8 @@ def _show_method(console: Console, description: MethodDescription) -> None:
 
 
 def _leaving(description: MethodDescription) -> Group | Text:
-    from panorgan.report.methods_page import number_words, pooled_words, size_words, variant_words
+    from panorgan.federation.egress import number_words
+    from panorgan.report.methods_page import pooled_words, size_words, variant_words
 
     if description.pooled:
         return Text(pooled_words(description))

@@ -16,8 +16,7 @@ from panorgan.config import Agreement
 from panorgan.deployment.kit_files import FILL_IN
 from panorgan.deployment.settings import FederationSettings, ParticipantSettings
 from panorgan.deployment.versions import versions_here
-from panorgan.federation.egress import COMMON_NUMBERS, EgressPolicy
-from panorgan.methods.payloads import NUMBERS
+from panorgan.federation.egress import EgressPolicy, number_words
 
 HOME = "/opt/panorgan"
 """Where the units expect the kits; their comments say how to change it."""
@@ -105,9 +104,7 @@ def what_leaves(policy: EgressPolicy) -> list[str]:
     if policy.weights:
         lines.append("Weights of the network that is trained here, once per round.")
     for name in policy.numbers:
-        lines.append(
-            _with(f"Numbers named `{name}`", {**NUMBERS, **COMMON_NUMBERS}.get(name, "reported by the method"))
-        )
+        lines.append(_with(f"Numbers named `{name}`", number_words(name)))
     lines += [_with(f"Tensors named `{key}`, of limited size", rule.what) for key, rule in policy.tensors.items()]
     if policy.failures:
         lines.append("If something goes wrong: a code of one word, such as `data` or `disk`.")

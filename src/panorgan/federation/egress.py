@@ -44,6 +44,12 @@ COMMON_NUMBERS = {
 }
 """Numbers that every site sends, whatever the method: when it joins, and when it scores the model."""
 
+
+def number_words(pattern: str) -> str:
+    """What a number is that leaves a site, for people who decide about it."""
+    return COMMON_NUMBERS.get(pattern) or NUMBERS.get(pattern) or "reported by the method"
+
+
 META = ("answers", "run", "site", "experiment", "failed")
 """All that an answer says about itself."""
 
@@ -124,10 +130,7 @@ def policy_text(policy: EgressPolicy) -> str:
         "",
         "# Numbers, by name; * stands for anything.",
         "numbers:" if policy.numbers else "numbers: []",
-        *(
-            _with_comment(f"  - {_yaml(name)}", {**NUMBERS, **COMMON_NUMBERS}.get(name, "reported by the method"))
-            for name in policy.numbers
-        ),
+        *(_with_comment(f"  - {_yaml(name)}", number_words(name)) for name in policy.numbers),
         "",
         "# Tensors besides the weights, by key; * stands for anything.",
         "tensors:" if policy.tensors else "tensors: {}",

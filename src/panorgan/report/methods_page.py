@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from panorgan.federation.egress import COMMON_NUMBERS
+from panorgan.federation.egress import COMMON_NUMBERS, number_words
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
-from panorgan.methods.payloads import MADE_UP, NUMBERS, Sending
+from panorgan.methods.payloads import MADE_UP, Sending
 from panorgan.methods.registry import methods
 
 COMMAND = "panorgan methods --markdown > docs/methods.md"
@@ -71,11 +71,6 @@ def methods_page() -> str:
 def method_section(description: MethodDescription) -> str:
     """The part of the page that is about one method."""
     return "\n".join(_section(description)) + "\n"
-
-
-def number_words(pattern: str) -> str:
-    """What a number in a site's updates is."""
-    return NUMBERS.get(pattern) or COMMON_NUMBERS.get(pattern) or "reported by the method"
 
 
 def stages_in_words(description: MethodDescription) -> str:
