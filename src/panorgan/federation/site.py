@@ -33,6 +33,7 @@ from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
+from panorgan.networks.replay import replays_of
 
 OnStep = Callable[[str, int, int], None]
 
@@ -241,6 +242,7 @@ class SiteWorker:
         setup = self.setup
         with self._random_draws("first weights"):  # of the parts that no message brings
             model = self._placed(setup.method.build_network(setup.network, federation, site=self.name))
+            model.replays = replays_of(model, setup.device)
             settings = setup.training.optimizer
             tools = SiteTools(
                 model,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import Convention
+from panorgan.networks.replay import Compute, Replays
 
 BACKGROUND = "background"
 
@@ -25,6 +26,8 @@ class SegmentationNetwork(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
         self.convention: Convention = convention
+        self.replays: Replays | None = None
+        """CUDA graphs of training passes; whoever trains the network decides (`replay.replays_of`)."""
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -38,6 +41,12 @@ class SegmentationNetwork(nn.Module):
         A network with parts of single organs computes what is asked for and no more; this one has no choice.
         """
         return self(image), self.vocabulary
+
+    def passed(self, key: Hashable, compute: Compute, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`compute(image)`; in training perhaps as a CUDA graph, for which `key` says what is computed."""
+        if self.replays is None or not (self.training and image.is_cuda and torch.is_grad_enabled()):
+            return compute(image)
+        return self.replays(key, compute, image)
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Keys of the state dict by part.

@@ -49,7 +49,10 @@ class InterOrganSettings(Settings):
 
 
 class AttentionRecord:
-    """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients."""
+    """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients.
+
+    A training pass that is replayed as a CUDA graph tells only the mean.
+    """
 
     def __init__(self) -> None:
         self.grid: tuple[int, ...] = ()
@@ -60,6 +63,16 @@ class AttentionRecord:
         """Ā [B, N, N]: eq. 1."""
         self.weights: torch.Tensor | None = None
         """W' [B, *grid]: eq. 2, scaled; None where nothing is re-weighted."""
+
+    def keep(
+        self,
+        grid: tuple[int, ...],
+        mean: torch.Tensor,
+        maps: tuple[torch.Tensor, ...] = (),
+        weights: torch.Tensor | None = None,
+    ) -> None:
+        """In place of what was seen before."""
+        self.grid, self.mean, self.maps, self.weights = grid, mean, maps, weights
 
 
 class InterOrganNetwork(MultiDecoder):
@@ -106,6 +119,20 @@ class InterOrganNetwork(MultiDecoder):
         if self.inter_organ.decoders == "whole":
             return super()._outputs_of(part, shared)
         logits: torch.Tensor = part["output"](shared[0])  # type: ignore[index]
+        return logits
+
+    def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
+        """Logits; who watches gets the mean attention of the same pass."""
+        record = self._record
+        if record is None:
+            return super()._chosen(chosen, image)
+
+        def compute(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.outputs(chosen, self.shared(image)), record.mean
+
+        logits, mean = self.passed(("watched", *chosen), compute, image)
+        if mean is not record.mean:  # replayed: whatever else the record holds is of the pass that was recorded
+            record.keep(tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True)), mean)
         return logits
 
     def attention(self, image: torch.Tensor) -> torch.Tensor:
@@ -168,7 +195,7 @@ class InterOrganNetwork(MultiDecoder):
             raised = weights + 1  # x·W' + x of every level at once
             skips = [multiplied(skip, raised) for skip in skips]
         if record is not None:
-            record.grid, record.maps, record.mean, record.weights = tuple(grid), tuple(maps), mean, weights
+            record.keep(tuple(grid), mean, tuple(maps), weights)
         return [*skips, deepest]
 
     def _transformer(self) -> BottleneckTransformer:

@@ -108,11 +108,16 @@ class OrganNetwork(SegmentationNetwork):
         places = [place for place, (group, _) in enumerate(wanted) if group in self.groups]
         if not places:
             return image.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
-        logits = self.outputs([wanted[place] for place in places], self.shared(image))
+        logits = self._chosen([wanted[place] for place in places], image)
         if len(places) == len(organs):
             return logits
         whole = logits.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
         return whole.index_copy(1, torch.tensor(places, device=image.device), logits)
+
+    def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
+        """Logits of these groups' outputs."""
+        (logits,) = self.passed(tuple(chosen), lambda image: (self.outputs(chosen, self.shared(image)),), image)
+        return logits
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Keys by part; what serves one group is a part of its own, `head:liver`."""

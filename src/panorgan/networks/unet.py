@@ -26,5 +26,8 @@ class UNet(SegmentationNetwork):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → logits [B, channels, *S]."""
-        logits: torch.Tensor = self.head(ascend(self.decoder, descend(self.encoder, self.bottleneck, image)))
+        (logits,) = self.passed("logits", self._logits, image)
         return logits
+
+    def _logits(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.head(ascend(self.decoder, descend(self.encoder, self.bottleneck, image))),)

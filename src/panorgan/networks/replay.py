@@ -1,0 +1,234 @@
+"""A training pass as a CUDA graph: recorded once, then replayed whole.
+
+A step of a small network takes a GPU a few milliseconds, and Python several times as long to ask for its hundreds of
+kernels one by one. A graph asks once for the way forward and once for the way back. The kernels are the same and so
+are the numbers, dropout included.
+
+A graph is bound to addresses: it reads the weights where they lay when it was recorded, and leaves its results where it
+always does. So it is used only while nothing can tell the difference (`Replays`), and else the pass is computed as
+ever. All graphs of a device share their memory, because simulated sites train one after the other on it.
+
+`PANORGAN_CUDA_GRAPHS=off` in the environment switches them off: they keep the memory of a training pass for themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+Compute = Callable[..., tuple[torch.Tensor, ...]]
+
+_MOST = 4
+"""Graphs of one network; the oldest goes. More than a few kinds of step nobody has."""
+
+
+def replays_of(network: nn.Module, device: torch.device) -> Replays | None:
+    """Graphs for a network that is to be trained on a device; None where they are of no use.
+
+    A network that keeps statistics has none: to record a pass it has to be run, and that would count.
+    """
+    switched_off = os.environ.get("PANORGAN_CUDA_GRAPHS", "").lower() in ("off", "0", "no", "false")
+    if device.type != "cuda" or switched_off or any(True for _ in network.buffers()):
+        return None
+    return Replays(network)
+
+
+class Flight:
+    """A pass between its way forward and its way back. It ends when it has come back, or when nobody waits for it."""
+
+    def __init__(self) -> None:
+        self.landed = False
+
+
+class SharedMemory:
+    """What the graphs of a device compute in. One pass at a time may be under way in it."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        self._flight: weakref.ref[Flight] | None = None
+
+    def busy(self) -> bool:
+        """Whether a pass has gone forward whose way back may still come."""
+        flight = None if self._flight is None else self._flight()
+        return flight is not None and not flight.landed
+
+    def start(self) -> Flight:
+        """A pass goes forward."""
+        flight = Flight()
+        self._flight = weakref.ref(flight)
+        return flight
+
+
+_MEMORY: dict[torch.device, SharedMemory] = {}
+
+
+class Replays:
+    """The graphs of one network's passes. `replays(key, compute, image)` is `compute(image)`.
+
+    `compute` takes and returns tensors, and reads the network's weights; `key` names what it computes. A pass is
+    replayed if it was seen before with the same key, sizes, types and weights in the same places; if no gradients are
+    there to be added to; and if no other pass is under way. A copy of a network has no graphs.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = weakref.ref(network)
+        self._modules = list(network.modules())
+        # Where parameters are registered: they are asked for in every step, and searching all modules takes long.
+        self._slots = [(module._parameters, name) for module in self._modules for name in module._parameters]
+        self._seen: set[Hashable] = set()
+        self._recorded: dict[Hashable, Recorded] = {}
+        self._failed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def __call__(self, key: Hashable, compute: Compute, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The pass, replayed where that is the same."""
+        parameters = [p for where, name in self._slots if (p := where[name]) is not None]
+        memory = _MEMORY.setdefault(inputs[0].device, SharedMemory())
+        if self._failed or memory.busy() or any(parameter.grad is not None for parameter in parameters):
+            return compute(*inputs)
+        signature = (key, self._state_of(inputs, parameters))
+        if signature not in self._recorded:
+            if signature not in self._seen:  # what comes only once is not worth it
+                self._seen.add(signature)
+                return compute(*inputs)
+            if not self._record(signature, compute, inputs, memory):
+                return compute(*inputs)
+        outputs: tuple[torch.Tensor, ...] = _Replay.apply(self._recorded[signature], memory, *inputs, *parameters)
+        return outputs
+
+    def _state_of(self, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Hashable:
+        """All that a recorded pass takes for granted."""
+        device = inputs[0].device.type
+        return (
+            tuple((tuple(i.shape), i.stride(), i.dtype, i.device, i.requires_grad) for i in inputs),
+            tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in parameters),
+            tuple(module.training for module in self._modules),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        )
+
+    def _record(
+        self, signature: Hashable, compute: Compute, inputs: Sequence[torch.Tensor], memory: SharedMemory
+    ) -> bool:
+        network = self._network()
+        assert network is not None
+        while len(self._recorded) >= _MOST:
+            del self._recorded[next(iter(self._recorded))]
+        try:
+            self._recorded[signature] = Recorded(network, compute, inputs, memory)
+        except RuntimeError as error:  # also where memory does not suffice
+            self._failed = True
+            self._recorded.clear()
+            torch.cuda.empty_cache()
+            warnings.warn(
+                f"This GPU could not record a training pass ({str(error).splitlines()[0]}). Training goes on without "
+                "CUDA graphs, a little slower. PANORGAN_CUDA_GRAPHS=off in the environment keeps it from trying.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
+
+class _Holder(nn.Module):
+    """Holds the network, whose weights `functional_call` then swaps, and calls anything of it."""
+
+    def __init__(self, network: nn.Module, compute: Compute) -> None:
+        super().__init__()
+        self.network, self.compute = network, compute
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.compute(*inputs)
+
+
+class Recorded:
+    """A pass, its graphs, and the tensors that they read and write."""
+
+    def __init__(
+        self, network: nn.Module, compute: Compute, inputs: Sequence[torch.Tensor], memory: SharedMemory
+    ) -> None:
+        self.inputs = [given.detach().clone().requires_grad_(given.requires_grad) for given in inputs]
+        # The same weights under other names: what autograd knows of the network's own belongs to another stream.
+        weights = {f"network.{n}": p.detach().requires_grad_(p.requires_grad) for n, p in network.named_parameters()}
+        asked = [*self.inputs, *weights.values()]
+        wanted = [tensor for tensor in asked if tensor.requires_grad]
+        holder, device = _Holder(network, compute), inputs[0].device
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            # Autocast would keep its copies of weights for whoever comes next, and they lie in the graph's memory.
+            kind = device.type
+            dtype = torch.get_autocast_dtype(kind)
+            with torch.autocast(kind, dtype, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
+                outputs: tuple[torch.Tensor, ...] = functional_call(holder, weights, tuple(self.inputs))
+                return outputs
+
+        def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            last = [output for output in outputs if output.requires_grad]
+            return list(torch.autograd.grad(last, wanted, gradients, allow_unused=True))
+
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.random.fork_rng([device]), torch.enable_grad():
+            with torch.cuda.stream(stream):  # libraries make room for themselves when they are first used
+                outputs = forward()
+                ones = [torch.ones_like(output) for output in outputs if output.requires_grad]
+                backward(outputs, ones)
+                del outputs
+            torch.cuda.current_stream(device).wait_stream(stream)
+            self.given = [torch.empty_like(gradient) for gradient in ones]
+            del ones
+            if memory.pool is None:
+                memory.pool = torch.cuda.graph_pool_handle()
+            self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            # Of this thread alone: another prepares the next batches meanwhile.
+            how: dict[str, Any] = {"pool": memory.pool, "stream": stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(self.forward, **how):
+                outputs = forward()
+            with torch.cuda.graph(self.backward, **how):
+                found = backward(outputs, self.given)
+        self.differentiable = [output.requires_grad for output in outputs]
+        self.outputs = [output.detach() for output in outputs]
+        in_order = iter(found)
+        self.gradients = [next(in_order) if tensor.requires_grad else None for tensor in asked]
+        """Of inputs and parameters."""
+
+
+class _Replay(torch.autograd.Function):
+    """A recorded pass in the eyes of autograd: one operation of its inputs and of all weights."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: Recorded, memory: SharedMemory, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for fixed, given in zip(recorded.inputs, tensors, strict=False):
+            fixed.detach().copy_(given)
+        recorded.forward.replay()
+        ctx.recorded, ctx.flight = recorded, memory.start()
+        ctx.set_materialize_grads(False)
+        outputs = tuple(output.clone() for output in recorded.outputs)  # the next pass overwrites its own
+        plain = [output for output, known in zip(outputs, recorded.differentiable, strict=True) if not known]
+        ctx.mark_non_differentiable(*plain)
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        recorded, flight = ctx.recorded, ctx.flight
+        if flight.landed:
+            raise RuntimeError("A replayed pass goes back once: what it needed is overwritten on the way.")
+        flight.landed = True
+        known = [g for g, differentiable in zip(gradients, recorded.differentiable, strict=True) if differentiable]
+        for fixed, given in zip(recorded.given, known, strict=True):
+            if given is None:
+                fixed.zero_()
+            else:
+                fixed.copy_(given)
+        recorded.backward.replay()
+        # Other objects on the same memory: autograd then takes them as the gradients, without a copy.
+        return (None, None, *(None if g is None else g.detach() for g in recorded.gradients))

@@ -1,0 +1,336 @@
+"""Training passes as CUDA graphs: when they may stand in for the pass itself, and (on a GPU) that they are the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.networks import UNet, UNetSettings, organ_network, replay
+from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
+from panorgan.networks.replay import Recorded, Replays, SharedMemory, replays_of
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+ORGANS = ("liver", "spleen", "pancreas")
+SMALL = {2: (1, 32, 32), 3: (1, 16, 16, 16)}
+
+
+class OnPaper:
+    """In the place of `Recorded`: graphs that compute as they are replayed, and count it."""
+
+    made = 0
+
+    def __init__(self, network, compute, inputs, memory):
+        type(self).made += 1
+        self.network, self.inputs = network, [given.detach().clone() for given in inputs]
+        self.given: list[torch.Tensor] = []
+        self.differentiable = [True]
+
+        def forward():
+            with torch.enable_grad():
+                self.outputs = list(compute(*self.inputs))
+                self.given = [torch.empty_like(output) for output in self.outputs]
+
+        def backward():
+            last = [output for output in self.outputs if output.requires_grad]
+            self.gradients = [None, *torch.autograd.grad(last, list(network.parameters()), self.given)]
+
+        self.forward, self.backward = _Graph(forward), _Graph(backward)
+
+
+class _Graph:
+    def __init__(self, replay):
+        self.replay = replay
+
+
+@pytest.fixture
+def on_paper(monkeypatch):
+    """Everything but the GPU: which passes are recorded and replayed."""
+    monkeypatch.setattr(replay, "Recorded", OnPaper)
+    monkeypatch.setattr(replay, "_MEMORY", {})
+    OnPaper.made = 0
+    return OnPaper
+
+
+def network_and_replays():
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return network, Replays(network)
+
+
+def one_step(network, replays, image, key="logits"):
+    network.zero_grad(set_to_none=True)
+    (out,) = replays(key, lambda given: (network(given),), image)
+    out.square().sum().backward()
+    return out.detach(), [parameter.grad.clone() for parameter in network.parameters()]
+
+
+def test_the_second_pass_of_a_kind_is_recorded_and_gives_the_same(on_paper):
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    plain = one_step(network, replays, image)
+    assert on_paper.made == 0
+    for _ in range(3):
+        out, gradients = one_step(network, replays, image)
+        assert torch.equal(out, plain[0])
+        assert all(torch.equal(found, expected) for found, expected in zip(gradients, plain[1], strict=True))
+    assert on_paper.made == 1
+
+
+def test_weights_that_change_in_place_are_read_anew(on_paper):
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, image)
+    with torch.no_grad():
+        network[0].weight.mul_(2)
+    out, _ = one_step(network, replays, image)
+    assert torch.equal(out, network(image).detach())
+    assert on_paper.made == 1
+
+
+@pytest.mark.parametrize("change", ["size", "key", "place", "frozen", "mode", "type"])
+def test_whatever_a_graph_takes_for_granted_makes_another_graph(on_paper, change):
+    network, replays = network_and_replays()
+    image, key = torch.randn(5, 3), "logits"
+    for _ in range(3):
+        one_step(network, replays, image)
+    around = nullcontext()
+    if change == "size":
+        image = torch.randn(6, 3)
+    elif change == "key":
+        key = "others"
+    elif change == "place":
+        network[0].weight.data = network[0].weight.data.clone()
+    elif change == "frozen":
+        network[1].requires_grad_(False)
+        network[0].bias.requires_grad_(False)
+    elif change == "mode":
+        network[1].eval()
+    else:
+        around = torch.autocast("cpu", torch.bfloat16)
+    made = on_paper.made
+    network.zero_grad(set_to_none=True)
+    with around:
+        (out,) = replays(key, lambda given: (network(given),), image)
+    assert on_paper.made == made  # seen for the first time: not recorded, and not replayed from the older recording
+    del out
+    with around:
+        replays(key, lambda given: (network(given),), image)
+    assert on_paper.made == made + 1
+
+
+def test_gradients_that_are_there_are_added_to(on_paper):
+    """A graph overwrites its gradients; where some are kept, the pass is computed as ever."""
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    for _ in range(2):
+        once = one_step(network, replays, image)[1]
+    (out,) = replays("logits", lambda given: (network(given),), image)  # without zero_grad
+    out.square().sum().backward()
+    for parameter, gradient in zip(network.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * gradient)
+
+
+def test_a_pass_within_a_pass_is_computed_as_ever(on_paper):
+    """Two graphs at once would share memory: the second waits until the first has come back, or is forgotten."""
+    network, replays = network_and_replays()
+    first, second = torch.randn(5, 3), torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, first)
+    network.zero_grad(set_to_none=True)
+    (a,) = replays("logits", lambda given: (network(given),), first)
+    (b,) = replays("logits", lambda given: (network(given),), second)
+    assert "_Replay" in type(a.grad_fn).__name__
+    assert "_Replay" not in type(b.grad_fn).__name__
+    (a * b).sum().backward()
+    found = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad(set_to_none=True)
+    (network(first) * network(second)).sum().backward()
+    for parameter, gradient in zip(network.parameters(), found, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+    network.zero_grad(set_to_none=True)
+    (forgotten,) = replays("logits", lambda given: (network(given),), first)
+    del forgotten
+    (c,) = replays("logits", lambda given: (network(given),), first)
+    assert "_Replay" in type(c.grad_fn).__name__
+
+
+def test_what_was_handed_out_stays_as_it_is(on_paper):
+    network, replays = network_and_replays()
+    first, second = torch.randn(5, 3), torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, first)
+    kept = one_step(network, replays, first)[0]
+    before = kept.clone()
+    one_step(network, replays, second)
+    assert torch.equal(kept, before)
+
+
+def test_a_replayed_pass_goes_back_once(on_paper):
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, image)
+    network.zero_grad(set_to_none=True)
+    (out,) = replays("logits", lambda given: (network(given),), image)
+    loss = out.square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="goes back once"):
+        loss.backward()
+
+
+def test_only_a_few_graphs_are_kept(on_paper):
+    network, replays = network_and_replays()
+    for size in range(1, 9):
+        for _ in range(2):
+            one_step(network, replays, torch.randn(size, 3))
+    assert len(replays._recorded) == replay._MOST
+
+
+def test_where_recording_fails_training_goes_on(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("CUDA out of memory. Tried to allocate much.\nMore words.")
+
+    monkeypatch.setattr(replay, "Recorded", fails)
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    one_step(network, replays, image)
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs") as told:
+        out, _ = one_step(network, replays, image)
+    assert "More words" not in str(told[0].message)
+    assert torch.equal(out, network(image).detach())
+    one_step(network, replays, image)  # and it does not try again, nor warn
+
+
+def test_copies_of_a_network_have_no_graphs():
+    network = UNet(Vocabulary(ORGANS), UNetSettings(dimensions=2, features=(4, 8)))
+    network.replays = Replays(network)
+    assert copy.deepcopy(network).replays is None
+    assert pickle.loads(pickle.dumps(network)).replays is None
+
+
+@pytest.mark.parametrize("words", ["off", "OFF", "0"])
+def test_graphs_can_be_switched_off(monkeypatch, words):
+    network = nn.Linear(1, 1)
+    assert isinstance(replays_of(network, torch.device("cuda")), Replays)
+    assert replays_of(network, torch.device("cpu")) is None
+    assert replays_of(nn.BatchNorm2d(1), torch.device("cuda")) is None  # it keeps statistics
+    monkeypatch.setenv("PANORGAN_CUDA_GRAPHS", words)
+    assert replays_of(network, torch.device("cuda")) is None
+
+
+def test_on_a_cpu_and_without_gradients_passes_are_plain():
+    network = UNet(Vocabulary(ORGANS), UNetSettings(dimensions=2, features=(4, 8)))
+    network.replays = _Forbidden()
+    image = torch.randn(1, 1, 16, 16)
+    network(image)
+    with torch.no_grad():
+        network.eval()(image)
+
+
+class _Forbidden:
+    def __call__(self, *arguments):
+        raise AssertionError("nothing is to be replayed here")
+
+
+def test_who_watches_a_replayed_pass_gets_its_mean_attention():
+    """What else the record holds is of the pass that was recorded: it is dropped."""
+    settings = UNetSettings(dimensions=2, features=(4, 8, 16))
+    small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8)
+    network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
+    image = torch.randn(1, 1, 16, 16)
+    with network.watched() as seen:
+        network(image)
+        assert len(seen.maps) == 1
+        network.passed = lambda key, compute, given: tuple(t.clone() for t in compute(given))  # as replayed
+        network(image)
+    assert seen.maps == ()
+    assert seen.weights is None
+    assert seen.grid == (4, 4)
+    assert seen.mean.shape == (1, 16, 16)
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def make(kind, dimensions):
+    torch.manual_seed(0)
+    vocabulary = Vocabulary(ORGANS)
+    settings = UNetSettings(
+        dimensions=dimensions, features=(8, 16, 32), organs=kind if kind != "attention" else "decoders"
+    )
+    if kind == "channels":
+        return UNet(vocabulary, settings)
+    if kind == "attention":
+        small = InterOrganSettings(layers=2, heads=2, head_width=16, mlp_width=32, dropout=0.2)
+        return InterOrganNetwork(vocabulary, settings, None, small)
+    return organ_network(vocabulary, settings)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["channels", "heads", "task_blocks", "decoders", "encoders", "attention"])
+def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeypatch):
+    """Six steps of SGD on changing images, with dropout where the network has any; nothing warns or falls back."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    results = []
+    for replayed in (False, True):
+        network = make(kind, dimensions).cuda().train()
+        network.replays = replays_of(network, torch.device("cuda")) if replayed else None
+        optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
+        torch.manual_seed(1)
+        seen = []
+        for _ in range(6):
+            image = torch.randn(2, *SMALL[dimensions], device="cuda")
+            optimizer.zero_grad(set_to_none=True)
+            watch = network.watched() if kind == "attention" else nullcontext()
+            with torch.autocast("cuda", torch.bfloat16, enabled=half), watch as record:
+                logits, _ = network.channels_for(image, ORGANS[:2])
+                loss = logits.float().square().mean()
+                if record is not None:
+                    loss = loss + record.mean.square().sum()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.detach())
+        if replayed:
+            assert len(network.replays._recorded) == 1
+            assert not network.replays._failed
+        results.append([*seen, *(value.clone() for value in network.state_dict().values())])
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+@needs_gpu
+def test_two_networks_take_turns_in_one_memory():
+    """As simulated sites do: neither spoils the other's passes."""
+    networks = [make("channels", 3).cuda().train() for _ in range(2)]
+    image = torch.randn(2, *SMALL[3], device="cuda")
+    expected = []
+    for network in networks:
+        network(image).square().mean().backward()
+        expected.append([parameter.grad.clone() for parameter in network.parameters()])
+        network.replays = replays_of(network, torch.device("cuda"))
+    for _ in range(4):
+        for network, gradients in zip(networks, expected, strict=True):
+            network.zero_grad(set_to_none=True)
+            network(image).square().mean().backward()
+            for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
+    assert all(len(network.replays._recorded) == 1 for network in networks)
+
+
+@needs_gpu
+def test_recording_leaves_no_trace_in_the_random_numbers():
+    network = make("attention", 2).cuda().train()
+    image = torch.randn(2, *SMALL[2], device="cuda")
+    torch.manual_seed(3)
+    expected = torch.rand(4, device="cuda")
+    torch.manual_seed(3)
+    Recorded(network, lambda given: (network.outputs([("liver", 0)], network.shared(given)),), [image], SharedMemory())
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
