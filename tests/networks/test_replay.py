@@ -29,7 +29,7 @@ class OnPaper:
         type(self).made += 1
         self.network, self.inputs = network, [given.detach().clone() for given in inputs]
         self.given: list[torch.Tensor] = []
-        self.differentiable = [True]
+        self.differentiable, self.last_used, self.of_inputs = [True], 0, [None]
 
         def forward():
             with torch.enable_grad():
@@ -38,7 +38,7 @@ class OnPaper:
 
         def backward():
             last = [output for output in self.outputs if output.requires_grad]
-            self.gradients = [None, *torch.autograd.grad(last, list(network.parameters()), self.given)]
+            self.of_parameters = list(torch.autograd.grad(last, list(network.parameters()), self.given))
 
         self.forward, self.backward = _Graph(forward), _Graph(backward)
 
@@ -185,11 +185,41 @@ def test_a_replayed_pass_goes_back_once(on_paper):
 
 
 def test_only_a_few_graphs_are_kept(on_paper):
+    """Passes of more kinds than there is room for are computed; they do not push each other out again and again."""
     network, replays = network_and_replays()
-    for size in range(1, 9):
+    for _ in range(5):
+        for size in range(1, 2 * replay._MOST):
+            one_step(network, replays, torch.randn(size, 3))
+    assert on_paper.made == len(replays._recorded) == replay._MOST
+
+
+def test_a_graph_that_nobody_asks_for_makes_way(on_paper):
+    network, replays = network_and_replays()
+    for size in range(1, replay._MOST + 1):
         for _ in range(2):
             one_step(network, replays, torch.randn(size, 3))
+    last, new = torch.randn(replay._MOST, 3), torch.randn(50, 3)
+    for _ in range(replay._FORGOTTEN):
+        one_step(network, replays, last)
+    for _ in range(2):
+        one_step(network, replays, new)
+    assert on_paper.made == replay._MOST + 1
     assert len(replays._recorded) == replay._MOST
+
+
+def test_gradients_of_another_part_of_the_loss_are_added(on_paper):
+    """As in FedProx, whose loss reads the weights themselves."""
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    results = []
+    for _ in range(3):
+        network.zero_grad(set_to_none=True)
+        (out,) = replays("logits", lambda given: (network(given),), image)
+        (out.square().sum() + sum(parameter.square().sum() for parameter in network.parameters())).backward()
+        results.append([parameter.grad.clone() for parameter in network.parameters()])
+    assert on_paper.made == 1
+    for gradients in results[1:]:
+        assert all(torch.equal(found, expected) for found, expected in zip(gradients, results[0], strict=True))
 
 
 def test_where_recording_fails_training_goes_on(monkeypatch):

@@ -25,8 +25,10 @@ from torch.func import functional_call
 
 Compute = Callable[..., tuple[torch.Tensor, ...]]
 
-_MOST = 4
-"""Graphs of one network; the oldest goes. More than a few kinds of step nobody has."""
+_MOST = 8
+"""Graphs of one network: so many kinds of passes it may have."""
+_FORGOTTEN = 200
+"""A graph that so many other passes have not asked for makes way for a new one."""
 
 
 def replays_of(network: nn.Module, device: torch.device) -> Replays | None:
@@ -75,6 +77,9 @@ class Replays:
     `compute` takes and returns tensors, and reads the network's weights; `key` names what it computes. A pass is
     replayed if it was seen before with the same key, sizes, types and weights in the same places; if no gradients are
     there to be added to; and if no other pass is under way. A copy of a network has no graphs.
+
+    `backward()` leaves gradients in `parameter.grad` as ever. They are lent until the next pass, and nothing else leads
+    to them: `torch.autograd.grad` with respect to weights finds none.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -84,6 +89,7 @@ class Replays:
         self._slots = [(module._parameters, name) for module in self._modules for name in module._parameters]
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Recorded] = {}
+        self._passes = 0
         self._failed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -96,13 +102,13 @@ class Replays:
         if self._failed or memory.busy() or any(parameter.grad is not None for parameter in parameters):
             return compute(*inputs)
         signature = (key, self._state_of(inputs, parameters))
-        if signature not in self._recorded:
-            if signature not in self._seen:  # what comes only once is not worth it
-                self._seen.add(signature)
-                return compute(*inputs)
-            if not self._record(signature, compute, inputs, memory):
-                return compute(*inputs)
-        outputs: tuple[torch.Tensor, ...] = _Replay.apply(self._recorded[signature], memory, *inputs, *parameters)
+        recorded = self._recorded.get(signature) or self._newly_recorded(signature, compute, inputs, memory)
+        if recorded is None:
+            return compute(*inputs)
+        self._passes += 1
+        recorded.last_used = self._passes
+        trainable = next(parameter for parameter in parameters if parameter.requires_grad)
+        outputs: tuple[torch.Tensor, ...] = _Replay.apply(recorded, memory, parameters, trainable, *inputs)
         return outputs
 
     def _state_of(self, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Hashable:
@@ -115,15 +121,22 @@ class Replays:
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
 
-    def _record(
+    def _newly_recorded(
         self, signature: Hashable, compute: Compute, inputs: Sequence[torch.Tensor], memory: SharedMemory
-    ) -> bool:
+    ) -> Recorded | None:
+        """None for a pass that is not worth it, that there is no room for, or that cannot be recorded."""
+        if signature not in self._seen:  # perhaps it comes only once
+            self._seen.add(signature)
+            return None
+        if len(self._recorded) >= _MOST:
+            oldest = min(self._recorded, key=lambda known: self._recorded[known].last_used)
+            if self._passes - self._recorded[oldest].last_used < _FORGOTTEN:
+                return None
+            del self._recorded[oldest]
         network = self._network()
         assert network is not None
-        while len(self._recorded) >= _MOST:
-            del self._recorded[next(iter(self._recorded))]
         try:
-            self._recorded[signature] = Recorded(network, compute, inputs, memory)
+            recorded = self._recorded[signature] = Recorded(network, compute, inputs, memory)
         except RuntimeError as error:  # also where memory does not suffice
             self._failed = True
             self._recorded.clear()
@@ -134,8 +147,8 @@ class Replays:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return False
-        return True
+            return None
+        return recorded
 
 
 class _Holder(nn.Module):
@@ -155,6 +168,7 @@ class Recorded:
     def __init__(
         self, network: nn.Module, compute: Compute, inputs: Sequence[torch.Tensor], memory: SharedMemory
     ) -> None:
+        self.last_used = 0
         self.inputs = [given.detach().clone().requires_grad_(given.requires_grad) for given in inputs]
         # The same weights under other names: what autograd knows of the network's own belongs to another stream.
         weights = {f"network.{n}": p.detach().requires_grad_(p.requires_grad) for n, p in network.named_parameters()}
@@ -163,16 +177,15 @@ class Recorded:
         holder, device = _Holder(network, compute), inputs[0].device
 
         def forward() -> tuple[torch.Tensor, ...]:
-            # Autocast would keep its copies of weights for whoever comes next, and they lie in the graph's memory.
-            kind = device.type
-            dtype = torch.get_autocast_dtype(kind)
-            with torch.autocast(kind, dtype, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
-                outputs: tuple[torch.Tensor, ...] = functional_call(holder, weights, tuple(self.inputs))
-                return outputs
+            outputs: tuple[torch.Tensor, ...] = functional_call(holder, weights, tuple(self.inputs))
+            # Autocast keeps its copies of weights for whoever comes next, and these lie in the graph's memory.
+            torch.clear_autocast_cache()
+            return outputs
 
         def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             last = [output for output in outputs if output.requires_grad]
-            return list(torch.autograd.grad(last, wanted, gradients, allow_unused=True))
+            with torch.autocast(device.type, enabled=False):  # a step is over with it before it goes back
+                return list(torch.autograd.grad(last, wanted, gradients, allow_unused=True))
 
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -197,19 +210,31 @@ class Recorded:
         self.differentiable = [output.requires_grad for output in outputs]
         self.outputs = [output.detach() for output in outputs]
         in_order = iter(found)
-        self.gradients = [next(in_order) if tensor.requires_grad else None for tensor in asked]
-        """Of inputs and parameters."""
+        every = [next(in_order) if tensor.requires_grad else None for tensor in asked]
+        self.of_inputs, self.of_parameters = every[: len(inputs)], every[len(inputs) :]
+        """Gradients, where the graph leaves them."""
 
 
 class _Replay(torch.autograd.Function):
-    """A recorded pass in the eyes of autograd: one operation of its inputs and of all weights."""
+    """A recorded pass in the eyes of autograd: one operation of its inputs.
+
+    It gives all parameters their gradients itself. Autograd would do so one by one, and with the hundreds of small
+    tensors of a transformer that takes longer than the pass. `trainable`, one of them, just has it called.
+    """
 
     @staticmethod
-    def forward(ctx: Any, recorded: Recorded, memory: SharedMemory, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        for fixed, given in zip(recorded.inputs, tensors, strict=False):
+    def forward(
+        ctx: Any,
+        recorded: Recorded,
+        memory: SharedMemory,
+        parameters: Sequence[torch.Tensor],
+        trainable: torch.Tensor,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        for fixed, given in zip(recorded.inputs, inputs, strict=True):
             fixed.detach().copy_(given)
         recorded.forward.replay()
-        ctx.recorded, ctx.flight = recorded, memory.start()
+        ctx.recorded, ctx.parameters, ctx.flight = recorded, parameters, memory.start()
         ctx.set_materialize_grads(False)
         outputs = tuple(output.clone() for output in recorded.outputs)  # the next pass overwrites its own
         plain = [output for output, known in zip(outputs, recorded.differentiable, strict=True) if not known]
@@ -230,5 +255,9 @@ class _Replay(torch.autograd.Function):
             else:
                 fixed.copy_(given)
         recorded.backward.replay()
-        # Other objects on the same memory: autograd then takes them as the gradients, without a copy.
-        return (None, None, *(None if g is None else g.detach() for g in recorded.gradients))
+        for parameter, gradient in zip(ctx.parameters, recorded.of_parameters, strict=True):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            elif gradient is not None:  # another part of the loss reads the weights too, and came first
+                parameter.grad += gradient
+        return (None, None, None, None, *recorded.of_inputs)
