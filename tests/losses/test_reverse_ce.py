@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from panorgan.losses.reverse_ce import adaptive_rce, growing_factor, reverse_cross_entropy
+from panorgan.losses.unified_label import UnifiedLabel
 
 # Two voxels; softmax over three channels = (.5, .3, .2) and (.1, .6, .3).
 LOGITS = torch.tensor([[[0.5, 0.1], [0.3, 0.6], [0.2, 0.3]]]).log()
@@ -41,7 +42,9 @@ def test_it_grows_with_the_rounds():
     assert growing_factor(500, 500) == 1.0
     assert growing_factor(250, 500) == pytest.approx(math.exp(-10))
     assert growing_factor(475, 500) == pytest.approx(math.exp(-1))
-    found = adaptive_rce(LOGITS, LABEL, 475, 500)
+    label = UnifiedLabel(torch.tensor([[0, 1]], dtype=torch.uint8), torch.eye(3, dtype=torch.bool)[None, :2])
+    assert torch.equal(label.channels(), LABEL)
+    found = adaptive_rce(LOGITS, label, 475, 500)
     assert found.tolist() == pytest.approx([1.8 * math.exp(-1)], rel=1e-6)
 
 

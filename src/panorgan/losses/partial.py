@@ -97,8 +97,14 @@ def partial_dice(probabilities: torch.Tensor, masks: torch.Tensor, annotated: to
     space = tuple(range(2, probabilities.ndim))
     truth = masks.to(probabilities.dtype)
     overlap = (probabilities * truth).sum(space)
-    dice = (2 * overlap + 1) / (probabilities.sum(space) + truth.sum(space) + 1)
-    return _mean_over_annotated(1 - dice, annotated)
+    return dice_of_sums(overlap, probabilities.sum(space), truth.sum(space), annotated)
+
+
+def dice_of_sums(
+    overlap: torch.Tensor, probability: torch.Tensor, truth: torch.Tensor, annotated: torch.Tensor
+) -> torch.Tensor:
+    """`partial_dice` from its sums over voxels, Σ p·y, Σ p and Σ y, all [B, T]."""
+    return _mean_over_annotated(1 - (2 * overlap + 1) / (probability + truth + 1), annotated)
 
 
 def marginal_cross_entropy(

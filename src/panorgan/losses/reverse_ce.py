@@ -6,8 +6,14 @@ import math
 
 import torch
 
+from panorgan.losses.unified_label import UnifiedLabel
+from panorgan.losses.unified_loss import sums_on_gpu
 
-def reverse_cross_entropy(logits: torch.Tensor, possible: torch.Tensor, log_zero: float = -4.0) -> torch.Tensor:
+LOG_ZERO = -4.0
+"""Stands for log 0."""
+
+
+def reverse_cross_entropy(logits: torch.Tensor, possible: torch.Tensor, log_zero: float = LOG_ZERO) -> torch.Tensor:
     """RCE [B] = −Σ_c q_c log p_c, mean over voxels; q the softmax of logits [B, C + 1, *S], p the label.
 
     `possible` [B, C + 1, *S] bool are the channels that the label names: log 1 = 0 there, and `log_zero` elsewhere.
@@ -23,6 +29,13 @@ def growing_factor(round_number: int, rounds: int, steepness: float = 20.0) -> f
     return math.exp(-steepness * (1 - round_number / rounds))
 
 
-def adaptive_rce(logits: torch.Tensor, possible: torch.Tensor, round_number: int, rounds: int) -> torch.Tensor:
+def adaptive_rce(logits: torch.Tensor, label: UnifiedLabel, round_number: int, rounds: int) -> torch.Tensor:
     """Eq. 9, [B]: reverse cross-entropy times its growing factor."""
-    return growing_factor(round_number, rounds) * reverse_cross_entropy(logits, possible)
+    return growing_factor(round_number, rounds) * _of_label(logits, label)
+
+
+def _of_label(logits: torch.Tensor, label: UnifiedLabel) -> torch.Tensor:
+    sums = sums_on_gpu(logits, label)
+    if sums is not None:
+        return -LOG_ZERO * sums.excluded.sum(1) / label.values[0].numel()
+    return reverse_cross_entropy(logits, label.channels())

@@ -66,6 +66,16 @@ class UnifiedLabel:
         target, counted = self._looked_up(tables.float()).chunk(2, dim=1)
         return target, counted
 
+    @cached_property
+    def words(self) -> torch.Tensor:
+        """The same for a kernel, [3, B, values]: the channels of a target, those that count, those that are possible.
+
+        A bit for every channel, the background's is the lowest.
+        """
+        sure = self.possible.sum(2, keepdim=True) == 1
+        masks = torch.stack([self.possible & sure, ~self.possible | sure, self.possible])
+        return (masks << torch.arange(masks.shape[3], device=masks.device)).sum(3)
+
     def _looked_up(self, table: torch.Tensor) -> torch.Tensor:
         """Rows of a table [B, values, K] for every voxel, [B, K, *S]."""
         count, channels = len(table), table.shape[2]

@@ -245,7 +245,7 @@ class UFPS(PseudoLabelMethod):
             if self.weights is not None:
                 losses = losses * self.weights
             if self.config.reverse_ce and _has_come(self.config.reverse_ce_start, self.moment):
-                rce = adaptive_rce(logits, self.label.channels(), self.moment.round, self.moment.rounds)
+                rce = adaptive_rce(logits, self.label, self.moment.round, self.moment.rounds)
                 losses = losses + self.config.reverse_ce_weight * rce
             return losses
 
