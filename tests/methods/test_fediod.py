@@ -97,6 +97,12 @@ def test_the_papers_module_table():
     assert switches == [(False, False, False), (True, False, False), (True, True, False), (True, True, True)]
 
 
+def judged(rule, maps, batch):
+    """What the rule says about attention maps of a batch."""
+    judge = rule.containment(batch)
+    return judge.compute(maps, *judge.given)
+
+
 # -- a training step -------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +132,7 @@ def test_a_steepness_of_ones_own(tiny, tmp_path):
     rule.before_round()
     maps, batch = attention(4, seed=5), batch_of(rule)
     target = slice_targets(rule.fused[UNION], batch.slices, batch.depths)
-    torch.testing.assert_close(rule.containment(maps, batch)[1], outside_union(maps, target, 3.0))
+    torch.testing.assert_close(judged(rule, maps, batch)[1], outside_union(maps, target, 3.0))
 
 
 def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
@@ -136,7 +142,7 @@ def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
     batch = batch_of(rule)
     with rule.model.watched() as seen:
         rule.model.channels_for(batch.image, rule.own_organs)
-    sum(part.sum() for part in rule.containment(seen.mean, batch)).backward()
+    sum(part.sum() for part in judged(rule, seen.mean, batch)).backward()
     moved = {key for key, parameter in rule.model.named_parameters() if parameter.grad is not None}
     assert "encoder.0.conv1.conv.weight" in moved
     assert any(".query." in key for key in moved)
@@ -177,9 +183,7 @@ def test_patches_with_a_volume_have_one_map(tiny, tmp_path):
     image = torch.randn(2, 1, 16, 16, 16, generator=torch.Generator().manual_seed(0))
     batch = Batch(image, image > 9, torch.ones(2, 1, dtype=torch.bool), ("liver",), ("a", "b"))
     maps = attention(2, seed=3, tokens=64)
-    torch.testing.assert_close(
-        rule.containment(maps, batch)[0], missing_intersection(maps, fused.expand(2, -1, -1), 250.0)
-    )
+    torch.testing.assert_close(judged(rule, maps, batch)[0], missing_intersection(maps, fused.expand(2, -1, -1), 250.0))
     rule.received = Content(numbers={DEPTH: 1.0})
     rule.after_round()
     assert rule.answer.arrays[UNION].shape == (64, 64)

@@ -12,7 +12,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.networks import UNet, UNetSettings, organ_network, replay
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
+from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks.replay import Recorded, Replays, SharedMemory, replays_of
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -277,12 +277,27 @@ def test_who_watches_a_replayed_pass_gets_its_mean_attention():
     with network.watched() as seen:
         network(image)
         assert len(seen.maps) == 1
-        network.passed = lambda key, compute, given: tuple(t.clone() for t in compute(given))  # as replayed
+        network.passed = lambda key, compute, *inputs: tuple(t.clone() for t in compute(*inputs))  # as replayed
         network(image)
     assert seen.maps == ()
     assert seen.weights is None
     assert seen.grid == (4, 4)
     assert seen.mean.shape == (1, 16, 16)
+
+
+def test_a_judge_is_asked_within_the_pass():
+    settings = UNetSettings(dimensions=2, features=(4, 8, 16))
+    small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8, dropout=0)
+    network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
+    image, given = torch.randn(1, 1, 16, 16), torch.tensor(3.0)
+    with network.watched(Judge("sum", lambda mean, factor: mean.square().sum() * factor, (given,))) as seen:
+        network(image)
+        torch.testing.assert_close(seen.judgement, seen.mean.square().sum() * 3)
+        plain = seen.judgement
+        network.passed = lambda key, compute, *inputs: tuple(t.clone() for t in compute(*inputs))  # as replayed
+        network(image)
+    torch.testing.assert_close(seen.judgement, plain)
+    assert seen.mean.numel() == 0  # of another pass
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
@@ -319,12 +334,15 @@ def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeyp
         for _ in range(6):
             image = torch.randn(2, *SMALL[dimensions], device="cuda")
             optimizer.zero_grad(set_to_none=True)
-            watch = network.watched() if kind == "attention" else nullcontext()
+            judge = Judge(
+                "away", lambda mean, far: (mean - far).square().sum(), (torch.ones_like(image[:, 0, :1, :1]),)
+            )
+            watch = network.watched(judge) if kind == "attention" else nullcontext()
             with torch.autocast("cuda", torch.bfloat16, enabled=half), watch as record:
                 logits, _ = network.channels_for(image, ORGANS[:2])
                 loss = logits.float().square().mean()
                 if record is not None:
-                    loss = loss + record.mean.square().sum()
+                    loss = loss + record.judgement
             loss.backward()
             optimizer.step()
             seen.append(loss.detach())

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -50,7 +51,7 @@ from panorgan.methods.head_attribution import (
     head_weights,
 )
 from panorgan.methods.registry import register
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, head_of_key
+from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge, head_of_key
 from panorgan.networks.settings import OrganParts, UNetSettings
 
 INTERSECTION, UNION = "attention/intersection", "attention/union"
@@ -170,21 +171,23 @@ class FedIOD(Method):
             """Dice + cross-entropy on what is annotated; once maps have come, eqs. 10 and 11 of the network's own."""
             if not self.fused:
                 return super().loss(batch)
-            with self.model.watched() as seen:
+            with self.model.watched(self.containment(batch)) as seen:
                 loss = super().loss(batch)
-            parts = self.containment(seen.mean, batch).mean(1)
+            parts = seen.judgement.mean(1)
             missing, outside = parts.detach()
             self.logged = {"loss/intersection": missing, "loss/union": outside}
             return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
-        def containment(self, attention: torch.Tensor, batch: Batch) -> torch.Tensor:
-            """L_I and L_U, [2, B], of the batch's maps Ā [B, n, n]."""
-            alpha = self.config.alpha or ALPHA * attention.shape[-1] / _PAPER[TOKENS]
+        def containment(self, batch: Batch) -> Judge:
+            """What is said about a batch's maps Ā [B, n, n]: L_I and L_U, [2, B]."""
             if self.targets is not None and batch.slices is not None and batch.depths is not None:
                 intersection, union = self.targets(batch.slices, batch.depths)
             else:  # patches with a volume: one map for all
-                intersection, union = (self.fused[key][:1].expand_as(attention) for key in (INTERSECTION, UNION))
-            return containment(attention, intersection, union, alpha)
+                intersection, union = (
+                    self.fused[key][:1].expand(len(batch.image), -1, -1) for key in (INTERSECTION, UNION)
+                )
+            alpha = self.config.alpha or ALPHA * union.shape[-1] / _PAPER[TOKENS]
+            return Judge(("containment", alpha), partial(containment, alpha=alpha), (intersection, union))
 
         # -- after training: nothing is drawn here
 

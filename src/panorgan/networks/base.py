@@ -42,11 +42,13 @@ class SegmentationNetwork(nn.Module):
         """
         return self(image), self.vocabulary
 
-    def passed(self, key: Hashable, compute: Compute, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`compute(image)`; in training perhaps as a CUDA graph, for which `key` says what is computed."""
+    def passed(
+        self, key: Hashable, compute: Compute, image: torch.Tensor, *more: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """`compute(image, *more)`; in training perhaps as a CUDA graph, for which `key` says what is computed."""
         if self.replays is None or not (self.training and image.is_cuda and torch.is_grad_enabled()):
-            return compute(image)
-        return self.replays(key, compute, image)
+            return compute(image, *more)
+        return self.replays(key, compute, image, *more)
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Keys of the state dict by part.

@@ -6,9 +6,9 @@ Without the transformer this is `organ_parts.MultiDecoder`, key by key and bit b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt
@@ -48,13 +48,26 @@ class InterOrganSettings(Settings):
     )
 
 
+class Judge(NamedTuple):
+    """Something that is computed from the mean attention, and from tensors of its own, as a part of the pass."""
+
+    key: Hashable
+    """Says what is computed: the same key, the same function."""
+    compute: Callable[..., torch.Tensor]
+    given: tuple[torch.Tensor, ...] = ()
+    """Follow the attention as arguments; they carry no gradient."""
+
+
 class AttentionRecord:
     """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients.
 
-    A training pass that is replayed as a CUDA graph tells only the mean.
+    A training pass that is replayed as a CUDA graph tells what a judge says or, without one, the mean; nothing else.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, judge: Judge | None = None) -> None:
+        self.judge = judge
+        self.judgement = torch.empty(0)
+        """What it says."""
         self.grid: tuple[int, ...] = ()
         """Tokens along each axis; they are counted row by row."""
         self.maps: tuple[torch.Tensor, ...] = ()
@@ -122,17 +135,23 @@ class InterOrganNetwork(MultiDecoder):
         return logits
 
     def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
-        """Logits; who watches gets the mean attention of the same pass."""
+        """Logits; who watches gets the mean attention of the same pass, or what is to be made of it."""
         record = self._record
         if record is None:
             return super()._chosen(chosen, image)
+        judge = record.judge
 
-        def compute(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return self.outputs(chosen, self.shared(image)), record.mean
+        def compute(image: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            logits = self.outputs(chosen, self.shared(image))
+            record.judgement = record.mean if judge is None else judge.compute(record.mean, *given)
+            return logits, record.judgement
 
-        logits, mean = self.passed(("watched", *chosen), compute, image)
-        if mean is not record.mean:  # replayed: whatever else the record holds is of the pass that was recorded
-            record.keep(tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True)), mean)
+        key, given = (None, ()) if judge is None else (judge.key, judge.given)
+        logits, found = self.passed(("watched", key, *chosen), compute, image, *given)
+        if found is not record.judgement:  # replayed: what the record holds is of the pass that was recorded
+            grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
+            record.keep(grid, found if judge is None else torch.empty(0))
+            record.judgement = found
         return logits
 
     def attention(self, image: torch.Tensor) -> torch.Tensor:
@@ -155,10 +174,10 @@ class InterOrganNetwork(MultiDecoder):
         return self.outputs([group_of(organ) for organ in organs], self._shared_of(encoded))
 
     @contextmanager
-    def watched(self) -> Iterator[AttentionRecord]:
+    def watched(self, judge: Judge | None = None) -> Iterator[AttentionRecord]:
         """Keep the attention of forward passes inside: `with network.watched() as seen: network(image); seen.mean`."""
         self._transformer()
-        before, self._record = self._record, AttentionRecord()
+        before, self._record = self._record, AttentionRecord(judge)
         try:
             yield self._record
         finally:
@@ -209,4 +228,4 @@ class InterOrganNetwork(MultiDecoder):
         return self.transformer
 
 
-__all__ = ["AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "head_of_key"]
+__all__ = ["AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "Judge", "head_of_key"]
