@@ -359,6 +359,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "slice_features": list(arguments.slice_features),
         "slice_batch": arguments.slice_batch,
         "bfloat16": arguments.bfloat16,
+        "steps_in_a_row": arguments.steps,
         "steps_per_method": arguments.steps * arguments.repeats,
     }
 
@@ -373,13 +374,14 @@ def main() -> None:
     parser.add_argument("--slice", type=int, nargs=2, default=[256, 256], help="size of the slices")
     parser.add_argument("--slice-features", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     parser.add_argument("--slice-batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=6, help="steps that are timed in a row")
+    parser.add_argument("--steps", type=int, help="steps that are timed in a row: 20 on CUDA, 6 elsewhere")
     parser.add_argument("--repeats", type=int, default=6, help="turns")
     parser.add_argument("--mask-weights", type=int, default=30_000_000, help="how many weights the timed masks cover")
     parser.add_argument("--float32", dest="bfloat16", action="store_false", help="on CUDA; the CPU always uses it")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="just these (and what they are compared with)")
     arguments = parser.parse_args()
     arguments.bfloat16 = arguments.bfloat16 and arguments.device == "cuda"
+    arguments.steps = arguments.steps or (20 if arguments.device == "cuda" else 6)
     arguments.patch = arguments.patch or ([64, 128, 128] if arguments.device == "cuda" else [32, 64, 64])
     torch.set_flush_denormal(True)
     result = measure(arguments)
