@@ -156,6 +156,45 @@ def test_the_last_place_is_drawn_too():
     assert abs(sum(places) / 300 - 2047.5) < 4 * 68
 
 
+# -- as a GPU does it --------------------------------------------------------------------------------------------------
+
+
+@given(
+    values=st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, float("nan")]), min_size=1, max_size=40),
+    share=st.floats(0.1, 0.9),
+)
+def test_sorting_everything_gives_the_same_mask(values: list[float], share: float):
+    count = round(share * len(values))
+    assert torch.equal(sharpness._largest_by_sorting(torch.tensor(values), count), largest(torch.tensor(values), share))
+
+
+@given(chosen=st.lists(st.booleans(), min_size=1, max_size=60), count=st.integers(0, 60))
+def test_a_part_has_its_size_and_its_place(chosen: list[bool], count: int):
+    chosen = torch.tensor(chosen)
+    part = sharpness._part_by_sorting(chosen, count, torch.Generator().manual_seed(0))
+    assert part.sum() == min(count, int(chosen.sum()))
+    assert not (part & ~chosen).any()
+
+
+def test_everybody_has_the_same_chance_in_a_part():
+    # As above: 13 of 40, 1000 times.
+    chosen = torch.arange(100) % 5 < 2
+    generator = torch.Generator().manual_seed(3)
+    times = sum(sharpness._part_by_sorting(chosen, 13, generator).int() for _ in range(1000))
+    assert (times[chosen] - 325).abs().max() < 4 * 14.8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_by_itself():
+    torch.manual_seed(1)
+    local, global_ = (torch.rand(MANY) < 0.4).cuda(), (torch.rand(MANY) < 0.5).cuda()
+    drawn = [extra(local, global_, 0.1, torch.Generator("cuda").manual_seed(seed)) for seed in (2, 2, 3)]
+    assert all(part.sum() == round(0.1 * MANY) for part in drawn)
+    assert not (drawn[0] & (local | ~global_)).any()
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
 # -- momentum ----------------------------------------------------------------------------------------------------------
 
 

@@ -123,12 +123,14 @@ def largest(values: torch.Tensor, share: float) -> torch.Tensor:
     """M_L: true at the round(share·n) entries of largest magnitude, exactly so many; of equals the first, [n] bool.
 
     NaN counts as larger than anything. The exact answer takes little more than one pass: a sample tells about where
-    the limit lies, everything above is in, and only the few entries in doubt are sorted.
+    the limit lies, everything above is in, and only the few entries in doubt are sorted. A GPU sorts them all.
     """
     values = values.detach()
     count = _count(share, len(values))
     if count in (0, len(values)):
         return torch.full(values.shape, count > 0, dtype=torch.bool, device=values.device)
+    if values.is_cuda:
+        return _largest_by_sorting(values, count)
     low, high = _bracket(values, count)
     mask = torch.empty(values.shape, dtype=torch.bool, device=values.device)
     above, places, doubtful = 0, [], []
@@ -157,9 +159,11 @@ def extra(local: torch.Tensor, global_: torch.Tensor, share: float, generator: t
 
     Every part of that size is equally likely. `M_L | extra(...)` is the mask of eq. 14. Every position draws one of 128
     lots, the highest are in, and only those that share the last lot draw again. The generator may live on the CPU
-    while the masks do not: then every device gives the same mask.
+    while the masks do not: then every device gives the same mask. With one of its own a GPU sorts long lots instead.
     """
     chosen = global_ > local
+    if generator.device.type == "cuda":
+        return _part_by_sorting(chosen, _count(share, len(local)), generator)
     available = int(chosen.count_nonzero())
     count = min(_count(share, len(local)), available)
     if count == available:
@@ -274,6 +278,24 @@ def _count(share: float, n: int) -> int:
     if not 0 <= share <= 1:
         raise ConfigError(f"A share of the weights must lie between 0 and 1, not {share}.")
     return round(share * n)
+
+
+# A GPU sorts millions in the time of a few passes. To ask it how many entries there are makes it wait for all that was
+# started before, and the next step for us: here nothing is asked.
+
+
+def _largest_by_sorting(values: torch.Tensor, count: int) -> torch.Tensor:
+    """`largest`; of equals the first come first."""
+    order = _magnitude(values).sort(descending=True, stable=True).indices
+    return torch.zeros(values.shape, dtype=torch.bool, device=values.device).index_fill_(0, order[:count], True)
+
+
+def _part_by_sorting(chosen: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Of what is chosen, [n] bool, a random part of that size, or all of it. No two lots of 62 bits are the same."""
+    lots = torch.randint(1 << 62, chosen.shape, generator=generator, device=chosen.device)
+    order = torch.where(chosen, lots, -1).sort(descending=True).indices
+    wins = torch.arange(len(chosen), device=chosen.device) < chosen.count_nonzero().clamp(max=count)
+    return torch.zeros_like(chosen).index_copy_(0, order, wins)
 
 
 def _pieces(values: torch.Tensor, length: int = _PIECE) -> Iterable[tuple[int, torch.Tensor]]:

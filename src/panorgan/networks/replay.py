@@ -185,7 +185,8 @@ class Recorded:
         def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             last = [output for output in outputs if output.requires_grad]
             with torch.autocast(device.type, enabled=False):  # a step is over with it before it goes back
-                return list(torch.autograd.grad(last, wanted, gradients, allow_unused=True))
+                found = torch.autograd.grad(last, wanted, gradients, allow_unused=True)
+            return [laid_out_like(tensor, gradient) for tensor, gradient in zip(wanted, found, strict=True)]
 
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -213,6 +214,13 @@ class Recorded:
         every = [next(in_order) if tensor.requires_grad else None for tensor in asked]
         self.of_inputs, self.of_parameters = every[: len(inputs)], every[len(inputs) :]
         """Gradients, where the graph leaves them."""
+
+
+def laid_out_like(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient as autograd leaves it: in memory as the tensor itself. Fused optimisers insist on it."""
+    if gradient is None or gradient.stride() == tensor.stride():
+        return gradient
+    return torch.empty_like(tensor).copy_(gradient)
 
 
 class _Replay(torch.autograd.Function):
