@@ -132,7 +132,7 @@ def test_a_steepness_of_ones_own(tiny, tmp_path):
     rule.before_round()
     maps, batch = attention(4, seed=5), batch_of(rule)
     target = slice_targets(rule.fused[UNION], batch.slices, batch.depths)
-    torch.testing.assert_close(judged(rule, maps, batch)[1], outside_union(maps, target, 3.0))
+    torch.testing.assert_close(judged(rule, maps, batch)[1], outside_union(maps, target, 3.0).mean())
 
 
 def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
@@ -183,7 +183,9 @@ def test_patches_with_a_volume_have_one_map(tiny, tmp_path):
     image = torch.randn(2, 1, 16, 16, 16, generator=torch.Generator().manual_seed(0))
     batch = Batch(image, image > 9, torch.ones(2, 1, dtype=torch.bool), ("liver",), ("a", "b"))
     maps = attention(2, seed=3, tokens=64)
-    torch.testing.assert_close(judged(rule, maps, batch)[0], missing_intersection(maps, fused.expand(2, -1, -1), 250.0))
+    torch.testing.assert_close(
+        judged(rule, maps, batch)[0], missing_intersection(maps, fused.expand(2, -1, -1), 250.0).mean()
+    )
     rule.received = Content(numbers={DEPTH: 1.0})
     rule.after_round()
     assert rule.answer.arrays[UNION].shape == (64, 64)

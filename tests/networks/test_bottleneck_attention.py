@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from panorgan.networks.bottleneck_attention import (
+    Attend,
     BottleneckTransformer,
     Layer,
     cast_together,
@@ -19,6 +20,43 @@ from panorgan.networks.bottleneck_attention import (
 )
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+def plain_attention(projected):
+    """As one would write it."""
+    queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
+    attention = (queries @ keys.mT).softmax(-1, dtype=torch.promote_types(projected.dtype, torch.float32))
+    return (attention.to(values.dtype) @ values).transpose(0, 1), attention
+
+
+@pytest.mark.parametrize("asked", [(True, False), (False, True), (True, True)], ids=["mixed", "map", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_and_its_gradient_are_the_plain_ones(dtype, asked):
+    torch.manual_seed(0)
+    projected = torch.randn(3, 5, 4, 6).to(dtype)
+    results = []
+    for attend in (plain_attention, Attend.apply):
+        given = projected.clone().requires_grad_()
+        found = attend(given)
+        factors = [torch.linspace(-1, 2, part.numel()).view(part.shape) for part in found]
+        sum(
+            (part * factor).sum() for part, factor, wanted in zip(found, factors, asked, strict=True) if wanted
+        ).backward()
+        results.append([*found, given.grad])
+    bound = 1e-5 if dtype == torch.float32 else 3e-2
+    for expected, ours in zip(*results, strict=True):
+        assert ours.dtype == expected.dtype
+        torch.testing.assert_close(ours, expected, rtol=bound, atol=bound)
+
+
+def test_attention_has_first_and_second_derivatives():
+    projected = torch.randn(3, 3, 2, 2, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(Attend.apply, projected)
+    assert torch.autograd.gradgradcheck(Attend.apply, projected)
+    assert torch.autograd.gradgradcheck(lambda given: Attend.apply(given)[0], projected)
+
 
 # -- a layer by hand -------------------------------------------------------------------------------------------------
 

@@ -14,19 +14,35 @@ from panorgan.federation.settings import OptimizerSettings
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimiser for a model's trainable parameters."""
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a CPU:
+    # there the fused step takes for granted that parameters and their state lie in memory in the same order.
+    fused = all(p.is_cuda for _, p in parameters)
     if settings.name == "adamw":
-        # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a
-        # CPU: there the fused step takes for granted that parameters and their state lie in memory in the same order.
-        # And not for SGD: fused, it fails when a parameter gets its first gradient later than others, as heads do.
-        fused = all(p.is_cuda for _, p in parameters)
         return torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused)
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         parameters,
         settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.momentum > 0,
+        fused=fused,
     )
+    if fused:
+        optimizer.register_step_pre_hook(begin_momenta)
+    return optimizer
+
+
+def begin_momenta(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Momenta of 0 where there are none yet, for SGD's fused step.
+
+    It takes for granted that all parameters begin together, and heads may get their first gradient later than others.
+    The numbers are the same: a momentum begins with the first gradient, and μ·0 + g is g.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            state = optimizer.state[parameter] if parameter.grad is not None else None
+            if state is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

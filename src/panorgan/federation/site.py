@@ -316,7 +316,7 @@ class SiteWorker:
                 for group in rule.tools.optimizer.param_groups:
                     group["lr"] = rate
                 for name, value in rule.step(packed.unpack()).items():
-                    totals[name] = totals.get(name, torch.zeros_like(value)) + value
+                    totals[name] = totals[name] + value if name in totals else value
                 self._on_step(self.name, step + 1, steps)
             rule.after_round()
         return {name: float(total) / steps for name, total in totals.items()}

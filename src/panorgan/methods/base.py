@@ -164,9 +164,12 @@ class SiteRule:
 
     def apply_gradients(self) -> None:
         """The second half: clip the gradients, let the optimiser move."""
+        optimizer = self.tools.optimizer
         if self.tools.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.tools.clip_norm)
-        self.tools.optimizer.step()
+            # The optimiser has them in a list; to ask the model is to search all its modules, in every step.
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.tools.clip_norm)
+        optimizer.step()
 
     def supervision(self, batch: Batch) -> torch.Tensor:
         """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B]."""

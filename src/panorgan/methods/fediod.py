@@ -64,6 +64,12 @@ _AT_ONCE = 16
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
 
 
+def _containment(
+    attention: torch.Tensor, intersection: torch.Tensor, union: torch.Tensor, alpha: float
+) -> torch.Tensor:
+    return containment(attention, intersection, union, alpha).mean(1)
+
+
 @register("fediod", config=FedIODConfig)
 class FedIOD(Method):
     """Multi-decoder network with inter-organ attention that sites agree on, averaged head by head."""
@@ -173,13 +179,13 @@ class FedIOD(Method):
                 return super().loss(batch)
             with self.model.watched(self.containment(batch)) as seen:
                 loss = super().loss(batch)
-            parts = seen.judgement.mean(1)
+            parts = seen.judgement
             missing, outside = parts.detach()
             self.logged = {"loss/intersection": missing, "loss/union": outside}
             return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
         def containment(self, batch: Batch) -> Judge:
-            """What is said about a batch's maps Ā [B, n, n]: L_I and L_U, [2, B]."""
+            """What is said about a batch's maps Ā [B, n, n]: L_I and L_U, [2], means over the batch (eqs. 13, 14)."""
             if self.targets is not None and batch.slices is not None and batch.depths is not None:
                 intersection, union = self.targets(batch.slices, batch.depths)
             else:  # patches with a volume: one map for all
@@ -187,7 +193,7 @@ class FedIOD(Method):
                     self.fused[key][:1].expand(len(batch.image), -1, -1) for key in (INTERSECTION, UNION)
                 )
             alpha = self.config.alpha or ALPHA * union.shape[-1] / _PAPER[TOKENS]
-            return Judge(("containment", alpha), partial(containment, alpha=alpha), (intersection, union))
+            return Judge(("containment", alpha), partial(_containment, alpha=alpha), (intersection, union))
 
         # -- after training: nothing is drawn here
 

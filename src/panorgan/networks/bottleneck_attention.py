@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,58 @@ class Head(nn.Module):
         # As in one matrix for all heads: their sum starts no larger because there are several.
         bound = (heads * head_width) ** -0.5
         nn.init.uniform_(self.output.weight, -bound, bound)
+
+
+class Attend(torch.autograd.Function):
+    """Queries, keys and values [3, N, heads, d] → what each head hands on, [N, heads, d], and its map, [heads, N, N].
+
+    The map is softmax(q·kᵀ), float32 at least; what is handed on is map · v. Written out so that products land where
+    the next ones read them: autograd would copy all three gradients together, which takes longer than the products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
+        attention = (queries @ keys.mT).softmax(-1, dtype=torch.promote_types(projected.dtype, torch.float32))
+        mixed = projected.new_empty(projected.shape[1:])
+        torch.bmm(attention.to(projected.dtype), values, out=mixed.transpose(0, 1))
+        ctx.save_for_backward(projected, attention)
+        ctx.set_materialize_grads(False)
+        return mixed, attention
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> torch.Tensor | None:
+        projected, attention = ctx.saved_tensors
+        queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
+        of_mixed, of_attention = gradients
+        rounded = attention.to(projected.dtype)
+        parts = [] if of_attention is None else [of_attention]
+        if of_mixed is not None:
+            of_mixed = of_mixed.transpose(0, 1)
+            parts.append((of_mixed @ values.mT).to(attention.dtype))
+        if not parts:
+            return None
+        whole = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        if torch.is_grad_enabled():  # second derivatives are asked for: every operation must be one that has them
+            inner = attention * (whole - (whole * attention).sum(-1, keepdim=True))
+        else:
+            inner = _softmax_backward(whole, attention, -1, attention.dtype)
+        inner = inner.to(projected.dtype)
+        of_values = None if of_mixed is None else (rounded.mT, of_mixed)
+        products = ((inner, keys), (inner.mT, queries), of_values)
+        if torch.is_grad_enabled():
+            each = [torch.zeros_like(values) if pair is None else pair[0] @ pair[1] for pair in products]
+            return torch.stack([part.transpose(0, 1) for part in each])
+        out = torch.empty_like(projected)
+        for place, pair in zip(out, products, strict=True):
+            if pair is None:
+                place.zero_()
+            else:
+                torch.bmm(*pair, out=place.transpose(0, 1))
+        return out
+
+
+_softmax_backward: Any = torch.ops.aten._softmax_backward_data.default
 
 
 class LayerWeights(NamedTuple):
@@ -123,16 +175,12 @@ class Layer(nn.Module):
         else:
             placed = torch.addcmul(places.offsets, normed, places.scales).flatten(1, 2)
             projected = (placed @ projections.mT).view(3, len(normed), -1, self.head_width)
-            queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
             if with_map:
-                scores = (queries @ keys.mT).unflatten(0, (samples, -1))
-                attention = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-                mixed = attention.to(values.dtype).flatten(0, 1) @ values
-            else:
-                attention = None
-                split = (samples, len(self.heads))
-                q, k, v = (part.unflatten(0, split) for part in (queries, keys, values))
-                mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # they are scaled already
+                mixed, attention = Attend.apply(projected)
+                return mixed.view(len(normed), samples, -1), attention.unflatten(0, (samples, -1))
+            attention = None
+            q, k, v = (part.transpose(0, 1).unflatten(0, (samples, len(self.heads))) for part in projected.unbind())
+            mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # they are scaled already
         return mixed.transpose(0, 1).reshape(len(normed), samples, -1), attention
 
     def weights(self) -> LayerWeights:

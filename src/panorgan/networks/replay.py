@@ -84,9 +84,9 @@ class Replays:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = weakref.ref(network)
-        self._modules = list(network.modules())
         # Where parameters are registered: they are asked for in every step, and searching all modules takes long.
-        self._slots = [(module._parameters, name) for module in self._modules for name in module._parameters]
+        self._slots = [(module._parameters, name) for module in network.modules() for name in module._parameters]
+        self._leaves = [module for module in network.modules() if not any(True for _ in module.children())]
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Recorded] = {}
         self._passes = 0
@@ -116,8 +116,9 @@ class Replays:
         device = inputs[0].device.type
         return (
             tuple((tuple(i.shape), i.stride(), i.dtype, i.device, i.requires_grad) for i in inputs),
-            tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in parameters),
-            tuple(module.training for module in self._modules),
+            tuple(map(torch.Tensor.data_ptr, parameters)),
+            tuple([parameter.requires_grad for parameter in parameters]),
+            tuple([module.training for module in self._leaves]),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
 
