@@ -236,6 +236,35 @@ def test_overrides_that_cannot_be_applied(tmp_path, tiny_content, override, says
 
 
 @pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["training.rounds=0"], "--set training.rounds"),
+        (["training.local_steps=2", "training.rounds=many"], "--set training.rounds"),
+        (["training={rounds: 0}"], "--set training: rounds"),
+        (["training.roundz=3"], "--set training.roundz"),
+        (["method.name=fedprox", "method.nu=1"], "--set method.nu"),
+        (["vocabulary=[liverr]"], "--set vocabulary, with {file}"),
+        (["method.name=fedavgg"], "--set method.name"),
+        (["seed=1", "training.sampling.patch_size=[16,16,18]"], "--set training.sampling.patch_size, with {file}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_error_of_an_override_names_it_and_not_the_file(tmp_path, tiny_content, overrides, where):
+    path = write(tmp_path, tiny_content())
+    with pytest.raises(PanorganError) as caught:
+        load_experiment(path, overrides)
+    assert caught.value.where == where.format(file=path)
+
+
+def test_an_error_of_the_file_stays_the_files(tmp_path, tiny_content):
+    path = write(tmp_path, tiny_content(training={"rounds": 0}))
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path, ["seed=3", "training.local_steps=2"])
+    assert caught.value.where == f"{path}: training.rounds"
+    assert load_experiment(path, ["training.rounds=1"]).training.rounds == 1
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "",

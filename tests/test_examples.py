@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -87,6 +88,18 @@ def test_the_totalsegmentator_smoke_federation_runs(tmp_path):
     assert {(row["site"], row["organ"]) for row in result.rows} == {
         (site, organ) for site in ("upper", "lower") for organ in experiment.vocabulary
     }
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_commands_in_comments_can_be_copied_to_a_shell(path):
+    """Indented comments are commands; one that goes on in the next line says so, as a shell wants it."""
+    comments = "\n".join(line.removeprefix("#") for line in path.read_text().splitlines() if line.startswith("#"))
+    commands = [line.strip() for line in comments.replace("\\\n", " ").splitlines() if line.startswith("   ")]
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert words[0] in ("panorgan", "python"), command
+        assert not [word for word in words if word.startswith("(")], command
+    assert comments.count("--set") == sum(word == "--set" for c in commands for word in shlex.split(c, comments=True))
 
 
 @pytest.mark.parametrize("name", ["acdc.yaml", "acdc_2d.yaml"])

@@ -28,6 +28,7 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
+from panorgan.overrides import read_overridden
 from panorgan.settings import Settings, fields_at
 
 
@@ -275,15 +276,16 @@ LOCAL_KEYS = {"sites", "phantom", "hardware", "local_models"}
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file and apply `a.b=c` overrides; folders are relative to the file."""
-    content = read_yaml(path, "experiment file")
-    for override in overrides:
-        _apply_override(content, override)
-    sites = content.get("sites")
-    for site in sites.values() if isinstance(sites, dict) else ():
-        for key in ("folder", "withheld"):
-            if isinstance(site, dict) and isinstance(site.get(key), str):
-                site[key] = str((path.parent / site[key]).resolve())
-    return parse_experiment(content, str(path))
+
+    def read(content: dict[str, Any]) -> Experiment:
+        sites = content.get("sites")
+        for site in sites.values() if isinstance(sites, dict) else ():
+            for key in ("folder", "withheld"):
+                if isinstance(site, dict) and isinstance(site.get(key), str):
+                    site[key] = str((path.parent / site[key]).resolve())
+        return parse_experiment(content, str(path))
+
+    return read_overridden(read_yaml(path, "experiment file"), overrides, str(path), read)
 
 
 def load_agreement(path: Path) -> Agreement:
@@ -328,39 +330,6 @@ class _StrictLoader(yaml.SafeLoader):
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
     """An experiment from plain data, with errors a person can act on."""
     return validated(Experiment, content, where)
-
-
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    path, equals, text = override.partition("=")
-    if not equals or not path:
-        raise ConfigError(
-            f"An override must look like a.b=value, not {override!r}.",
-            where="--set",
-            fix="Write it without spaces around '=', such as training.rounds=20.",
-        )
-    *parents, last = path.split(".")
-    place = content
-    for depth, name in enumerate(parents, start=1):
-        if place.get(name) is None:
-            place[name] = {}
-        place = place[name]
-        if not isinstance(place, dict):
-            group = ".".join(parents[:depth])
-            raise ConfigError(
-                f"{group!r} is not a group of settings.",
-                where="--set",
-                why=f"{override!r} sets something inside it",
-                fix=f"Give the whole value, {group}=…, or change it in the file.",
-            )
-    try:
-        place[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"The value of an override is not valid YAML: {text!r}.",
-            where="--set",
-            why=str(error),
-            fix="Close its brackets and quotes, and protect them from the shell: --set 'a.b=[1, 2]'.",
-        ) from error
 
 
 Model = typing.TypeVar("Model", bound=BaseModel)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from made_comparison import made_results
 from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from panorgan.cli import compare as cli_compare
@@ -226,3 +227,29 @@ def test_distances_show_as_much_as_fits(width, organs, blind) -> None:
     assert max(len(line.rstrip()) for line in lines) <= width
     rows = [" ".join(line.replace("│", " ").split()) for line in lines if line.startswith("│")]
     assert rows[-2:] == blind
+
+
+def shown(table: Table) -> tuple[str, list[str]]:
+    """The title of a table and the words of its rows."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    return str(table.title), [" ".join(line.replace("│", " ").split()) for line in lines if line.startswith("│")]
+
+
+def test_tables_tell_external_sites_where_these_alone_were_scored() -> None:
+    results = made_results(inside=False, organs=("liver",))
+    title, rows = shown(cli_compare.distance_table(results, 100))
+    assert title == "Average surface distance in mm, external sites (lower is better)"
+    assert rows == ["care_ful 11.00 ± 1.41 11.00 ± 1.41", "blind 20.00 20.00", "1 missed 1 missed"]
+    title, rows = shown(cli_compare.organ_table(results, 100))
+    assert title == "Test Dice per organ, external sites"
+    assert rows == ["liver 0.500 0.250"]
+
+
+def test_where_nothing_was_scored_there_are_no_distances() -> None:
+    results = made_results(external=False, inside=False, organs=())
+    assert cli_compare.distance_table(results, 100) is None
+    assert cli_compare.organ_table(results, 100) is None
+    _, rows = shown(cli_compare.summary_table(results, 80))
+    assert rows == ["care_ful – –", "blind – –"]

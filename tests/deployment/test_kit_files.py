@@ -21,7 +21,7 @@ from panorgan.deployment.kit_files import load_coordinator_file, load_federation
 from panorgan.deployment.kit_texts import experiment_text
 from panorgan.deployment.kits import KitsReport, make_kits
 from panorgan.errors import ConfigError
-from panorgan.federation.egress import default_policy
+from panorgan.federation.egress import number_words
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -101,8 +101,8 @@ def test_the_readme_tells_it_what_to_open_what_leaves_and_when_the_certificate_e
     assert "federation.example.org, TCP 8443" in text
     assert certificate.not_valid_after_utc.date().isoformat() in text
     assert "ada@example.org" in text
-    for name in default_policy("fedavg").numbers:
-        assert f"`{name}`" in text
+    for name, words in number_words("fedavg").items():
+        assert f"Numbers named `{name}`: {words}." in " ".join(text.split())
     for command in ("preflight", "site", "egress"):
         assert f"panorgan federation {command} ." in text
 

@@ -183,6 +183,16 @@ def test_places() -> None:
     assert compared.external_sites == {"island"}
     assert [place.site for place in compared.places if place.kind == "site"] == ["north", "south", "island"]
     assert compared.figure("m", "spleen", EXTERNAL) is None
+    assert compared.first_place == FEDERATION
+    assert compared.figure("m").mean == pytest.approx(0.7)
+
+
+def test_where_only_external_sites_were_scored_they_come_first() -> None:
+    compared, means = by_place([score(0.1, "c8", site="island", split="external", labelled=False)])
+    assert compared.first_place == EXTERNAL
+    assert compared.figure("m").mean == means[EXTERNAL] == pytest.approx(0.1)
+    assert [place for place in compared.places if compared.scored_at(place)] == [Place("site", "island"), EXTERNAL]
+    assert by_place([score(0.9)])[0].first_place == FEDERATION
 
 
 def test_interval_draws_patients_and_not_their_cases_or_seeds() -> None:

@@ -112,6 +112,7 @@ def test_a_block_that_runs_for_every_organ_gives_its_features_side_by_side():
     found = layer_features(network, [torch.randn(1, 1, 8, 8, 8)], places=5, seed=0)
     assert found["encoders.liver.down.0"].shape == (5, 4)
     assert found["decoder.0"].shape == (5, 8), "four channels for each of two organs"
+    assert list(found)[-2:] == ["decoder.0", "head"], "after the encoders of all organs"
 
 
 def test_a_transformer_gives_its_features_and_not_its_attention():
@@ -119,6 +120,9 @@ def test_a_transformer_gives_its_features_and_not_its_attention():
     network = InterOrganNetwork(VOCABULARY, SMALL, inter_organ=small).eval()
     found = layer_features(network, [torch.randn(2, 1, 8, 8, 8)], places=3, seed=0)
     assert found["transformer"].shape == (2 * 3, 8), "as many channels as the deepest level has"
+    layers = list(found)
+    assert layers.index("transformer") == layers.index("bottleneck") + 1, "it reads the bottleneck, decoders read it"
+    assert all(layer.startswith("decoders.") for layer in layers[layers.index("transformer") + 1 :])
 
 
 def test_blocks_that_do_not_run_are_left_out():

@@ -25,6 +25,7 @@ from panorgan.federation.egress import (
     TensorRule,
     default_policy,
     image_test,
+    number_words,
     parse_policy,
     policy_text,
     suspicious_name,
@@ -363,7 +364,7 @@ def test_no_policy_lets_an_image_leave(log):
 @pytest.mark.parametrize("name", sorted(registry.methods()))
 def test_the_default_policy_survives_being_written_and_read(name):
     policy = default_policy(name)
-    assert parse_policy(yaml.safe_load(policy_text(policy))) == policy
+    assert parse_policy(yaml.safe_load(policy_text(policy, name))) == policy
 
 
 def test_a_policy_with_everything_survives_too():
@@ -371,7 +372,7 @@ def test_a_policy_with_everything_survives_too():
     policy = EgressPolicy(
         numbers=("*", "yes", "loss"), tensors={"mask/*": rule, "on": TensorRule()}, max_message_mb=2.5
     )
-    text = policy_text(policy)
+    text = policy_text(policy, "fedavg")
     assert parse_policy(yaml.safe_load(text)) == policy
     assert max(map(len, text.splitlines())) <= 120
 
@@ -390,7 +391,7 @@ def test_the_default_policy_says_what_the_method_says(monkeypatch):
     class Masking(Method):
         """Sends masks."""
 
-        numbers = ("loss", "cases", "kept/*")
+        numbers = {**Method.numbers, "kept/*": "how many weights of each layer this site keeps"}  # noqa: RUF012
         tensors = {"mask/*": "Which weights this site keeps, one bit each."}  # noqa: RUF012
 
     policy = default_policy("masking")
@@ -398,7 +399,25 @@ def test_the_default_policy_says_what_the_method_says(monkeypatch):
     assert policy.failures
     assert policy.tensors == {"mask/*": TensorRule(what="Which weights this site keeps, one bit each.")}
     assert set(policy.numbers) == {"train_cases", "annotated/*", "plan/*", "dice/*", "cases", "loss", "kept/*"}
-    assert "Which weights this site keeps" in policy_text(policy)
+    lines = policy_text(policy, "masking").splitlines()
+    assert any("Which weights this site keeps" in line for line in lines)
+    assert '  - "kept/*"            # how many weights of each layer this site keeps' in lines
+    assert '  - "loss"              # mean loss of the round' in lines
+    assert '  - "dice/*"            # mean validation score per structure' in lines
+
+
+def test_a_number_that_no_method_explains_gets_no_made_up_words():
+    lines = policy_text(EgressPolicy(numbers=("mine", "loss")), "fedavg").splitlines()
+    assert '  - "mine"' in lines
+    assert '  - "loss"              # mean loss of the round' in lines
+
+
+@pytest.mark.parametrize("name", sorted(registry.methods()))
+def test_every_number_of_a_default_policy_is_explained(name):
+    text, words = policy_text(default_policy(name), name), number_words(name)
+    for pattern in default_policy(name).numbers:
+        (line,) = [line for line in text.splitlines() if line.startswith(f'  - "{pattern}" ')]
+        assert line.partition("# ")[2] == words[pattern] != ""
 
 
 @pytest.mark.parametrize(

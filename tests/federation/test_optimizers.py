@@ -69,3 +69,18 @@ def test_momenta_that_come_back_are_used():
     train(again, restarted, range(3, 5))
     for expected, found in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_on_a_gpu_the_step_is_fused_and_momenta_begin_with_it(monkeypatch):
+    """`make_optimizer` where all weights lie on a GPU, which is pretended here."""
+    made = []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    monkeypatch.setattr(torch.optim, "SGD", lambda *arguments, **settings: made.append(settings) or _Hooked(made))
+    make_optimizer(two_heads(), SETTINGS)
+    assert made[0]["fused"] is True
+    assert made[1:] == [begin_momenta]
+
+
+class _Hooked:
+    def __init__(self, made):
+        self.register_step_pre_hook = made.append

@@ -83,7 +83,8 @@ class Loopback:
                 content["run"] = run
                 content["rounds"] = {**content["rounds"], **rounds}
             else:
-                kit.egress_policy.write_text(policy_text(default_policy(agreement.method["name"])))
+                method = agreement.method["name"]
+                kit.egress_policy.write_text(policy_text(default_policy(method), method))
             kit.settings.write_text(yaml.safe_dump(content))
         return self.server_kit.path / run
 

@@ -20,8 +20,11 @@ INSIDE = {
 OUTSIDE = {"care_ful": (10.0, 12.0), "blind": (20.0, MISSED)}
 
 
-def made_scores(external: bool = True) -> dict[str, list[Score]]:
-    """The scores of both methods; Dice is 0.5, and 0 where the organ was missed."""
+def made_scores(external: bool = True, inside: bool = True) -> dict[str, list[Score]]:
+    """The scores of both methods, of the federation (`inside`) and of the `external` site.
+
+    Dice is 0.5, and 0 where the organ was missed.
+    """
 
     def score(seed: int, split: str, site: str, case: str, organ: str, assd: float) -> Score:
         return Score(seed, split, site, case, case, organ, 0.0 if math.isnan(assd) else 0.5, assd, organ == "liver")
@@ -29,7 +32,7 @@ def made_scores(external: bool = True) -> dict[str, list[Score]]:
     found = {
         method: [
             score(seed, "test", "north", f"c{number}", organ, assd)
-            for organ, seeds in organs.items()
+            for organ, seeds in (organs.items() if inside else ())
             for seed, cases in enumerate(seeds)
             for number, assd in enumerate(cases, start=1)
         ]
@@ -41,9 +44,9 @@ def made_scores(external: bool = True) -> dict[str, list[Score]]:
     return found
 
 
-def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spleen")) -> Results:
+def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spleen"), inside: bool = True) -> Results:
     """What a comparison would have read. Organs without a score are allowed, to see wide tables."""
-    scores = made_scores(external)
+    scores = made_scores(external, inside)
     comparison = compare_scores(scores, "care_ful", organs, resamples=10)
     entries = tuple(Entry(label, "fedavg", {}) for label in scores)
     return Results(

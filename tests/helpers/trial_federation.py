@@ -87,7 +87,8 @@ def write_site_kit(
     }
     kit.settings.write_text(yaml.safe_dump({**content, **changes}))
     kit.experiment.write_text(yaml.safe_dump(agreement.as_json()))
-    kit.egress_policy.write_text(policy_text(default_policy(agreement.method["name"])))
+    method = agreement.method["name"]
+    kit.egress_policy.write_text(policy_text(default_policy(method), method))
     return kit
 
 

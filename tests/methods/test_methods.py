@@ -15,7 +15,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError
-from panorgan.methods.base import Method, MethodConfig, ServerRule
+from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.proximal import squared_distance
 from panorgan.methods.registry import find_method, methods, register
@@ -43,8 +43,26 @@ def test_two_methods_cannot_share_a_name():
     class Impostor(Method):
         """Another FedAvg."""
 
+    assert "fedavg" in methods()  # found, whichever test runs first
     with pytest.raises(ConfigError, match="Two methods are called 'fedavg'"):
         register("fedavg")(Impostor)
+
+
+@pytest.mark.parametrize("declared", ["numbers", "tensors"])
+@pytest.mark.parametrize("words", [("mine",), {"mine": "", "loss": "how bad"}, {"mine": " "}, {"mine": None}])
+def test_a_method_that_does_not_explain_what_leaves_a_site_is_refused(declared, words):
+    wanted = rf"(?s)say in words what leaves a site.*Silent\.{declared}.*: mine\n.*agreement"
+    with pytest.raises(ConfigError, match=wanted):
+        register("silent")(type("Silent", (Method,), {declared: words}))
+    assert "silent" not in methods()
+
+
+def test_what_a_method_adds_stands_beside_what_every_method_sends():
+    """And reads well: the parts of a loss directly after it."""
+    assert list(Method.numbers) == ["loss", "cases"]
+    assert list(LOSS_IN_PARTS) == ["loss", "loss/*", "cases"]
+    for name, method in methods().items():
+        assert Method.numbers.items() <= method.numbers.items(), name
 
 
 @pytest.mark.parametrize("name", PLAIN)

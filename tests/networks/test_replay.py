@@ -1,46 +1,64 @@
-"""Training passes as CUDA graphs: when they may stand in for the pass itself, and (on a GPU) that they are the same."""
+"""Training passes as CUDA graphs: when they may stand in for the pass itself. `OnPaper` stands in for a GPU."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 from contextlib import nullcontext
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.networks import UNet, UNetSettings, organ_network, replay
+from panorgan.networks import UNet, UNetSettings, replay
 from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
-from panorgan.networks.replay import Recorded, Replays, SharedMemory, laid_out_like, replays_of
+from panorgan.networks.replay import Replays, laid_out_like, replays_of, with_room
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ORGANS = ("liver", "spleen", "pancreas")
-SMALL = {2: (1, 32, 32), 3: (1, 16, 16, 16)}
 
 
 class OnPaper:
-    """In the place of `Recorded`: graphs that compute as they are replayed, and count it."""
+    """In the place of `Recorded`: graphs that compute as they are replayed, and count it.
+
+    As on a GPU, results and gradients lie where they always lie, and every pass of any of them overwrites them: what
+    was handed out before is then no number any more.
+    """
 
     made = 0
+    memory: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self, network, compute, inputs, memory):
         type(self).made += 1
         self.network, self.inputs = network, [given.detach().clone() for given in inputs]
-        self.given: list[torch.Tensor] = []
-        self.differentiable, self.last_used, self.of_inputs = [True], 0, [None]
+        self.last_used, self.of_inputs = 0, [None] * len(inputs)
+        with torch.no_grad():
+            results = compute(*self.inputs)
+        self.outputs = [torch.empty_like(result) for result in results]
+        self.given = [torch.empty_like(result) for result in results]
+        self.differentiable = [True] * len(results)
+        self.of_parameters = [torch.empty_like(parameter) for parameter in network.parameters()]
+        self.memory += [*self.outputs, *self.of_parameters]
 
         def forward():
+            for tensor in self.memory:
+                tensor.fill_(torch.nan)
             with torch.enable_grad():
-                self.outputs = list(compute(*self.inputs))
-                self.given = [torch.empty_like(output) for output in self.outputs]
+                self.computed = list(compute(*self.inputs))
+            self._fill(self.outputs, self.computed)
 
         def backward():
-            last = [output for output in self.outputs if output.requires_grad]
-            self.of_parameters = list(torch.autograd.grad(last, list(network.parameters()), self.given))
+            for tensor in self.memory:
+                tensor.fill_(torch.nan)
+            self._fill(self.of_parameters, torch.autograd.grad(self.computed, list(network.parameters()), self.given))
 
         self.forward, self.backward = _Graph(forward), _Graph(backward)
+
+    @staticmethod
+    def _fill(places, values):
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value.detach())
 
 
 class _Graph:
@@ -54,6 +72,7 @@ def on_paper(monkeypatch):
     monkeypatch.setattr(replay, "Recorded", OnPaper)
     monkeypatch.setattr(replay, "_MEMORY", {})
     OnPaper.made = 0
+    OnPaper.memory.clear()
     return OnPaper
 
 
@@ -93,7 +112,7 @@ def test_weights_that_change_in_place_are_read_anew(on_paper):
     assert on_paper.made == 1
 
 
-@pytest.mark.parametrize("change", ["size", "key", "place", "frozen", "mode", "type"])
+@pytest.mark.parametrize("change", ["size", "strides", "key", "place", "frozen", "mode", "type"])
 def test_whatever_a_graph_takes_for_granted_makes_another_graph(on_paper, change):
     network, replays = network_and_replays()
     image, key = torch.randn(5, 3), "logits"
@@ -102,6 +121,8 @@ def test_whatever_a_graph_takes_for_granted_makes_another_graph(on_paper, change
     around = nullcontext()
     if change == "size":
         image = torch.randn(6, 3)
+    elif change == "strides":
+        image = torch.randn(3, 5).T
     elif change == "key":
         key = "others"
     elif change == "place":
@@ -124,16 +145,28 @@ def test_whatever_a_graph_takes_for_granted_makes_another_graph(on_paper, change
     assert on_paper.made == made + 1
 
 
+def test_every_image_is_looked_at(on_paper):
+    network, replays = network_and_replays()
+    for _ in range(4):
+        image = torch.randn(5, 3)
+        out, _ = one_step(network, replays, image)
+        assert torch.equal(out, network(image).detach())
+    assert on_paper.made == 1
+
+
 def test_gradients_that_are_there_are_added_to(on_paper):
     """A graph overwrites its gradients; where some are kept, the pass is computed as ever."""
     network, replays = network_and_replays()
-    image = torch.randn(5, 3)
+    first, second = torch.randn(5, 3), torch.randn(5, 3)
     for _ in range(2):
-        once = one_step(network, replays, image)[1]
-    (out,) = replays("logits", lambda given: (network(given),), image)  # without zero_grad
+        once = one_step(network, replays, first)[1]
+    (out,) = replays("logits", lambda given: (network(given),), second)  # without zero_grad
     out.square().sum().backward()
-    for parameter, gradient in zip(network.parameters(), once, strict=True):
-        torch.testing.assert_close(parameter.grad, 2 * gradient)
+    both = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad(set_to_none=True)
+    network(second).square().sum().backward()
+    for parameter, gradient, together in zip(network.parameters(), once, both, strict=True):
+        torch.testing.assert_close(together, gradient + parameter.grad)
 
 
 def test_a_pass_within_a_pass_is_computed_as_ever(on_paper):
@@ -165,10 +198,11 @@ def test_what_was_handed_out_stays_as_it_is(on_paper):
     first, second = torch.randn(5, 3), torch.randn(5, 3)
     for _ in range(2):
         one_step(network, replays, first)
-    kept = one_step(network, replays, first)[0]
-    before = kept.clone()
+    network.zero_grad(set_to_none=True)
+    (kept,) = replays("logits", lambda given: (network(given),), first)
+    kept = kept.detach()  # the very memory
     one_step(network, replays, second)
-    assert torch.equal(kept, before)
+    assert torch.equal(kept, network(first).detach())
 
 
 def test_a_replayed_pass_goes_back_once(on_paper):
@@ -223,7 +257,11 @@ def test_gradients_of_another_part_of_the_loss_are_added(on_paper):
 
 
 def test_where_recording_fails_training_goes_on(monkeypatch):
+    """It says why, in one line; and does not try again."""
+    tried = []
+
     def fails(*arguments):
+        tried.append(arguments)
         raise RuntimeError("CUDA out of memory. Tried to allocate much.\nMore words.")
 
     monkeypatch.setattr(replay, "Recorded", fails)
@@ -234,7 +272,73 @@ def test_where_recording_fails_training_goes_on(monkeypatch):
         out, _ = one_step(network, replays, image)
     assert "More words" not in str(told[0].message)
     assert torch.equal(out, network(image).detach())
-    one_step(network, replays, image)  # and it does not try again, nor warn
+    one_step(network, replays, image)
+    assert len(tried) == 1
+
+
+def test_where_memory_runs_out_all_graphs_of_the_device_are_given_up(on_paper):
+    """Also those of other networks: simulated sites share one device."""
+    network, replays = network_and_replays()
+    other, others = network_and_replays()
+    image = torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, image)
+        one_step(other, others, image)
+    assert replays._recorded
+    asked = []
+
+    def predict():
+        asked.append(bool(replays._recorded))
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return "done"
+
+    with pytest.warns(RuntimeWarning, match="memory of this GPU"):
+        assert with_room(torch.device("cpu"), predict) == "done"
+    assert asked == [True, False]
+    assert not others._recorded
+    one_step(other, others, image)
+    assert on_paper.made == 2  # nor are there new ones
+
+
+def test_memory_that_does_not_suffice_in_any_case_is_an_error():
+    def too_large():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        with_room(torch.device("cpu"), too_large)
+
+
+def test_another_thread_computes_while_one_makes_up_its_mind(on_paper):
+    network, replays = network_and_replays()
+    image = torch.randn(5, 3)
+    for _ in range(2):
+        one_step(network, replays, image)
+    network.zero_grad(set_to_none=True)
+    with replay._memory_of(image.device).entry:
+        (out,) = replays("logits", lambda given: (network(given),), image)
+    assert "_Replay" not in type(out.grad_fn).__name__
+
+
+def test_a_frozen_network_is_computed(on_paper):
+    network, replays = network_and_replays()
+    network.requires_grad_(False)
+    for _ in range(3):
+        replays("logits", lambda given: (network(given),), torch.randn(5, 3))
+    assert on_paper.made == 0
+
+
+def test_maps_that_are_put_in_are_no_part_of_a_graph():
+    settings = UNetSettings(dimensions=2, features=(4, 8, 16))
+    small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8, dropout=0)
+    network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
+    network.passed = _Forbidden()
+    maps = [torch.full((1, 2, 16, 16), 1 / 16)]
+    with network.attending(maps):
+        network(torch.randn(1, 1, 16, 16))
+        with network.watched() as seen:
+            network(torch.randn(1, 1, 16, 16))
+    torch.testing.assert_close(seen.mean, torch.full((1, 16, 16), 1 / 16))
 
 
 def test_copies_of_a_network_have_no_graphs():
@@ -308,85 +412,3 @@ def test_gradients_lie_as_their_weights_do():
     found = laid_out_like(weight, crossed)
     assert torch.equal(found, crossed)
     assert found.stride() == weight.stride()
-
-
-# -- on a GPU --------------------------------------------------------------------------------------------------------
-
-
-def make(kind, dimensions):
-    torch.manual_seed(0)
-    vocabulary = Vocabulary(ORGANS)
-    settings = UNetSettings(
-        dimensions=dimensions, features=(8, 16, 32), organs=kind if kind != "attention" else "decoders"
-    )
-    if kind == "channels":
-        return UNet(vocabulary, settings)
-    if kind == "attention":
-        small = InterOrganSettings(layers=2, heads=2, head_width=16, mlp_width=32, dropout=0.2)
-        return InterOrganNetwork(vocabulary, settings, None, small)
-    return organ_network(vocabulary, settings)
-
-
-@needs_gpu
-@pytest.mark.parametrize("dimensions", [2, 3])
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["channels", "heads", "task_blocks", "decoders", "encoders", "attention"])
-def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeypatch):
-    """Six steps on changing images, with dropout where the network has any; nothing warns or falls back."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    results = []
-    for replayed in (False, True):
-        network = make(kind, dimensions).cuda().train()
-        network.replays = replays_of(network, torch.device("cuda")) if replayed else None
-        optimizer = torch.optim.AdamW(network.parameters(), 0.01, fused=True)  # it insists on how gradients lie
-        torch.manual_seed(1)
-        seen = []
-        for _ in range(6):
-            image = torch.randn(2, *SMALL[dimensions], device="cuda")
-            optimizer.zero_grad(set_to_none=True)
-            judge = Judge("away", lambda mean, far: (mean - far).square().sum(), (torch.ones(2, 1, 1, device="cuda"),))
-            watch = network.watched(judge) if kind == "attention" else nullcontext()
-            with torch.autocast("cuda", torch.bfloat16, enabled=half), watch as record:
-                logits, _ = network.channels_for(image, ORGANS[:2])
-                loss = logits.float().square().mean()
-                if record is not None:
-                    loss = loss + record.judgement
-            loss.backward()
-            optimizer.step()
-            seen.append(loss.detach())
-        if replayed:
-            assert len(network.replays._recorded) == 1
-            assert not network.replays._failed
-        results.append([*seen, *(value.clone() for value in network.state_dict().values())])
-    for expected, found in zip(*results, strict=True):
-        assert torch.equal(found, expected)
-
-
-@needs_gpu
-def test_two_networks_take_turns_in_one_memory():
-    """As simulated sites do: neither spoils the other's passes."""
-    networks = [make("channels", 3).cuda().train() for _ in range(2)]
-    image = torch.randn(2, *SMALL[3], device="cuda")
-    expected = []
-    for network in networks:
-        network(image).square().mean().backward()
-        expected.append([parameter.grad.clone() for parameter in network.parameters()])
-        network.replays = replays_of(network, torch.device("cuda"))
-    for _ in range(4):
-        for network, gradients in zip(networks, expected, strict=True):
-            network.zero_grad(set_to_none=True)
-            network(image).square().mean().backward()
-            for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-                torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
-    assert all(len(network.replays._recorded) == 1 for network in networks)
-
-
-@needs_gpu
-def test_recording_leaves_no_trace_in_the_random_numbers():
-    network = make("attention", 2).cuda().train()
-    image = torch.randn(2, *SMALL[2], device="cuda")
-    torch.manual_seed(3)
-    expected = torch.rand(4, device="cuda")
-    torch.manual_seed(3)
-    Recorded(network, lambda given: (network.outputs([("liver", 0)], network.shared(given)),), [image], SharedMemory())
-    assert torch.equal(torch.rand(4, device="cuda"), expected)

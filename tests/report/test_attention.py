@@ -62,6 +62,17 @@ def test_every_site_and_every_model_is_shown(page):
     assert models == of_a_slice * len(cases)
 
 
+def test_the_pictures_of_single_sites_are_folded(page):
+    """The global model's are there at once, those of the sites below a line that names them."""
+    folded = re.findall(r"<details.*?</details>", section(page), re.DOTALL)
+    assert len(folded) == len(re.findall(r"<h3>\w+ · \w+", section(page)))
+    for each in folded:
+        assert "<summary>The same slice seen by the sites’ own models: north, south</summary>" in each
+        assert set(re.findall(r'<tr><th scope="row">([^<]+)<', each)) == {"north", "south"}
+    rest = re.sub(r"<details.*?</details>", "", section(page), flags=re.DOTALL)
+    assert set(re.findall(r'<tr><th scope="row">([^<]+)<span', rest)) == {"Global model"}
+
+
 def test_every_picture_has_words_a_scan_and_a_map_of_its_own(page):
     text = section(page)
     pictures = re.findall(r"<svg viewBox.*?</svg>", text, re.DOTALL)
@@ -102,6 +113,7 @@ def test_without_local_models_there_is_the_global_one(run, tmp_path):
     shutil.rmtree(copy / "local_models")
     text = section(write_report(copy).read_text(encoding="utf-8"))
     assert set(re.findall(r'<tr><th scope="row">([^<]+)<span', text)) == {"Global model"}
+    assert "<details" not in text
     assert "local_models: true" in text
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from panorgan.federation.events import Listener, read_events
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
-from panorgan.report.comparison_results import ComparisonFiles, compare_runs
+from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.scoring import read_metrics, write_metrics
 
@@ -154,6 +155,32 @@ def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
     assert int(costs["solo"]["parameters"]) > int(costs["fedavg"]["parameters"])  # one network per site
     assert set(content["inference"]["seconds"]) == set(trained.labels)
     assert set(content["forgetting"]) == {"fedavg", "held tight"}  # solo averages nothing
+
+
+def test_page_tells_external_sites_where_these_alone_were_scored(copied: Plan) -> None:
+    for run in copied.runs:
+        rows = read_metrics(run.folder.metrics)
+        write_metrics(run.folder.metrics, [row for row in rows if row["split"] == "external"])
+    page = Page(write_comparison(compare_runs(copied)).page)
+    assert {place for _, _, place in page.cells} == {"external sites", "island", "None"}
+    assert page.cells["solo", "liver", "external sites"].strip() not in ("", "–")
+    assert "at external sites" in page.text
+    assert "in the federation, nothing was scored" in page.text
+    assert "Sites of the federation" not in page.text
+
+
+def test_cells_draw_together_where_columns_are_many(copied: Plan) -> None:
+    """Three methods and five columns of distances have room; four methods more, and a page would hide the last one."""
+
+    def tables_of(results: Results) -> list[str | None]:
+        classes = [found.get("class") for tag, found in Page(write_comparison(results).page).tags if tag == "table"]
+        return [name for name in classes if name and name.startswith("compare")]
+
+    results = compare_runs(copied)
+    assert tables_of(results) == ["compare", "compare", "compare distances", "compare"]
+    more = [replace(copied.entries[0], label=f"again {number}") for number in range(4)]
+    wide = replace(results, plan=replace(copied, entries=(*copied.entries, *more)))
+    assert tables_of(wide) == ["compare", "compare many", "compare distances", "compare many"]
 
 
 def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:

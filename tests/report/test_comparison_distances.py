@@ -38,6 +38,22 @@ def test_external_sites_have_a_table_of_their_own() -> None:
     assert outside[3] == "| blind | 20.00 (1 missed) | – | 20.00 (1 missed) |"
 
 
+def test_where_only_external_sites_were_scored_they_are_told_alone() -> None:
+    results = made_results(inside=False, organs=("liver",))
+    lines = distances.distances_markdown(results)
+    assert lines[0] == "External sites:"
+    assert lines[2:6] == [
+        "| method | Liver | **All organs** |",
+        "| --- | ---: | ---: |",
+        "| care\\_ful | 11.00 ± 1.41 | 11.00 ± 1.41 |",
+        "| blind | 20.00 (1 missed) | 20.00 (1 missed) |",
+    ]
+    assert "Sites of the federation:" not in lines
+    text = tables.markdown(results)
+    assert "## Federation" not in text
+    assert "| blind | 0.250 ± 0.354 | −0.250 |" in text, "against the reference, at external sites"
+
+
 def test_csv_has_every_figure() -> None:
     rows = list(csv.DictReader(io.StringIO(distances.distances_csv(made_results()))))
     by_key = {(row["method"], row["organ"], row["place"], row["site"]): row for row in rows}

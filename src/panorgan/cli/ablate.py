@@ -58,7 +58,8 @@ def run_ablate(request: AblateRequest) -> int:
             console.print()
         if shows_paper(ablation):
             console.print(PAPER_NOTE, style="dim", markup=False, highlight=False)
-        console.print(distance_table(results, console.width))
+        if (distances := distance_table(results, console.width)) is not None:
+            console.print(distances)
         show_ending(console, results, files)
     return FAILED if failures else 0
 

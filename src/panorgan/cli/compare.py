@@ -24,7 +24,16 @@ from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_distances import DISTANCES, millimetres, missed
 from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
-from panorgan.report.comparison_tables import mark, over_seeds, p_value, ratio, signed, summary_places, traffic
+from panorgan.report.comparison_tables import (
+    mark,
+    over_seeds,
+    p_value,
+    place_words,
+    ratio,
+    signed,
+    summary_places,
+    traffic,
+)
 from panorgan.report.tables import NOTHING, number
 from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.compare_at_once import run_missing_at_once
@@ -165,9 +174,9 @@ def _defined(value: float) -> float | None:
 
 def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
     console.print(summary_table(results, console.width))
-    if (table := organ_table(results, console.width)) is not None:
-        console.print(table)
-    console.print(distance_table(results, console.width))
+    for table in (organ_table(results, console.width), distance_table(results, console.width)):
+        if table is not None:
+            console.print(table)
     show_ending(console, results, files)
 
 
@@ -191,7 +200,7 @@ def summary_table(results: Results, width: int) -> Table:
     """One row per method; what it costs only where there is room."""
     comparison = results.comparison
     columns = {FEDERATION: "Dice", LABELLED: "own", NOT_LABELLED: "other", EXTERNAL: "external"}
-    places = [place for place in columns if place in summary_places(comparison)]
+    places = [place for place in columns if place in summary_places(comparison)] or [FEDERATION]
     costs = ("step\ntime", "per\nround", "whole\nrun") if width >= _WIDE else ()
     table = Table(title="Test Dice (own: the site labels the organ; other: it does not)", title_justify="left")
     table.add_column("method", overflow="fold", min_width=8)
@@ -216,9 +225,10 @@ def summary_table(results: Results, width: int) -> Table:
 
 
 def organ_table(results: Results, width: int) -> Table | None:
-    """Organ × method, when so many methods fit; the page has it in any case."""
+    """Organ × method, when something was scored and so many methods fit; the page has it in any case."""
     comparison = results.comparison
-    table = Table(title="Test Dice per organ, sites of the federation", title_justify="left")
+    where = place_words(comparison.first_place).replace("federation", "sites of the federation")
+    table = Table(title=f"Test Dice per organ, {where}", title_justify="left")
     table.add_column("organ", overflow="fold")
     for method in comparison.methods:
         table.add_column(Text(wrapped(method, 16)), justify="right", overflow="fold", min_width=7)
@@ -227,17 +237,23 @@ def organ_table(results: Results, width: int) -> Table | None:
         cells = [f"{number(f.mean, 3)}{mark(f)}" if f else NOTHING for f in figures]
         table.add_row(organ.replace("_", " "), *cells)
     needed = 16 + sum(3 + max(7, min(16, len(method))) for method in comparison.methods)
-    return table if needed <= min(width, _WIDE) else None
+    return table if comparison.organs and needed <= min(width, _WIDE) else None
 
 
-def distance_table(results: Results, width: int) -> Table:
-    """Method × organ with as much as fits: at first the spread goes, then the single organs, which the page has."""
+def distance_table(results: Results, width: int) -> Table | None:
+    """Method × organ with as much as fits: at first the spread goes, then the single organs, which the page has.
+
+    None where nothing was scored. External sites are told here only where nothing else is; the page has both.
+    """
+    where = results.comparison.first_place
+    if not results.comparison.scored_at(where):
+        return None
     all_columns = (*results.comparison.organs, ALL_ORGANS)
     for organs, spread in ((all_columns, True), (all_columns, False), ((ALL_ORGANS,), True)):
         columns = _distance_columns(results, organs, spread)
         if _boxed_width(columns) <= width:
             break
-    table = Table(title=f"{DISTANCES}, federation (lower is better)", title_justify="left")
+    table = Table(title=f"{DISTANCES}, {place_words(where)} (lower is better)", title_justify="left")
     for index, (heading, *_) in enumerate(columns):
         table.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for cells in zip(*(cells for _, *cells in columns), strict=True):
@@ -250,7 +266,7 @@ def _distance_columns(results: Results, organs: Sequence[str], spread: bool) -> 
     methods = results.comparison.methods
     columns = [[results.plan.kind.thing, *(wrapped(method, 16) for method in methods)]]
     for organ in organs:
-        found = [results.distances.get((method, organ, FEDERATION)) for method in methods]
+        found = [results.distances.get((method, organ, results.comparison.first_place)) for method in methods]
         cells = ["\n".join(filter(None, (millimetres(d, spread), missed(d)))) for d in found]
         columns.append([wrapped(organ.replace("_", " ") or "all organs", 11), *cells])
     return columns

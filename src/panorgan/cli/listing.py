@@ -129,7 +129,6 @@ def _show_method(console: Console, description: MethodDescription) -> None:
 
 
 def _leaving(description: MethodDescription) -> Group | Text:
-    from panorgan.federation.egress import number_words
     from panorgan.report.methods_page import pooled_words, size_words, variant_words
 
     if description.pooled:
@@ -139,7 +138,7 @@ def _leaving(description: MethodDescription) -> Group | Text:
         sent.add_row(sending.stage, sending.rounds, _inline(sending.words), size_words(sending))
     others = [  # no mapping: a number and a tensor may go by the same pattern
         *description.tensors.items(),
-        *((number, f"(a number) {number_words(number)}") for number in description.numbers),
+        *((number, f"(a number) {words}") for number, words in description.numbers.items()),
         *((f"with {variant.setting}", variant_words(variant.sent)) for variant in description.variants),
     ]
     size = Text("Size: the mean over the sites of a made-up federation; FedAvg's round is 1.", style="dim")

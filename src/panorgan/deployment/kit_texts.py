@@ -56,7 +56,7 @@ def site_texts(
         "expires": expires,
         "home": f"{HOME}/{settings.name}/{site}",
         "fill_in": FILL_IN,
-        "leaves": what_leaves(policy),
+        "leaves": what_leaves(policy, experiment.method["name"]),
         "loopback": is_loopback(settings.server.host),
         "versions": json.dumps(versions_here()),
     }
@@ -98,13 +98,13 @@ def filled_in(name: str, site: ParticipantSettings) -> ParticipantSettings:
     return site.model_copy(update={"organization": site.organization or name.replace("-", "_")})
 
 
-def what_leaves(policy: EgressPolicy) -> list[str]:
-    """The policy in sentences."""
-    lines = []
+def what_leaves(policy: EgressPolicy, method_name: str) -> list[str]:
+    """The policy in sentences; the words for numbers are the method's."""
+    lines, words = [], number_words(method_name)
     if policy.weights:
         lines.append("Weights of the network that is trained here, once per round.")
     for name in policy.numbers:
-        lines.append(_with(f"Numbers named `{name}`", number_words(name)))
+        lines.append(_with(f"Numbers named `{name}`", words.get(name, "")))
     lines += [_with(f"Tensors named `{key}`, of limited size", rule.what) for key, rule in policy.tensors.items()]
     if policy.failures:
         lines.append("If something goes wrong: a code of one word, such as `data` or `disk`.")

@@ -237,10 +237,11 @@ def _finish_site(settings: FederationSettings, experiment: Agreement, name: str,
     _replace_default(kit.local / "authorization.json", lambda _: policies.site_authorization())
     _replace_default(kit.local / "log_config.json", policies.log_config)
     (kit.local / "comm_config.json").write_text(json.dumps(policies.connections(), indent=2) + "\n")
-    policy = default_policy(experiment.method["name"])
+    method = experiment.method["name"]
+    policy = default_policy(method)
     expires = day(ends(read_certificate(Credentials.of_site(kit.startup).certificate)))
     texts = site_texts(settings, experiment, name, policy, expires)
-    _write(kit, {**texts, "local/egress.yaml": policy_text(policy)})
+    _write(kit, {**texts, "local/egress.yaml": policy_text(policy, method)})
     _protect(kit)
 
 

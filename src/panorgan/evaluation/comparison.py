@@ -117,9 +117,18 @@ class Comparison:
     external_sites: frozenset[str]
     figures: Mapping[Key, Figure]
 
-    def figure(self, method: str, organ: str = ALL_ORGANS, place: Place = FEDERATION) -> Figure | None:
-        """One of them; None where nothing was scored."""
-        return self.figures.get((method, organ, place))
+    def figure(self, method: str, organ: str = ALL_ORGANS, place: Place | None = None) -> Figure | None:
+        """One of them, of the place that is told first if none is named; None where nothing was scored."""
+        return self.figures.get((method, organ, place or self.first_place))
+
+    def scored_at(self, place: Place) -> bool:
+        """Whether there is a figure of any method."""
+        return any(there == place for _, _, there in self.figures)
+
+    @property
+    def first_place(self) -> Place:
+        """What a reader looks at first: the federation, or external sites where these alone were scored."""
+        return EXTERNAL if self.scored_at(EXTERNAL) and not self.scored_at(FEDERATION) else FEDERATION
 
 
 def read_scores(

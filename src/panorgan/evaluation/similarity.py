@@ -61,9 +61,9 @@ def layer_features(
 ) -> dict[str, torch.Tensor]:
     """Features [examples, channels] by layer at `places` random places of every image [B, 1, *S].
 
-    The places depend on the seed alone. A block that runs several times per image (the decoder that encoders of
-    single organs share) gives its features side by side; one that does not run (heads that are computed all at once)
-    is left out.
+    The places depend on the seed alone. Layers come in the order in which data flows through them. A block that runs
+    several times per image (the decoder that encoders of single organs share) gives its features side by side and comes
+    after all that it reads; one that does not run (heads that are computed all at once) is left out.
     """
     generator = torch.Generator().manual_seed(seed)
     gathered: dict[str, list[torch.Tensor]] = {}
@@ -73,18 +73,18 @@ def layer_features(
             network(image)
         for name, passes in record.items():
             gathered.setdefault(name, []).append(torch.cat(passes, dim=1))
-    return {name: torch.cat(gathered[name]) for name in layers_of(network) if name in gathered}
+    return {name: torch.cat(features) for name, features in gathered.items()}
 
 
 @contextmanager
 def _recording(network: SegmentationNetwork, places: torch.Tensor) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """What every layer puts out at the places, pass by pass, while the network runs."""
+    """What every layer puts out at the places, pass by pass, while the network runs; who ran last comes last."""
     record: dict[str, list[torch.Tensor]] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
             features = output[0] if isinstance(output, tuple) else output  # a transformer tells its attention too
-            record.setdefault(name, []).append(_at_places(features, places))
+            record[name] = [*record.pop(name, []), _at_places(features, places)]  # popped: to the end of the order
 
         return keep
 

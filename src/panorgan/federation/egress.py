@@ -27,7 +27,6 @@ from panorgan.federation.failures import CODES, EgressError
 from panorgan.federation.message import Message
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation
-from panorgan.methods.payloads import NUMBERS
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.settings import Settings
@@ -39,15 +38,15 @@ COMMON_NUMBERS = {
     "train_cases": "how many training cases the site has",
     "annotated/*": "how many of them show each structure",
     "plan/*": "middle voxel size and extent, and the range of intensities per structure",
-    "cases": "how many cases a result rests on",
+    "cases": Method.numbers["cases"],
     "dice/*": "mean validation score per structure",
 }
 """Numbers that every site sends, whatever the method: when it joins, and when it scores the model."""
 
 
-def number_words(pattern: str) -> str:
-    """What a number is that leaves a site, for people who decide about it."""
-    return COMMON_NUMBERS.get(pattern) or NUMBERS.get(pattern) or "reported by the method"
+def number_words(method_name: str) -> dict[str, str]:
+    """Every number that leaves a site under a method: name or pattern → what it is, for people who decide about it."""
+    return {**COMMON_NUMBERS, **find_method(method_name).numbers}
 
 
 META = ("answers", "run", "site", "experiment", "failed")
@@ -94,10 +93,8 @@ class EgressPolicy(Settings):
 
 def default_policy(method_name: str) -> EgressPolicy:
     """What a method says that it sends, and what every site sends."""
-    method = find_method(method_name)
-    numbers = tuple(dict.fromkeys((*COMMON_NUMBERS, *method.numbers)))
-    tensors = {key: TensorRule(what=what) for key, what in method.tensors.items()}
-    return EgressPolicy(weights=True, numbers=numbers, tensors=tensors, failures=True)
+    tensors = {key: TensorRule(what=what) for key, what in find_method(method_name).tensors.items()}
+    return EgressPolicy(weights=True, numbers=tuple(number_words(method_name)), tensors=tensors, failures=True)
 
 
 def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
@@ -117,8 +114,9 @@ def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
         ) from error
 
 
-def policy_text(policy: EgressPolicy) -> str:
-    """The policy as YAML with comments, for people who decide about it."""
+def policy_text(policy: EgressPolicy, method_name: str) -> str:
+    """The policy as YAML with comments, for people who decide about it; the words for numbers are the method's."""
+    words = number_words(method_name)
     lines = [
         "# What may leave this site. Anything else is refused before it is sent; the refusal is written to the log.",
         "# Arrays with the shape of an image or a mask, and names that look like a file or a patient's number, are",
@@ -130,7 +128,7 @@ def policy_text(policy: EgressPolicy) -> str:
         "",
         "# Numbers, by name; * stands for anything.",
         "numbers:" if policy.numbers else "numbers: []",
-        *(_with_comment(f"  - {_yaml(name)}", number_words(name)) for name in policy.numbers),
+        *(_with_comment(f"  - {_yaml(name)}", words.get(name, "")) for name in policy.numbers),
         "",
         "# Tensors besides the weights, by key; * stands for anything.",
         "tensors:" if policy.tensors else "tensors: {}",
@@ -154,7 +152,7 @@ def _rule_lines(key: str, rule: TensorRule) -> Iterator[str]:
 
 
 def _with_comment(line: str, comment: str) -> str:
-    return f"{line:<24}# {comment}"
+    return f"{line:<23} # {comment}" if comment else line
 
 
 def _yaml(value: Any) -> str:

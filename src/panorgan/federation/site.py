@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
-from panorgan.networks.replay import replays_of
+from panorgan.networks.replay import replays_of, with_room
 
 OnStep = Callable[[str, int, int], None]
 
@@ -163,7 +164,7 @@ class SiteWorker:
             return self._saved_answer(task)
         self._refuse_the_past(task, finished)
         if finished != self._in_memory or task.run != self._run:
-            self._rule = None  # never train on from a round that broke off, or from another run
+            self._drop_rule()  # never train on from a round that broke off, or from another run
         self._run = task.run
         rule = self._ready_rule(federation)
         rule.moment = task.moment
@@ -234,9 +235,15 @@ class SiteWorker:
             self._rule = self._make_rule(federation)
         elif self._rule.federation.sites.keys() != federation.sites.keys():
             # Somebody joined: a method may build its network by who takes part, so it starts as after a restart.
+            self._drop_rule()
             self._rule, self._in_memory = self._make_rule(federation), None
         self._rule.federation = federation
         return self._rule
+
+    def _drop_rule(self) -> None:
+        if self._rule is not None:
+            self._rule.model.replays = None  # a rule and its teachers may hold on to each other for a while
+        self._rule = None
 
     def _make_rule(self, federation: Federation) -> SiteRule:
         setup = self.setup
@@ -278,8 +285,12 @@ class SiteWorker:
 
     def _predict(self, network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
         """What a rule's own networks say about a prepared image [X, Y, Z]: probabilities [channels, X, Y, Z]."""
-        with self._autocast():
-            return predict_probabilities(self._placed(network), image, self._inference)
+
+        def predicted() -> torch.Tensor:
+            with self._autocast():
+                return predict_probabilities(self._placed(network), image, self._inference)
+
+        return with_room(self.setup.device, predicted)
 
     @contextmanager
     def _random_draws(self, *names: object) -> Iterator[int]:
@@ -372,7 +383,8 @@ class SiteWorker:
         scores: dict[str, list[float]] = {}
         for case in self.data.validation:
             image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
-            labels = decide(list(predict_probabilities(network, image, self._inference).cpu()), network)
+            found = with_room(setup.device, partial(predict_probabilities, network, image, self._inference))
+            labels = decide(list(found.cpu()), network)
             for structure, truth in case.masks():
                 predicted = structure_mask(labels, structure, network.vocabulary)
                 scores.setdefault(structure, []).append(dice(predicted, truth))

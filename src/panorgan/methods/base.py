@@ -270,8 +270,12 @@ class Method:
     """All sites' cases in one place. Possible only on a benchmark."""
     labels: ClassVar[Literal["annotated", "withheld"]] = "annotated"
     """`withheld`: train on the full labels that a benchmark holds back for scoring."""
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "cases")
-    """Names or patterns (`loss/*`) of the numbers in a site's updates: what `step` logs and `update` adds."""
+    numbers: ClassVar[Mapping[str, str]] = {
+        "loss": "mean loss of the round",
+        "cases": "how many cases a result rests on",
+    }
+    """The numbers in a site's updates, what `step` logs and `update` adds: name or pattern (`loss/*`) → what it is, in
+    plain words for the hospital that reads its policy. A method that sends more begins with `**Method.numbers`."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()
@@ -307,7 +311,16 @@ class Method:
         return {}
 
 
+LOSS_IN_PARTS: Mapping[str, str] = {
+    "loss": Method.numbers["loss"],
+    "loss/*": "parts of that loss",
+    **Method.numbers,
+}
+"""`Method.numbers` where `step` logs the parts of the loss too, in the order in which people read them."""
+
+
 __all__ = [
+    "LOSS_IN_PARTS",
     "Content",
     "Federation",
     "Method",

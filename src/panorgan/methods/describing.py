@@ -62,7 +62,7 @@ class MethodDescription:
     equations: Mapping[str, str]
     recipe: Mapping[str, object]
     fields: tuple[FieldDescription, ...]
-    numbers: tuple[str, ...]
+    numbers: Mapping[str, str]
     tensors: Mapping[str, str]
     pooled: bool
     labels: Literal["annotated", "withheld"]
@@ -176,7 +176,7 @@ def _describe(method: type[Method]) -> MethodDescription:
         dict(method.equations),
         dict(method.recipe),
         fields_of(method.Config),
-        method.numbers,
+        dict(method.numbers),
         dict(method.tensors),
         method.pooled,
         method.labels,

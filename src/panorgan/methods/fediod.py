@@ -42,7 +42,7 @@ from panorgan.losses.attention_containment import ALPHA, containment
 from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.attention_maps import ScanMaps, SliceTargets, best_scans, fuse, packed, unpacked
-from panorgan.methods.base import Content, Federation, Method, ServerRule, SiteRule, Updates
+from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod_settings import FedIODConfig
 from panorgan.methods.head_attribution import (
     foreground_probability,
@@ -101,7 +101,11 @@ class FedIOD(Method):
         "training.sampling.batch_size": 8,
     }
     organs: ClassVar[OrganParts] = "decoders"
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases", "attention/*", f"{ATTRIBUTION}*")
+    numbers: ClassVar[Mapping[str, str]] = {
+        **LOSS_IN_PARTS,
+        "attention/*": "in the first round: how many slices the site's scans have (the median), and how many places a patch has",
+        f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
+    }
     tensors: ClassVar[Mapping[str, str]] = {
         "attention/*": "for every pair of places on a coarse grid over a slice (16 × 16 in the paper), how much the "
         "network looks from one to the other: the least and the most over the site's best scans (with fewer than "

@@ -26,7 +26,7 @@ from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
 from panorgan.methods.ablation import AblationRow
-from panorgan.methods.base import Method, MethodConfig, Stage, stated
+from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, stated
 from panorgan.methods.registry import register
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork, organ_probabilities
@@ -103,7 +103,7 @@ class FLKD(Method):
         "training.augment.blur_probability": 0,
     }
     organs: ClassVar[OrganParts] = "heads"
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
+    numbers: ClassVar[Mapping[str, str]] = LOSS_IN_PARTS
     tensors: ClassVar[Mapping[str, str]] = TEACHERS
     ablation: ClassVar[tuple[AblationRow, ...]] = (  # table 2: mean Dice of seven sites in percent
         AblationRow("no KD", (), {"global_weight": 0, "local_weight": 0}, paper="66.58"),

@@ -15,7 +15,7 @@ import torch
 
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
+from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule, SiteRule, stated
 from panorgan.methods.registry import register
 from panorgan.networks.settings import OrganParts
 
@@ -37,7 +37,7 @@ class FLKDCentral(Method):
     equations: ClassVar[Mapping[str, str]] = {"eq. 11": "`Site.step`"}
     organs: ClassVar[OrganParts] = "heads"
     pooled: ClassVar[bool] = True
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "loss/*", "cases")
+    numbers: ClassVar[Mapping[str, str]] = LOSS_IN_PARTS
 
     class Site(SiteRule):
         """Two half-steps per batch."""

@@ -25,15 +25,6 @@ MADE_UP: Mapping[str, tuple[str, ...]] = {
     "south": ("aorta", "liver", "pancreas"),
 }
 """Sites of the made-up federation, and what they annotate: one organ twice, all others once."""
-NUMBERS: Mapping[str, str] = {
-    "loss": "mean loss of the round",
-    "loss/*": "parts of that loss",
-    "uncertainty/mean": "how unsure teachers are of the site's training cases, on average",
-    "uncertainty/variance": "and how much that varies between them",
-    "attention/*": "in the first round: how many slices the site's scans have (the median), and places a patch",
-    "attribution/*": "how much each attention head adds to the site's own organs",
-}
-"""What the numbers are that methods let leave a site, for people who decide about it."""
 ROUNDS = 20
 """Training rounds of the made-up run: what happens in some rounds only is seen."""
 

@@ -24,12 +24,28 @@ def register(name: str, config: type[MethodConfig] = MethodConfig) -> Callable[[
     def add(method: type[Method]) -> type[Method]:
         if name in _registered and _registered[name].__module__ != method.__module__:
             raise ConfigError(f"Two methods are called {name!r}.", where=method.__module__, fix="Rename one of them.")
+        _refuse_silence(method)
         method.name = name
         method.Config = config
         _registered[name] = method
         return method
 
     return add
+
+
+def _refuse_silence(method: type[Method]) -> None:
+    """A hospital decides by these words what may leave: what has none is no method."""
+    for declared in ("numbers", "tensors"):
+        said = getattr(method, declared)
+        words = said if isinstance(said, Mapping) else dict.fromkeys(said)
+        silent = [name for name, what in words.items() if not (isinstance(what, str) and what.strip())]
+        if silent or words is not said:
+            raise ConfigError(
+                "A method does not say in words what leaves a site.",
+                where=f"{method.__module__}.{method.__qualname__}.{declared}",
+                why=f"without words: {', '.join(silent) or declared}",
+                fix='Give every name or pattern its words, such as {"agreement/*": "how alike the heads predict"}.',
+            )
 
 
 @cache

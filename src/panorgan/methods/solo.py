@@ -104,6 +104,10 @@ class MergedMembers(SegmentationNetwork):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → merged logits [B, channels, *S]."""
+        (logits,) = self.passed("merged", self._merged, image)
+        return logits
+
+    def _merged(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
         for name, member in self.members.items():
             logits = member(image)
@@ -117,4 +121,4 @@ class MergedMembers(SegmentationNetwork):
         merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
         if self.convention == "exclusive":
             merged.insert(0, torch.zeros_like(merged[0]))
-        return torch.stack(merged, dim=1)
+        return (torch.stack(merged, dim=1),)

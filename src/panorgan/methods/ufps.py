@@ -149,7 +149,11 @@ class UFPS(PseudoLabelMethod):
         "training.sampling.foreground": 0.5,
     }
     ablation: ClassVar[tuple[AblationRow, ...]] = TABLE_3
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", MEAN, VARIANCE)
+    numbers: ClassVar[Mapping[str, str]] = {
+        **PseudoLabelMethod.numbers,
+        MEAN: "how unsure teachers are of the site's training cases, on average",
+        VARIANCE: "and how much that varies between them",
+    }
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
         LOCAL: "every `mask_every` rounds, a bit per weight: whether it is among those that matter most to this site.",

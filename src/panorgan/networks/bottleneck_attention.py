@@ -8,7 +8,7 @@ all heads of a layer at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -229,9 +229,9 @@ def places_of(positions: torch.Tensor, head_width: int) -> Places:
     return Places(torch.stack((placed, placed, torch.zeros_like(placed))).unsqueeze(2), scales.view(3, 1, 1, 1))
 
 
-@lru_cache(maxsize=16)
+@cache
 def _places_on(grid: tuple[int, ...], width: int, head_width: int, device: torch.device, dtype: torch.dtype) -> Places:
-    """Those of a grid, made once: they are the same in every step. Nobody may write into them."""
+    """Those of a grid, made once for good: recorded passes read them where they lie. Nobody may write into them."""
     with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
         return places_of(sinusoidal_positions(grid, width, device).to(dtype), head_width)
 
@@ -351,9 +351,9 @@ def _upsampled(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
     return weights
 
 
-@lru_cache(maxsize=64)
+@cache
 def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """What each of `size` places takes of each of `cells`, [size, cells]; made once, nobody may write into it."""
+    """What each of `size` places takes of each of `cells`, [size, cells]; kept as `_places_on` keeps its own."""
     with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
         shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
         return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()

@@ -138,7 +138,8 @@ class InterOrganNetwork(MultiDecoder):
         """Logits; who watches gets the mean attention of the same pass, or what is to be made of it."""
         record = self._record
         if record is None:
-            return super()._chosen(chosen, image)
+            plainly = self._given is not None  # maps that somebody puts in are no part of a key
+            return self.outputs(chosen, self.shared(image)) if plainly else super()._chosen(chosen, image)
         judge = record.judge
 
         def compute(image: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -147,7 +148,10 @@ class InterOrganNetwork(MultiDecoder):
             return logits, record.judgement
 
         key, given = (None, ()) if judge is None else (judge.key, judge.given)
-        logits, found = self.passed(("watched", key, *chosen), compute, image, *given)
+        if self._given is None:
+            logits, found = self.passed(("watched", key, *chosen), compute, image, *given)
+        else:
+            logits, found = compute(image, *given)
         if found is not record.judgement:  # replayed: what the record holds is of the pass that was recorded
             grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
             record.keep(grid, found if judge is None else torch.empty(0))

@@ -6,24 +6,28 @@ are the numbers, dropout included.
 
 A graph is bound to addresses: it reads the weights where they lay when it was recorded, and leaves its results where it
 always does. So it is used only while nothing can tell the difference (`Replays`), and else the pass is computed as
-ever. All graphs of a device share their memory, because simulated sites train one after the other on it.
+ever. All graphs of a device share their memory, because simulated sites train one after the other on it. Where memory
+runs out, all graphs of the device are given up (`with_room`).
 
 `PANORGAN_CUDA_GRAPHS=off` in the environment switches them off: they keep the memory of a training pass for themselves.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 Compute = Callable[..., tuple[torch.Tensor, ...]]
+Result = TypeVar("Result")
 
 _MOST = 8
 """Graphs of one network: so many kinds of passes it may have."""
@@ -54,6 +58,11 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.pool: Any = None
+        self.stream: Any = None
+        """On which all of them are recorded: memory is handed from one graph to another only on the same stream."""
+        self.users: weakref.WeakSet[Replays] = weakref.WeakSet()
+        self.entry = threading.Lock()
+        """Held by the thread that makes up its mind, or records; others compute as ever meanwhile."""
         self._flight: weakref.ref[Flight] | None = None
 
     def busy(self) -> bool:
@@ -67,8 +76,41 @@ class SharedMemory:
         self._flight = weakref.ref(flight)
         return flight
 
+    def give_up(self) -> bool:
+        """Drop all graphs for good, and their memory; whether there were any."""
+        held = [replays for replays in self.users if replays.give_up()]
+        self.pool = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return bool(held)
+
 
 _MEMORY: dict[torch.device, SharedMemory] = {}
+
+
+def _memory_of(device: torch.device) -> SharedMemory:
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _MEMORY.setdefault(device, SharedMemory())
+
+
+def with_room(device: torch.device, call: Callable[[], Result]) -> Result:
+    """`call()`; where memory runs out because graphs hold it, once more without them."""
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        pass
+    # Out here nothing holds on to what the failed attempt had made.
+    if _memory_of(device).give_up():
+        _warn("The memory of this GPU does not suffice for CUDA graphs and all else")
+    return call()
+
+
+def _warn(why: str) -> None:
+    without = "Training goes on without CUDA graphs, a little slower"
+    how = "PANORGAN_CUDA_GRAPHS=off in the environment keeps them from being tried"
+    warnings.warn(f"{why}. {without}. {how}.", RuntimeWarning, stacklevel=3)
 
 
 class Replays:
@@ -90,26 +132,46 @@ class Replays:
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Recorded] = {}
         self._passes = 0
-        self._failed = False
+        self._given_up = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
     def __call__(self, key: Hashable, compute: Compute, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The pass, replayed where that is the same."""
+        memory = _memory_of(inputs[0].device)
+        if self._given_up or not memory.entry.acquire(blocking=False):
+            return self._plainly(compute, inputs)
+        try:
+            return self._replayed(key, compute, inputs, memory) or self._plainly(compute, inputs)
+        finally:
+            memory.entry.release()
+
+    def _replayed(
+        self, key: Hashable, compute: Compute, inputs: Sequence[torch.Tensor], memory: SharedMemory
+    ) -> tuple[torch.Tensor, ...] | None:
+        """None where the pass has to be computed."""
         parameters = [p for where, name in self._slots if (p := where[name]) is not None]
-        memory = _MEMORY.setdefault(inputs[0].device, SharedMemory())
-        if self._failed or memory.busy() or any(parameter.grad is not None for parameter in parameters):
-            return compute(*inputs)
+        trainable = next((parameter for parameter in parameters if parameter.requires_grad), None)
+        if memory.busy() or trainable is None or any(parameter.grad is not None for parameter in parameters):
+            return None
         signature = (key, self._state_of(inputs, parameters))
         recorded = self._recorded.get(signature) or self._newly_recorded(signature, compute, inputs, memory)
         if recorded is None:
-            return compute(*inputs)
+            return None
         self._passes += 1
         recorded.last_used = self._passes
-        trainable = next(parameter for parameter in parameters if parameter.requires_grad)
         outputs: tuple[torch.Tensor, ...] = _Replay.apply(recorded, memory, parameters, trainable, *inputs)
         return outputs
+
+    def _plainly(self, compute: Compute, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return with_room(inputs[0].device, lambda: compute(*inputs))
+
+    def give_up(self) -> bool:
+        """Drop all graphs and record no more; whether there were any."""
+        held, self._given_up = bool(self._recorded), True
+        self._recorded.clear()
+        return held
 
     def _state_of(self, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Hashable:
         """All that a recorded pass takes for granted."""
@@ -136,18 +198,15 @@ class Replays:
             del self._recorded[oldest]
         network = self._network()
         assert network is not None
+        memory.users.add(self)
+        failed = ""
         try:
             recorded = self._recorded[signature] = Recorded(network, compute, inputs, memory)
         except RuntimeError as error:  # also where memory does not suffice
-            self._failed = True
-            self._recorded.clear()
-            torch.cuda.empty_cache()
-            warnings.warn(
-                f"This GPU could not record a training pass ({str(error).splitlines()[0]}). Training goes on without "
-                "CUDA graphs, a little slower. PANORGAN_CUDA_GRAPHS=off in the environment keeps it from trying.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            failed = str(error).splitlines()[0]
+        if failed:  # out here, where the error no longer holds on to what was recorded
+            memory.give_up()
+            _warn(f"This GPU could not record a training pass ({failed})")
             return None
         return recorded
 
@@ -189,19 +248,20 @@ class Recorded:
                 found = torch.autograd.grad(last, wanted, gradients, allow_unused=True)
             return [laid_out_like(tensor, gradient) for tensor, gradient in zip(wanted, found, strict=True)]
 
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.random.fork_rng([device]), torch.enable_grad():
+        memory.stream = memory.stream or torch.cuda.Stream(device)
+        memory.pool = memory.pool or torch.cuda.graph_pool_handle()
+        stream, before = memory.stream, torch.cuda.current_stream(device)
+        stream.wait_stream(before)
+        # A recording that cannot even begin or end leaves the thread on the stream of recordings.
+        with torch.random.fork_rng([device]), torch.enable_grad(), torch.cuda.stream(before):
             with torch.cuda.stream(stream):  # libraries make room for themselves when they are first used
                 outputs = forward()
                 ones = [torch.ones_like(output) for output in outputs if output.requires_grad]
                 backward(outputs, ones)
                 del outputs
-            torch.cuda.current_stream(device).wait_stream(stream)
+            before.wait_stream(stream)
             self.given = [torch.empty_like(gradient) for gradient in ones]
             del ones
-            if memory.pool is None:
-                memory.pool = torch.cuda.graph_pool_handle()
             self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             # Of this thread alone: another prepares the next batches meanwhile.
             how: dict[str, Any] = {"pool": memory.pool, "stream": stream, "capture_error_mode": "thread_local"}

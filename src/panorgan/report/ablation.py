@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, Comparison, Figure, Place
+from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, Comparison, Figure, Place
 from panorgan.report import comparison_tables as tables
 from panorgan.report.ablation_figures import module_chart
 from panorgan.report.comparison import render, write_files
@@ -34,9 +34,12 @@ def write_ablation(ablation: Ablation, results: Results) -> ComparisonFiles:
 
 
 def places(comparison: Comparison) -> list[Place]:
-    """The columns: single sites, external ones last (and their mean, of several), then the whole federation."""
-    columns = [place for place in tables.table_places(comparison) if place != FEDERATION]
-    return [*columns, FEDERATION]
+    """The columns: single sites, external ones last (and their mean, of several), then the whole federation.
+
+    Where only external sites were scored, their mean stands in its place.
+    """
+    whole = comparison.first_place
+    return [*(place for place in tables.table_places(comparison) if place != whole), whole]
 
 
 def ticks(ablation: Ablation, label: str) -> dict[str, int]:
@@ -51,7 +54,7 @@ def shows_paper(ablation: Ablation) -> bool:
 
 
 def difference(comparison: Comparison, label: str) -> str:
-    """Against the reference in the federation: ``+0.021 ▲``; a word for the reference itself."""
+    """Against the reference, in the federation if it was scored: ``+0.021 ▲``; a word for the reference itself."""
     if label == comparison.reference:
         return "reference"
     figure = comparison.figure(label)

@@ -20,7 +20,7 @@ _APART = 0.16
 
 def module_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Picture | None:
     """Mean Dice of every row ± SD over seeds, first row on top; None when nothing was scored in the federation."""
-    inside = {label: comparison.figure(label) for label in comparison.methods}
+    inside = {label: comparison.figure(label, ALL_ORGANS, FEDERATION) for label in comparison.methods}
     outside = {label: comparison.figure(label, ALL_ORGANS, EXTERNAL) for label in comparison.methods}
     if not any(inside.values()):
         return None

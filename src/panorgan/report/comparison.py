@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from panorgan.anatomy import catalogue
-from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION
+from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL
 from panorgan.federation.files import write_atomically
 from panorgan.report import comparison_distances as distances
 from panorgan.report import comparison_figures as figures
@@ -56,7 +56,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         all_organs=ALL_ORGANS,
         summary_places=tables.summary_places(comparison),
         table_places=tables.table_places(comparison),
-        federation=FEDERATION,
+        first_place=comparison.first_place,
         external=EXTERNAL,
         distances_heading=distances.DISTANCES,
         distance_groups=distances.distance_groups(results.comparison),

@@ -26,9 +26,9 @@ DISTANCE_NOTE = (
 
 
 def distance_groups(comparison: Comparison) -> dict[Place, str]:
-    """The parts of the table with their headings: the federation, and external sites apart."""
-    outside = {EXTERNAL: "External sites"} if EXTERNAL in comparison.places else {}
-    return {FEDERATION: "Sites of the federation", **outside}
+    """The parts of the table with their headings: the federation, and external sites apart; only what was scored."""
+    groups = {FEDERATION: "Sites of the federation", EXTERNAL: "External sites"}
+    return {place: heading for place, heading in groups.items() if comparison.scored_at(place)}
 
 
 def millimetres(distance: Distance | None, spread: bool = True) -> str:
@@ -81,7 +81,7 @@ def distances_markdown(results: Results) -> list[str]:
             ]
             for method in comparison.methods
         ]
-        lines += [f"{heading}:", ""] if len(groups) > 1 else []
+        lines += [] if list(groups) == [FEDERATION] else [f"{heading}:", ""]
         lines += [*table_lines(header, rows), ""]
     return [*lines, DISTANCE_NOTE]
 

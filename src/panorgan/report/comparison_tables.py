@@ -60,6 +60,11 @@ def place_words(place: Place) -> str:
     return PLACE_WORDS.get(place, place.site)
 
 
+def at_place(place: Place) -> str:
+    """Where that is, to follow a figure's name: ``in the federation``, ``at external sites``."""
+    return f"{'in the' if place == FEDERATION else 'at'} {place_words(place)}"
+
+
 def heading(comparison: Comparison, place: Place) -> str:
     """The same, to stand at the head of a row or a table."""
     if place.kind != "site":
@@ -70,15 +75,14 @@ def heading(comparison: Comparison, place: Place) -> str:
 def summary_places(comparison: Comparison) -> list[Place]:
     """The columns of the summary: over several sites, as far as something was scored there."""
     wanted = (FEDERATION, LABELLED, NOT_LABELLED, EXTERNAL)
-    return [p for p in wanted if any(comparison.figure(m, ALL_ORGANS, p) for m in comparison.methods)]
+    return [place for place in wanted if comparison.scored_at(place)]
 
 
 def table_places(comparison: Comparison) -> list[Place]:
-    """Single sites, then all of the federation, then all external ones if there are several."""
-    several = sum(place.site in comparison.external_sites for place in comparison.places) > 1
-    return [
-        place for place in comparison.places if place.kind in ("site", "federation") or (place == EXTERNAL and several)
-    ]
+    """Single sites, then all of the federation, then all external ones if there are several; only what was scored."""
+    several = len(comparison.external_sites) > 1
+    wanted = [place for place in comparison.places if place.kind == "site" or place == FEDERATION]
+    return [place for place in (*wanted, *([EXTERNAL] if several else [])) if comparison.scored_at(place)]
 
 
 def over_seeds(figure: Figure | None, digits: int = 3) -> str:
@@ -172,6 +176,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "ratio": ratio,
     "figure_colour": figure_colour,
     "place_words": place_words,
+    "at_place": at_place,
     "heading": heading,
     "spoken": spoken,
 }

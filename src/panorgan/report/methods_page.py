@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from panorgan.federation.egress import COMMON_NUMBERS, number_words
+from panorgan.federation.egress import COMMON_NUMBERS
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
 from panorgan.methods.payloads import MADE_UP, Sending
@@ -145,7 +145,7 @@ def _leaving(description: MethodDescription) -> list[str]:
     rows = [(s.stage, s.rounds, s.words, size_words(s)) for s in description.sent]
     lines = ["**Leaves a site**", "", *_table(("stage", "when", "what", "size (FedAvg's is 1)"), rows), ""]
     lines += [f"- `{pattern}`: {sentence}" for pattern, sentence in description.tensors.items()]
-    lines += [f"- number `{pattern}`: {number_words(pattern)}" for pattern in description.numbers]
+    lines += [f"- number `{pattern}`: {words}" for pattern, words in description.numbers.items()]
     lines += [f"- with `{variant.setting}`: {variant_words(variant.sent)}" for variant in description.variants]
     return lines
 

@@ -29,7 +29,7 @@ def _left_out(keys: list[str], sites: list[str], site: str) -> set[str]:
 class Everything(Method):
     """Pretrain stage, keys that differ by site, bit-packed masks, float16, numbers, private and server state."""
 
-    numbers: ClassVar[tuple[str, ...]] = ("loss", "cases", "steps_so_far")
+    numbers: ClassVar[Mapping[str, str]] = {**Method.numbers, "steps_so_far": "steps of the site in all rounds"}
     tensors: ClassVar[Mapping[str, str]] = {"mask/*": "signs of the update, bit-packed", "half/*": "a small summary"}
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:

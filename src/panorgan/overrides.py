@@ -1,0 +1,103 @@
+"""`--set a.b=value`: settings that are changed on the command line, and errors that then name `--set`, not the file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import yaml
+
+from panorgan.errors import ConfigError, PanorganError
+
+Read = TypeVar("Read")
+
+
+def read_overridden(
+    content: Mapping[str, Any], overrides: Sequence[str], where: str, read: Callable[[dict[str, Any]], Read]
+) -> Read:
+    """What `read` makes of a file's content with `a.b=value` overrides.
+
+    `where` is the file. An error that an override is the reason of names the override instead.
+    """
+    try:
+        return read(overridden(content, overrides))
+    except PanorganError as error:
+        if error.where.startswith(where):
+            told = _set_there(error, overrides, where) or _set_apart(error, content, overrides, read, where)
+            error.where = told or error.where
+        raise
+
+
+def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy with the overrides in it, the later ones over the earlier."""
+    changed = copy.deepcopy(dict(content))
+    for override in overrides:
+        _apply(changed, override)
+    return changed
+
+
+def _set_there(error: PanorganError, overrides: Sequence[str], where: str) -> str:
+    """The override that set the very place of an error, or a group with the place in it; empty if there is none."""
+    place = error.where.removeprefix(where).removeprefix(": ").replace(": ", ".")
+    for key in reversed([_key(override) for override in overrides]):
+        if f"{place}.".startswith(f"{key}."):
+            inside = place.removeprefix(key).removeprefix(".")
+            return f"--set {key}" + (f": {inside}" if inside else "")
+    return ""
+
+
+def _set_apart(
+    error: PanorganError,
+    content: Mapping[str, Any],
+    overrides: Sequence[str],
+    read: Callable[[dict[str, Any]], object],
+    where: str,
+) -> str:
+    """The overrides without which there would be no such error: what is right by itself may not fit the rest."""
+    found = []
+    for left_out, override in enumerate(overrides):
+        try:
+            read(overridden(content, [*overrides[:left_out], *overrides[left_out + 1 :]]))
+        except PanorganError as other:
+            if (other.what, other.where, other.why) == (error.what, error.where, error.why):
+                continue
+        found.append(f"--set {_key(override)}")
+    return f"{', '.join(found)}, with {where}" if found else ""
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(
+            f"An override must look like a.b=value, not {override!r}.",
+            where="--set",
+            fix="Write it without spaces around '=', such as training.rounds=20.",
+        )
+    *parents, last = path.split(".")
+    place = content
+    for depth, name in enumerate(parents, start=1):
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            group = ".".join(parents[:depth])
+            raise ConfigError(
+                f"{group!r} is not a group of settings.",
+                where="--set",
+                why=f"{override!r} sets something inside it",
+                fix=f"Give the whole value, {group}=…, or change it in the file.",
+            )
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"The value of an override is not valid YAML: {text!r}.",
+            where="--set",
+            why=str(error),
+            fix="Close its brackets and quotes, and protect them from the shell: --set 'a.b=[1, 2]'.",
+        ) from error
