@@ -103,7 +103,8 @@ class FedIOD(Method):
     organs: ClassVar[OrganParts] = "decoders"
     numbers: ClassVar[Mapping[str, str]] = {
         **LOSS_IN_PARTS,
-        "attention/*": "in the first round: how many slices the site's scans have (the median), and how many places a patch has",
+        "attention/*": "in the first round: how many slices the site's scans have (the median), and how many places "
+        "a patch has",
         f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
     }
     tensors: ClassVar[Mapping[str, str]] = {
