@@ -31,7 +31,7 @@ COSTS = {
     "inference_all_organs": ("prediction of seven organs", "of one organ", ""),
 }
 MACHINES = {  # column → (file, the entries that are looked through, the last one first)
-    "H200, bfloat16": ("step_cost_h200.json", ("bfloat16",)),
+    "H200, bfloat16": ("step_cost_h200.json", ("bfloat16", "graphs")),
     "two CPU cores": ("step_cost_cpu.json", ("float32_ufps", "float32")),
 }
 OPENING = """# Results
