@@ -14,7 +14,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.networks import UNet, UNetSettings, replay
 from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
-from panorgan.networks.replay import Replays, laid_out_like, replays_of, with_room
+from panorgan.networks.replay import Replays, as_autograd_leaves_them, replays_of, with_room
 
 ORGANS = ("liver", "spleen", "pancreas")
 
@@ -405,10 +405,22 @@ def test_a_judge_is_asked_within_the_pass():
 
 
 def test_gradients_lie_as_their_weights_do():
-    weight = torch.randn(4, 6)
-    crossed = torch.randn(6, 4).T
-    assert laid_out_like(weight, None) is None
-    assert laid_out_like(crossed, crossed) is crossed
-    found = laid_out_like(weight, crossed)
-    assert torch.equal(found, crossed)
-    assert found.stride() == weight.stride()
+    weight, crossed = torch.randn(4, 6), torch.randn(6, 4).T
+    same, copied, nothing = as_autograd_leaves_them([crossed, weight, weight], [crossed, crossed, None])
+    assert same is crossed
+    assert torch.equal(copied, crossed)
+    assert copied.stride() == weight.stride()
+    assert nothing is None
+
+
+def test_every_weight_has_a_gradient_of_its_own():
+    """a + b has the same gradient for both; so has a sum, as one number that is repeated."""
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    found = torch.autograd.grad((a + b).square().sum() + a.sum() + b.sum(), [a, b])
+    own = as_autograd_leaves_them([a, b], [found[0], found[0]])
+    for gradient in own:
+        gradient.mul_(2)
+    for gradient, expected in zip(
+        own, torch.autograd.grad((a + b).square().sum() + (a + b).sum(), [a, b]), strict=True
+    ):
+        assert torch.equal(gradient, 2 * expected)

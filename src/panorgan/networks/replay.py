@@ -246,7 +246,7 @@ class Recorded:
             last = [output for output in outputs if output.requires_grad]
             with torch.autocast(device.type, enabled=False):  # a step is over with it before it goes back
                 found = torch.autograd.grad(last, wanted, gradients, allow_unused=True)
-            return [laid_out_like(tensor, gradient) for tensor, gradient in zip(wanted, found, strict=True)]
+            return as_autograd_leaves_them(wanted, found)
 
         memory.stream = memory.stream or torch.cuda.Stream(device)
         memory.pool = memory.pool or torch.cuda.graph_pool_handle()
@@ -277,11 +277,22 @@ class Recorded:
         """Gradients, where the graph leaves them."""
 
 
-def laid_out_like(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient as autograd leaves it: in memory as the tensor itself. Fused optimisers insist on it."""
-    if gradient is None or gradient.stride() == tensor.stride():
-        return gradient
-    return torch.empty_like(tensor).copy_(gradient)
+def as_autograd_leaves_them(
+    tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Gradients that lie in memory as their tensors do, on which fused optimisers insist, and each by itself.
+
+    Two tensors that are added to each other have one and the same gradient; clipped in place it would be so twice.
+    """
+    places: set[int] = set()
+    own: list[torch.Tensor | None] = []
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if gradient is not None and (gradient.stride() != tensor.stride() or gradient.data_ptr() in places):
+            gradient = torch.empty_like(tensor).copy_(gradient)
+        if gradient is not None:
+            places.add(gradient.data_ptr())
+        own.append(gradient)
+    return own
 
 
 class _Replay(torch.autograd.Function):
