@@ -358,13 +358,17 @@ def test_graphs_can_be_switched_off(monkeypatch, words):
     assert replays_of(network, torch.device("cuda")) is None
 
 
-def test_on_a_cpu_and_without_gradients_passes_are_plain():
+def test_only_training_passes_on_a_gpu_are_replayed(monkeypatch):
     network = UNet(Vocabulary(ORGANS), UNetSettings(dimensions=2, features=(4, 8)))
     network.replays = _Forbidden()
     image = torch.randn(1, 1, 16, 16)
-    network(image)
+    network(image)  # on a CPU
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))  # pretended
+    with pytest.raises(AssertionError, match="nothing is to be replayed"):
+        network.passed("image", lambda given: (given,), image)
     with torch.no_grad():
-        network.eval()(image)
+        assert network.passed("image", lambda given: (given,), image) == (image,)
+    assert network.eval().passed("image", lambda given: (given,), image) == (image,)
 
 
 class _Forbidden:

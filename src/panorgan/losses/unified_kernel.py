@@ -109,8 +109,8 @@ def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
 def _softmax(
     logits, values, words, voxels, channels, kinds, sample, voxel, k,
 ):  # fmt: skip
-    """Of a tile [channels, voxels]: powers e^(x − max), their total, x − max, which is the only largest, Σ of all
-    others for it and total − own for the rest; and three masks of the label."""
+    """Of a tile [channels, voxels]: x − max, powers e^(x − max), their total, which x is the only largest, the powers
+    of all other channels (as `unified_loss` has them, with its smallest number); and three masks of the label."""
     inside = voxel < voxels
     value = tl.load(values + sample * voxels + voxel, mask=inside, other=0).to(tl.int64)
     samples = tl.num_programs(1)

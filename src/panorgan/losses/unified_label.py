@@ -61,10 +61,13 @@ class UnifiedLabel:
     @cached_property
     def target_masks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same as floats, 0 or 1; looked up once, however often a step asks for its loss."""
-        sure = self.possible.sum(2, keepdim=True) == 1
-        tables = torch.cat([self.possible & sure, ~self.possible | sure], dim=2)
-        target, counted = self._looked_up(tables.float()).chunk(2, dim=1)
+        target, counted = self._looked_up(torch.cat(self._tables(), dim=2).float()).chunk(2, dim=1)
         return target, counted
+
+    def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and what counts for every value, [B, values, C + 1] bool each."""
+        sure = self.possible.sum(2, keepdim=True) == 1
+        return self.possible & sure, ~self.possible | sure
 
     @cached_property
     def words(self) -> torch.Tensor:
@@ -72,8 +75,7 @@ class UnifiedLabel:
 
         A bit for every channel, the background's is the lowest.
         """
-        sure = self.possible.sum(2, keepdim=True) == 1
-        masks = torch.stack([self.possible & sure, ~self.possible | sure, self.possible])
+        masks = torch.stack([*self._tables(), self.possible])
         return (masks << torch.arange(masks.shape[3], device=masks.device)).sum(3)
 
     def _looked_up(self, table: torch.Tensor) -> torch.Tensor:
