@@ -145,7 +145,7 @@ def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
     sum(part.sum() for part in judged(rule, seen.mean, batch)).backward()
     moved = {key for key, parameter in rule.model.named_parameters() if parameter.grad is not None}
     assert "encoder.0.conv1.conv.weight" in moved
-    assert any(".query." in key for key in moved)
+    assert "transformer.layers.0.heads.projections" in moved
     assert not any(key.startswith("decoders") for key in moved)
 
 
@@ -318,7 +318,7 @@ def test_a_head_that_adds_nothing_counts_for_nothing(tiny, tmp_path):
     """Its output is zero, and no gate uses its map: the site tells 0, and other sites decide about that head."""
     rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "gate": "none", "regularisation": False})
     with torch.no_grad():
-        rule.model.transformer.layers[1].heads[2].output.weight.zero_()
+        rule.model.transformer.layers[1].heads[2].output.zero_()
     rule.received = Content()
     rule.after_round()
     told = rule.update().numbers

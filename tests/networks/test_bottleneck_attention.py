@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from panorgan.networks.attention_gate import mean_attention
 from panorgan.networks.bottleneck_attention import (
     Attend,
     BottleneckTransformer,
+    Heads,
     Layer,
     cast_together,
-    mean_attention,
-    reweighted,
     sinusoidal_positions,
-    token_weights,
 )
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 # -- attention -------------------------------------------------------------------------------------------------------
 
@@ -70,12 +67,12 @@ def toy() -> Layer:
         for parameter in (*layer.heads.parameters(), *layer.mlp.parameters()):
             parameter.zero_()
         first, second = layer.heads
-        first.query.weight.copy_(torch.tensor([[math.log(2) / 2, 0]]))  # e^(2·score) = 2: like attends twice as much
-        first.key.weight.copy_(torch.tensor([[1.0, 0]]))
-        first.value.weight.copy_(torch.tensor([[1.0, 0]]))
-        first.output.weight.copy_(torch.tensor([[1.0], [0]]))
-        second.value.weight.copy_(torch.tensor([[1.0, 0]]))  # no queries: it attends to all alike
-        second.output.weight.copy_(torch.tensor([[0.0], [1]]))
+        first.query.copy_(torch.tensor([[math.log(2) / 2, 0]]))  # e^(2·score) = 2: like attends twice as much
+        first.key.copy_(torch.tensor([[1.0, 0]]))
+        first.value.copy_(torch.tensor([[1.0, 0]]))
+        first.output.copy_(torch.tensor([[1.0], [0]]))
+        second.value.copy_(torch.tensor([[1.0, 0]]))  # no queries: it attends to all alike
+        second.output.copy_(torch.tensor([[0.0], [1]]))
     return layer
 
 
@@ -112,9 +109,9 @@ def written_out(layer: Layer, tokens: torch.Tensor, positions: torch.Tensor) -> 
     normed = layer.attention_norm(tokens)
     contributions = []
     for head in layer.heads:
-        queries, keys = head.query(normed + positions), head.key(normed + positions)
+        queries, keys = (normed + positions) @ head.query.T, (normed + positions) @ head.key.T
         attention = (queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])).softmax(2)
-        contributions.append(head.output(attention @ head.value(normed)))
+        contributions.append(attention @ (normed @ head.value.T) @ head.output.T)
     tokens = tokens + sum(contributions)
     return torch.stack(contributions), tokens + layer.mlp(layer.mlp_norm(tokens))
 
@@ -142,7 +139,8 @@ def test_without_its_output_projection_a_head_adds_nothing():
     tokens, positions = torch.randn(2, 7, 8).double(), torch.randn(7, 8).double()
     contributions, _ = written_out(layer, tokens, positions)
     before, _ = layer(tokens, positions)
-    nn.init.zeros_(layer.heads[1].output.weight)
+    with torch.no_grad():
+        layer.heads[1].output.zero_()
     after, _ = layer(tokens, positions)
     torch.testing.assert_close(before - after, contributions[1])
     assert contributions[1].abs().max() > 0.01
@@ -150,7 +148,7 @@ def test_without_its_output_projection_a_head_adds_nothing():
 
 def test_the_heads_sum_starts_no_larger_than_that_of_one_matrix():
     layer = Layer(width=4, heads=4, head_width=16, mlp_width=4, dropout=0)
-    largest = max(float(head.output.weight.detach().abs().max()) for head in layer.heads)
+    largest = max(float(head.output.detach().abs().max()) for head in layer.heads)
     assert 1 / 16 < largest <= 1 / 8  # 1/√(4 · 16)
 
 
@@ -175,50 +173,7 @@ def test_a_place_is_called_the_same_on_every_grid(small, large):
     assert len(sinusoidal_positions(large, width).unique(dim=0)) == math.prod(large)
 
 
-# -- weights of tokens and skip connections --------------------------------------------------------------------------
-
-MEAN = (FIRST + 1 / 3) / 2  # Ā of the toy layer; its columns sum to 0.95, 1.025 and 1.025
-
-
-def test_mean_attention_over_layers_and_heads():
-    one = torch.stack([FIRST, torch.full((3, 3), 1 / 3)])[None]
-    two = torch.eye(3).expand(1, 2, 3, 3)
-    torch.testing.assert_close(mean_attention([one]), MEAN[None])
-    torch.testing.assert_close(mean_attention([one, two]), (MEAN + torch.eye(3))[None] / 2)
-
-
-def test_softmax_of_column_sums_scaled_to_mean_one():
-    weights = token_weights(MEAN[None], "softmax")[0]
-    total = math.exp(0.95) + 2 * math.exp(1.025)
-    expected = torch.tensor([3 * math.exp(0.95) / total, *[3 * math.exp(1.025) / total] * 2])
-    torch.testing.assert_close(weights, expected)
-    assert float(weights.mean()) == pytest.approx(1)
-
-
-def test_sigmoid_of_column_sums():
-    weights = token_weights(MEAN[None], "sigmoid")[0]
-    torch.testing.assert_close(weights, torch.tensor([2 / (1 + math.exp(0.05)), *[2 / (1 + math.exp(-0.025))] * 2]))
-
-
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_even_attention_weighs_nothing(gate):
-    torch.testing.assert_close(token_weights(torch.full((2, 9, 9), 1 / 9), gate), torch.ones(2, 9))
-
-
-def test_reweighting_by_hand():
-    """Between the centres of two coarse cells with 1 and 3 lie 1.5 and 2.5; x·W' + x of x = 2."""
-    out = reweighted(torch.full((1, 3, 1, 4), 2.0), torch.tensor([[[1.0, 3]]]))
-    torch.testing.assert_close(out, torch.tensor([4.0, 5, 7, 8]).expand(1, 3, 1, 4))
-
-
-@pytest.mark.parametrize(("grid", "space"), [((3, 2), (12, 16)), ((3, 2, 2), (6, 8, 2)), ((4, 4), (4, 4))])
-def test_interpolation_keeps_the_mean_and_is_torchs(grid, space):
-    weights = torch.rand(2, *grid, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
-    finer = reweighted(torch.ones(2, 1, *space).double(), weights)[:, 0] - 1
-    mode = {2: "bilinear", 3: "trilinear"}[len(grid)]
-    torch.testing.assert_close(finer, nn.functional.interpolate(weights[:, None], space, mode=mode)[:, 0])
-    torch.testing.assert_close(finer.flatten(1).mean(1), weights.flatten(1).mean(1))
-    assert torch.autograd.gradcheck(lambda w: reweighted(torch.ones(2, 2, *space).double(), w), weights)
+# -- features in and out ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
@@ -229,26 +184,17 @@ def test_features_leave_the_transformer_laid_out_as_they_came(kind):
     assert out.is_contiguous(memory_format=kind)
 
 
-@needs_gpu
-def test_on_a_gpu_reweighting_gives_the_same_bits_every_time():
-    weights = torch.rand(4, 16, 16, device="cuda").requires_grad_()
-    features = torch.randn(4, 16, 256, 256, device="cuda")
-    gradients = [torch.autograd.grad(reweighted(features, weights).sin().sum(), weights)[0] for _ in range(5)]
-    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
-
-
 # -- weights in one piece ----------------------------------------------------------------------------------------------
 
 
 def test_tensors_are_cast_together_and_their_gradients_come_back():
-    first, second, bias = torch.tensor([[1.0, 2]]), torch.tensor([[3.0, 4]]), torch.tensor([5.0])
-    leaves = [tensor.requires_grad_() for tensor in (first, second, bias)]
-    below, alone = cast_together([leaves[:2], leaves[2:]], torch.bfloat16)
-    assert below.dtype == torch.bfloat16
-    assert (below.tolist(), alone.tolist()) == ([[1, 2], [3, 4]], [5])
-    (below * torch.tensor([[1.0, 2], [3, 4]])).sum().add(alone.sum() * 7).backward()
-    assert [leaf.grad.tolist() for leaf in leaves] == [[[1, 2]], [[3, 4]], [7]]
-    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+    matrix, bias = torch.tensor([[1.0, 2], [3, 4]]).requires_grad_(), torch.tensor([5.0]).requires_grad_()
+    narrow, alone = cast_together([matrix, bias], torch.bfloat16)
+    assert narrow.dtype == torch.bfloat16
+    assert (narrow.tolist(), alone.tolist()) == ([[1, 2], [3, 4]], [5])
+    (narrow * torch.tensor([[1.0, 2], [3, 4]])).sum().add(alone.sum() * 7).backward()
+    assert (matrix.grad.tolist(), bias.grad.tolist()) == ([[1, 2], [3, 4]], [7])
+    assert matrix.grad.dtype == bias.grad.dtype == torch.float32
 
 
 def test_under_autocast_all_layers_use_their_own_weights():
@@ -268,28 +214,84 @@ def test_under_autocast_all_layers_use_their_own_weights():
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_gradients_of_heads_are_laid_out_as_their_weights(autocast):
-    """A slice of a wider gradient would be copied, head by head."""
+def test_gradients_are_laid_out_as_their_weights(autocast):
+    """Else each would be copied for the optimiser."""
     transformer = BottleneckTransformer(width=8, layers=2, heads=2, head_width=5, mlp_width=6, dropout=0)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out, _ = transformer(torch.randn(2, 8, 3, 4))
     passed_on = list[torch.Tensor]()
-    for layer in transformer.layers:
-        for head in layer.heads:
-            for weight in head.parameters():
-                weight.register_hook(passed_on.append)
+    for weight in transformer.parameters():
+        weight.register_hook(passed_on.append)
     out.square().sum().backward()
-    assert len(passed_on) == 2 * 2 * 4
+    assert len(passed_on) == 2 * (2 + 4 + 4)  # matrices of all heads, perceptron, two normalisations
     assert all(gradient.is_contiguous() for gradient in passed_on)
 
 
 def test_what_is_kept_from_inference_serves_training():
     transformer = BottleneckTransformer(width=4, layers=1, heads=1, head_width=3, mlp_width=4, dropout=0)
-    features, weights = torch.randn(1, 4, 11, 1), torch.rand(1, 11, 1)  # a grid of which nothing is kept yet
+    features = torch.randn(1, 4, 11, 1)  # a grid of which nothing is kept yet
     with torch.inference_mode():
         transformer(features)
-        reweighted(torch.ones(1, 1, 13, 3), weights)
     out, _ = transformer(features.requires_grad_())
-    (out.sum() + reweighted(torch.ones(1, 1, 13, 3), weights.requires_grad_()).sum()).backward()
+    out.sum().backward()
     assert features.grad is not None
-    assert weights.grad is not None
+
+
+# -- heads by name -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heads() -> Heads:
+    """Three heads of two channels on tokens of four; every weight has a value of its own."""
+    made = Heads(width=4, heads=3, head_width=2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape))
+    return made
+
+
+def test_the_state_dict_tells_of_heads_one_by_one(heads):
+    state = heads.state_dict()
+    names = [f"{head}.{kind}.weight" for head in range(3) for kind in ("query", "key", "value", "output")]
+    assert list(state) == names
+    assert all(tuple(state[name].shape) == ((4, 2) if "output" in name else (2, 4)) for name in names)
+    # Of the second of three matrices, 4 × 6, columns 2 and 3.
+    assert state["1.key.weight"].tolist() == [[26, 32, 38, 44], [27, 33, 39, 45]]
+    assert state["2.output.weight"].tolist() == [[4, 5], [10, 11], [16, 17], [22, 23]]
+    assert not any(value.requires_grad for value in state.values())
+    assert len(list(heads.parameters())) == 2
+
+
+def test_a_state_dict_changes_the_heads_as_ever(heads):
+    """Its tensors are the network's own, not copies."""
+    heads.state_dict()["1.output.weight"].zero_()
+    assert heads.outputs[0].tolist() == [0, 1, 0, 0, 4, 5]
+
+
+def test_what_was_saved_is_what_is_loaded(heads):
+    other = Heads(width=4, heads=3, head_width=2)
+    kept = other.projections
+    assert other.load_state_dict(heads.state_dict()) == ([], [])
+    assert other.projections is kept
+    assert torch.equal(other.projections, heads.projections)
+    assert torch.equal(other.outputs, heads.outputs)
+    assert kept.requires_grad
+
+
+def test_heads_that_do_not_fit_are_refused_by_name(heads):
+    state = heads.state_dict()
+    del state["1.key.weight"]
+    state["3.key.weight"] = torch.zeros(2, 4)
+    state["0.value.weight"] = torch.zeros(4, 2)
+    with pytest.raises(RuntimeError) as refusal:
+        Heads(width=4, heads=3, head_width=2).load_state_dict(state)
+    told = str(refusal.value)
+    assert 'Missing key(s) in state_dict: "1.key.weight"' in told
+    assert 'Unexpected key(s) in state_dict: "3.key.weight"' in told
+    assert "size mismatch for 0.value.weight: (4, 2) instead of (2, 4)" in told
+
+
+def test_there_are_as_many_heads_as_there_are(heads):
+    assert len(heads) == len(list(heads)) == 3
+    with pytest.raises(IndexError, match="head 3 of 3"):
+        heads[3]

@@ -12,7 +12,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case, MaskFiles
 from panorgan.cases.preprocess import Plan
 from panorgan.networks import UNetSettings
-from panorgan.networks.bottleneck_attention import token_weights
+from panorgan.networks.attention_gate import token_weights
 from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
 from panorgan.runs.attention_on_scans import ScanPatch, choose_slices, look, on_plane, patches_of, seen_from
 
@@ -90,9 +90,10 @@ def test_even_attention_is_one_everywhere(gate):
     network = InterOrganNetwork(
         Vocabulary(["liver"]), UNetSettings(dimensions=2, features=(4, 8)), None, InterOrganSettings(**SMALL, gate=gate)
     ).eval()
-    for layer in network.transformer.layers:
-        for head in layer.heads:
-            torch.nn.init.zeros_(head.query.weight)
+    with torch.no_grad():
+        for layer in network.transformer.layers:
+            for head in layer.heads:
+                head.query.zero_()
     looks = look(network, patch_of((8, 8, 1), liver=torch.ones(8, 8, 1)))
     for found in (looks.received, looks.from_organ["liver"]):
         torch.testing.assert_close(found, torch.ones(4, 4))

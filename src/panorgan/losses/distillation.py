@@ -10,6 +10,11 @@ from panorgan.cases.labels import shown
 from panorgan.cases.sampling import Batch
 from panorgan.losses.partial import on_device
 
+try:
+    from panorgan.losses import soft_bce_kernel
+except Exception:  # Triton comes with PyTorch for NVIDIA GPUs only; one that is broken must break nothing else
+    soft_bce_kernel = None  # type: ignore[assignment]
+
 
 def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Binary cross-entropy to soft targets, [B]: mean over voxels, then over the channels that count.
@@ -18,11 +23,14 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
     which no channel counts has loss 0. FLKD's eqs. 7, 9 and 10, with the term of the absent voxels that a
     binary cross-entropy has and the printed equations leave out.
     """
-    # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
-    aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))
-    logits, targets = logits.float().masked_fill(aside, 0.0), targets.float().masked_fill(aside, 0.0)
-    # −log σ(x) = softplus(x) − x, so that all of it is softplus(x) − t·x: two passes over the voxels instead of many.
-    loss = torch.addcmul(F.softplus(logits), targets, logits, value=-1).flatten(2).mean(2)
+    if soft_bce_kernel and soft_bce_kernel.can_run(logits, targets):
+        loss = soft_bce_kernel.run(logits, targets, counted) / logits[0, 0].numel()
+    else:
+        # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
+        aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))
+        logits, targets = logits.float().masked_fill(aside, 0.0), targets.float().masked_fill(aside, 0.0)
+        # −log σ(x) = softplus(x) − x, so that all of it is softplus(x) − t·x: two passes over the voxels.
+        loss = torch.addcmul(F.softplus(logits), targets, logits, value=-1).flatten(2).mean(2)
     kept = loss.masked_fill(~counted, 0.0).sum(1)
     return kept / counted.sum(1).clamp(min=1)
 

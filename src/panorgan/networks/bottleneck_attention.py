@@ -1,35 +1,101 @@
 """A transformer between the encoder and the decoders of a U-Net: every place of the coarsest grid looks at every other.
 
-Its attention maps say which places matter to which, so they are part of its result. Each head's weights have names of
-their own (`layers.0.heads.3.query.weight`), because a server may weigh sites head by head; the work itself is done for
-all heads of a layer at once.
+Its attention maps say which places matter to which, so they are part of its result. In the state dict each head's
+weights have names of their own (`layers.0.heads.3.query.weight`), because a server may weigh sites head by head; they
+lie in two matrices, because the work is done for all heads of a layer at once, and an optimiser counts tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-Gate = Literal["softmax", "sigmoid", "none"]
 # Wavelengths of the positions go from 2π to a hundred times that. Sentences need longer ones; grids here are tens wide.
 _LONGEST = 100.0
 
 
-class Head(nn.Module):
-    """The weights of one head. It has no biases: without its `output` it adds nothing."""
+class Head(NamedTuple):
+    """The weights of one head, each a part of its layer's matrices. No biases: without its `output` it adds nothing."""
 
-    def __init__(self, width: int, head_width: int, heads: int) -> None:
+    query: torch.Tensor
+    """[head_width, width], as `key` and `value`."""
+    key: torch.Tensor
+    value: torch.Tensor
+    output: torch.Tensor
+    """[width, head_width]."""
+
+
+class Heads(nn.Module):
+    """The heads of a layer: `heads[2].query` is a view. Two parameters, of which the state dict tells head by head."""
+
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(width, head_width, bias=False) for _ in range(3))
-        self.output = nn.Linear(head_width, width, bias=False)
+        self.count, self.head_width = heads, head_width
+        projections, outputs = [], []
         # As in one matrix for all heads: their sum starts no larger because there are several.
         bound = (heads * head_width) ** -0.5
-        nn.init.uniform_(self.output.weight, -bound, bound)
+        for _ in range(heads):
+            projections.append(torch.stack([nn.Linear(width, head_width, bias=False).weight for _ in range(3)]))
+            outputs.append(nn.init.uniform_(nn.Linear(head_width, width, bias=False).weight, -bound, bound))
+        self.projections = nn.Parameter(torch.cat(projections, dim=1).detach().mT.contiguous())
+        """Of queries, keys and values, [3, width, heads · head_width]: as they are multiplied with."""
+        self.outputs = nn.Parameter(torch.cat(outputs, dim=1).detach())
+        """[width, heads · head_width]."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> Head:
+        if not 0 <= place < self.count:
+            raise IndexError(f"head {place} of {self.count}")
+        own = slice(place * self.head_width, (place + 1) * self.head_width)
+        query, key, value = self.projections[..., own].mT.unbind()
+        return Head(query, key, value, self.outputs[:, own])
+
+    def __iter__(self) -> Iterator[Head]:
+        return (self[place] for place in range(self.count))
+
+    def _named(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Views of all weights by the names that the state dict has for them."""
+        return {
+            f"{prefix}{place}.{name}.weight": weight
+            for place, head in enumerate(self)
+            for name, weight in head._asdict().items()
+        }
+
+    # What `nn.Module` asks for; it would name the two matrices.
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        named = self._named(prefix)
+        destination.update(named if keep_vars else {key: weight.detach() for key, weight in named.items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, torch.Tensor],
+        prefix: str,
+        local_metadata: object,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        with torch.no_grad():
+            own = self._named(prefix)
+            for key, weight in own.items():
+                given = state_dict.get(key)
+                if given is None:
+                    missing_keys.append(key)
+                elif given.shape != weight.shape:
+                    error_msgs.append(f"size mismatch for {key}: {tuple(given.shape)} instead of {tuple(weight.shape)}")
+                else:
+                    weight.copy_(given)
+        if strict:
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in own]
 
 
 class Attend(torch.autograd.Function):
@@ -88,9 +154,9 @@ class LayerWeights(NamedTuple):
     """The matrices of a layer as they are multiplied with: those of all heads in one."""
 
     projections: torch.Tensor
-    """Of queries, keys and values, [3, heads · head_width, width]."""
+    """Of queries, keys and values, [3, width, heads · head_width]."""
     outputs: torch.Tensor
-    """[heads · head_width, width]."""
+    """[width, heads · head_width]."""
     mlp: Sequence[torch.Tensor]
     """Weight and bias of the first, then of the second part of the perceptron."""
 
@@ -117,7 +183,7 @@ class Layer(nn.Module):
         super().__init__()
         self.head_width = head_width
         self.attention_norm = nn.LayerNorm(width)
-        self.heads = nn.ModuleList(Head(width, head_width, heads) for _ in range(heads))
+        self.heads = Heads(width, heads, head_width)
         self.dropout = nn.Dropout(dropout)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
@@ -150,7 +216,7 @@ class Layer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`forward` of tokens [N, B, width], with weights that may lie elsewhere and be of another type."""
         mixed, attention = self._mixed(self.attention_norm(tokens), places, weights.projections, given, with_map)
-        tokens = tokens + self.dropout(mixed @ weights.outputs)
+        tokens = tokens + self.dropout(F.linear(mixed, weights.outputs))
         first, first_bias, second, second_bias = weights.mlp
         hidden = F.linear(self.mlp_norm(tokens), first, first_bias)
         return tokens + self.mlp[4](F.linear(self.mlp[2](self.mlp[1](hidden)), second, second_bias)), attention
@@ -170,11 +236,11 @@ class Layer(nn.Module):
         samples = normed.shape[1]
         if given is not None:
             attention = given
-            values = F.linear(normed, projections[2]).view(len(normed), -1, self.head_width).transpose(0, 1)
+            values = (normed @ projections[2]).view(len(normed), -1, self.head_width).transpose(0, 1)
             mixed = attention.to(values.dtype).flatten(0, 1) @ values
         else:
             placed = torch.addcmul(places.offsets, normed, places.scales).flatten(1, 2)
-            projected = (placed @ projections.mT).view(3, len(normed), -1, self.head_width)
+            projected = (placed @ projections).view(3, len(normed), -1, self.head_width)
             if with_map:
                 mixed, attention = Attend.apply(projected)
                 return mixed.view(len(normed), samples, -1), attention.unflatten(0, (samples, -1))
@@ -185,35 +251,16 @@ class Layer(nn.Module):
 
     def weights(self) -> LayerWeights:
         """The layer's own."""
-        return LayerWeights(
-            torch.cat(self.projections()).unflatten(0, (3, -1)),
-            joined_outputs(torch.cat(self.outputs()), len(self.heads)).flatten(0, 1),
-            self.perceptron(),
-        )
-
-    def projections(self) -> list[torch.Tensor]:
-        """Of every kind and head, [head_width, width] each."""
-        return [getattr(head, kind).weight for kind in ("query", "key", "value") for head in self.heads]
-
-    def outputs(self) -> list[torch.Tensor]:
-        """Of every head, [width, head_width] each."""
-        return [head.output.weight for head in self.heads]  # type: ignore[union-attr,misc]
-
-    def perceptron(self) -> list[torch.Tensor]:
-        """Weight and bias of its first and its second part."""
-        return [self.mlp[0].weight, self.mlp[0].bias, self.mlp[3].weight, self.mlp[3].bias]  # type: ignore[list-item]
+        first, second = self.mlp[0], self.mlp[3]
+        perceptron = (first.weight, first.bias, second.weight, second.bias)
+        return LayerWeights(self.heads.projections, self.heads.outputs, perceptron)  # type: ignore[arg-type]
 
 
-def joined_outputs(stacked: torch.Tensor, heads: int) -> torch.Tensor:
-    """[heads · width, head_width] → [heads, head_width, width], copied once instead of the gradient of every head."""
-    return stacked.unflatten(0, (heads, -1)).mT.contiguous()
-
-
-def cast_together(groups: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """The tensors of each group one below the other, in another type: one copy and one cast for all of them."""
-    flat = torch.cat([tensor.flatten() for group in groups for tensor in group]).to(dtype)
-    pieces = flat.split([sum(tensor.numel() for tensor in group) for group in groups])
-    return [piece.view(-1, *group[0].shape[1:]) for piece, group in zip(pieces, groups, strict=True)]
+def cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The tensors in another type: one copy and one cast for all of them."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).to(dtype)
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
@@ -271,17 +318,12 @@ class BottleneckTransformer(nn.Module):
     def _weights(self, device: str) -> list[LayerWeights]:
         """Of every layer. Where autocast wants another type, all are cast at once, not matrix by matrix."""
         layers = self._layers()
+        own = [layer.weights() for layer in layers]
         if not torch.is_autocast_enabled(device) or layers[0].mlp_norm.weight.dtype != torch.float32:
-            return [layer.weights() for layer in layers]
-        single = [group for layer in layers for group in (layer.projections(), *([w] for w in layer.perceptron()))]
-        outputs = [weight for layer in layers for weight in layer.outputs()]
-        *cast, below = cast_together([*single, outputs], torch.get_autocast_dtype(device))
-        side_by_side = joined_outputs(below, len(outputs)).unflatten(0, (len(layers), -1)).flatten(1, 2)
-        each = len(cast) // len(layers)
-        return [
-            LayerWeights(cast[each * place].unflatten(0, (3, -1)), joined, cast[each * place + 1 : each * (place + 1)])
-            for place, joined in enumerate(side_by_side.unbind())
-        ]
+            return own
+        every = [tensor for of in own for tensor in (of.projections, of.outputs, *of.mlp)]
+        cast = iter(cast_together(every, torch.get_autocast_dtype(device)))
+        return [LayerWeights(next(cast), next(cast), [next(cast) for _ in of.mlp]) for of in own]
 
     def _layers(self) -> list[Layer]:
         return list(self.layers)  # type: ignore[arg-type]
@@ -303,57 +345,3 @@ def sinusoidal_positions(grid: Sequence[int], width: int, device: torch.device |
     angles = coordinates.unsqueeze(2) * frequencies
     waves = torch.cat((angles.sin(), angles.cos()), dim=2).flatten(1)
     return F.pad(waves, (0, width - waves.shape[1]))
-
-
-def mean_attention(maps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Ā, the mean over layers and heads: maps [B, heads, N, N] of every layer → [B, N, N]."""
-    # A sum, then a product: the gradient of a mean would be written out for every head.
-    return torch.stack(tuple(maps)).sum((0, 2)) * (1 / (len(maps) * maps[0].shape[1]))
-
-
-def token_weights(attention: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """W' [B, N] by how much attention [B, N, N] each token receives: its column sum, on average 1.
-
-    - `softmax`: the softmax over all tokens, times N so that its mean is 1
-    - `sigmoid`: twice the sigmoid of what exceeds 1; also 1 where attention is even, and never above 2
-    """
-    received = attention.sum(1)
-    if gate == "softmax":
-        return received.softmax(1) * received.shape[1]
-    return 2 * (received - 1).sigmoid()
-
-
-def reweighted(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """x·W' + x for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
-    return multiplied(features, weights + 1)
-
-
-def multiplied(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """x·W for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
-    return features * _upsampled(weights, features.shape[2:]).to(features.dtype).unsqueeze(1)
-
-
-def _upsampled(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
-    """[B, *grid] → [B, *space], linearly between the centres of the coarse cells; the mean stays.
-
-    As multiplications along each axis: on a GPU the gradient of `F.interpolate` differs from run to run.
-    """
-    matrices = [
-        _interpolation(cells, size, weights.device, weights.dtype)
-        for cells, size in zip(weights.shape[1:], space, strict=True)
-    ]
-    with torch.autocast(weights.device.type, enabled=False):
-        weights = weights @ matrices[-1].mT
-        for axis in range(len(matrices) - 1, 0, -1):  # [what is before, the axis, what is behind]
-            behind = weights.flatten(0, axis - 1).flatten(2)
-            finer = matrices[axis - 1].expand(len(behind), -1, -1) @ behind
-            weights = finer.unflatten(2, weights.shape[axis + 1 :]).unflatten(0, weights.shape[:axis])
-    return weights
-
-
-@cache
-def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """What each of `size` places takes of each of `cells`, [size, cells]; kept as `_places_on` keeps its own."""
-    with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
-        shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
-        return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()

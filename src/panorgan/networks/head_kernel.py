@@ -1,6 +1,6 @@
 """All heads of `head_stack` in one kernel: an NVIDIA GPU reads every voxel once and writes its outputs once.
 
-Only for predicting: the way back needs the hidden layers, and computes them its own way. Importing this needs Triton,
+Only the way forward: the way back needs the hidden layers, and computes them its own way. Importing this needs Triton,
 which comes with PyTorch for NVIDIA GPUs on Linux; without it `head_stack` multiplies matrices.
 """
 

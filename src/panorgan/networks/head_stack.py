@@ -3,7 +3,8 @@
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
 them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
-way back computes the hidden layers again instead of keeping them. To predict, a GPU has a kernel (`head_kernel`).
+way back computes the hidden layers again instead of keeping them. The way forward is one kernel on a GPU
+(`head_kernel`).
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ def run_heads(
         dtype = torch.get_autocast_dtype(kind)
         features, matrices, biases = features.to(dtype), [m.to(dtype) for m in matrices], [b.to(dtype) for b in biases]
     flat = features.flatten(2)
-    if head_kernel and not torch.is_grad_enabled() and head_kernel.can_run(flat, len(first[0])):
+    in_one = head_kernel is not None and head_kernel.can_run(flat, len(first[0]))
+    if in_one and not torch.is_grad_enabled():
         return head_kernel.run(flat, [*matrices, *biases], SLOPE).unflatten(2, features.shape[2:])
     if missing := -len(outputs) % _ALIGNED.get(kind, 1):
         matrices[2], biases[2] = F.pad(matrices[2], (0, 0, 0, missing)), F.pad(biases[2], (0, missing))
     with torch.autocast(kind, enabled=False):
-        out: torch.Tensor = _Stack.apply(flat, *matrices, *biases)
+        out: torch.Tensor = _Stack.apply(flat, in_one, *matrices, *biases)
     return out[:, : len(outputs)].unflatten(2, features.shape[2:])
 
 
@@ -78,9 +80,11 @@ class _Stack(torch.autograd.Function):
     """W₃·σ(W₂·σ(W₁·x + b₁) + b₂) + b₃ for features x, [B, in, voxels] → [B, out, voxels]."""
 
     @staticmethod
-    def forward(ctx: Any, features: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
-        """`layers`: W₁, W₂, W₃, b₁, b₂, b₃."""
+    def forward(ctx: Any, features: torch.Tensor, in_one: bool, *layers: torch.Tensor) -> torch.Tensor:
+        """`layers`: W₁, W₂, W₃, b₁, b₂, b₃; `in_one` kernel, or in products."""
         ctx.save_for_backward(features, *layers)
+        if in_one:
+            return head_kernel.run(features, layers, SLOPE)
         rows = _rows(features)
         out = rows.new_empty(len(features), features.shape[2], len(layers[2]))
         for start, stop in _blocks(rows):
@@ -108,7 +112,7 @@ class _Stack(torch.autograd.Function):
                 elif of_rows is not None:
                     of_rows[start:stop] = gradient @ layers[0]
         of_features = None if of_rows is None else of_rows.view(len(features), -1, features.shape[1]).transpose(1, 2)
-        return of_features, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
+        return of_features, None, *(total.to(layer.dtype) for total, layer in zip(sums, layers, strict=True))
 
 
 def _rows(features: torch.Tensor) -> torch.Tensor:

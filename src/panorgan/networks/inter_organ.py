@@ -16,15 +16,9 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
+from panorgan.networks.attention_gate import Gate, mean_attention, multiplied, token_weights
 from panorgan.networks.blocks import Blocks, ascend, descend
-from panorgan.networks.bottleneck_attention import (
-    BottleneckTransformer,
-    Gate,
-    head_of_key,
-    mean_attention,
-    multiplied,
-    token_weights,
-)
+from panorgan.networks.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
 from panorgan.networks.settings import UNetSettings
 from panorgan.settings import Settings

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from panorgan.cases.case import Case
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
 from panorgan.cases.sampling import sliced_axis
-from panorgan.networks.bottleneck_attention import head_of_key, mean_attention, token_weights
+from panorgan.networks.attention_gate import mean_attention, token_weights
+from panorgan.networks.bottleneck_attention import head_of_key
 from panorgan.networks.inter_organ import InterOrganNetwork
 
 _AXIAL = 2

@@ -1,0 +1,69 @@
+"""How the attention at a U-Net's bottleneck re-weights its skip connections: what is looked at counts for more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+Gate = Literal["softmax", "sigmoid", "none"]
+
+
+def mean_attention(maps: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Ā, the mean over layers and heads: maps [B, heads, N, N] of every layer → [B, N, N]."""
+    # A sum, then a product: the gradient of a mean would be written out for every head.
+    return torch.stack(tuple(maps)).sum((0, 2)) * (1 / (len(maps) * maps[0].shape[1]))
+
+
+def token_weights(attention: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """W' [B, N] by how much attention [B, N, N] each token receives: its column sum, on average 1.
+
+    - `softmax`: the softmax over all tokens, times N so that its mean is 1
+    - `sigmoid`: twice the sigmoid of what exceeds 1; also 1 where attention is even, and never above 2
+    """
+    received = attention.sum(1)
+    if gate == "softmax":
+        return received.softmax(1) * received.shape[1]
+    return 2 * (received - 1).sigmoid()
+
+
+def reweighted(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """x·W' + x for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
+    return multiplied(features, weights + 1)
+
+
+def multiplied(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """x·W for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
+    return features * _upsampled(weights, features.shape[2:]).to(features.dtype).unsqueeze(1)
+
+
+def _upsampled(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
+    """[B, *grid] → [B, *space], linearly between the centres of the coarse cells; the mean stays.
+
+    As multiplications along each axis: on a GPU the gradient of `F.interpolate` differs from run to run.
+    """
+    matrices = [
+        _interpolation(cells, size, weights.device, weights.dtype)
+        for cells, size in zip(weights.shape[1:], space, strict=True)
+    ]
+    with torch.autocast(weights.device.type, enabled=False):
+        weights = weights @ matrices[-1].mT
+        for axis in range(len(matrices) - 1, 0, -1):  # [what is before, the axis, what is behind]
+            behind = weights.flatten(0, axis - 1).flatten(2)
+            finer = matrices[axis - 1].expand(len(behind), -1, -1) @ behind
+            weights = finer.unflatten(2, weights.shape[axis + 1 :]).unflatten(0, weights.shape[:axis])
+    return weights
+
+
+@cache
+def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """What each of `size` places takes of each of `cells`, [size, cells].
+
+    Made once for good: recorded passes read it where it lies. Nobody may write into it.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
+        shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
+        return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()
