@@ -20,6 +20,7 @@ TITLES = {
     "ufps_phantom_three_sites_h200": "UFPS on the phantom",
     "ufps_acdc_h200": "UFPS on the heart",
     "ufps_ablation_acdc_h200": "UFPS's modules on the heart",
+    "fediod_acdc_h200": "FedIOD on the heart",
 }
 COSTS = {
     "flkd_local": ("FLKD, local KD", "multi-head FedAvg", "1.52"),
@@ -64,6 +65,8 @@ def _section(title: str, result: Mapping[str, Any]) -> str:
     rows = [_row(comparison, method) for method in comparison["methods"]]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     table = _table(columns, [[row[name] for name in columns] for row in rows])
+    if result.get("by_organ"):
+        table = f"{table}\n\n{_by_organ(comparison)}"
     machine = result["manifest"]["machine"].split(";")[0].split(",")[0]
     seeds = len(comparison["seeds"])
     return (
@@ -71,11 +74,30 @@ def _section(title: str, result: Mapping[str, Any]) -> str:
     )
 
 
+def _by_organ(comparison: Mapping[str, Any]) -> str:
+    """Dice in percent and surface distance of every organ, then their mean, as papers on the heart show them."""
+    organs = list(dict.fromkeys(f["organ"] for f in comparison["figures"] if f["organ"] != "all"))
+    short = [*(organ.removeprefix("heart_").replace("_", " ") for organ in organs), "mean"]
+    rows = []
+    for method in comparison["methods"]:
+        every = [
+            (_figure(comparison, kind, method, "federation", organ).get("mean"), factor)
+            for kind, factor in (("figures", 100), ("distances", 1))
+            for organ in (*organs, "all")
+        ]
+        rows.append([method, *(_number(None if mean is None else mean * factor, 2) for mean, factor in every)])
+    return _table(["method", *(f"Dice %, {name}" for name in short), *(f"ASSD mm, {name}" for name in short)], rows)
+
+
+def _figure(comparison: Mapping[str, Any], kind: str, method: str, place: str, organ: str = "all") -> Mapping[str, Any]:
+    wanted = (method, organ, place)
+    found = (f for f in comparison.get(kind, ()) if (f["method"], f["organ"], f["place"]) == wanted)
+    return next(found, {})
+
+
 def _row(comparison: Mapping[str, Any], method: str) -> dict[str, str]:
     def figure(kind: str, place: str) -> Mapping[str, Any]:
-        wanted = (method, "all", place)
-        found = (f for f in comparison.get(kind, ()) if (f["method"], f["organ"], f["place"]) == wanted)
-        return next(found, {})
+        return _figure(comparison, kind, method, place)
 
     federation, distance = figure("figures", "federation"), figure("distances", "federation")
     papers = {row["label"]: row["paper"] for row in comparison.get("ablation", {}).get("rows", ())}
