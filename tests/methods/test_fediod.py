@@ -209,7 +209,7 @@ def test_the_dice_loss_of_a_scan_by_hand(tiny, tmp_path):
     for place, structure in enumerate(case.structures):
         truth, p = masks[:, place], organs[structure]
         losses.append(1 - (2 * (p * truth).sum() + 1) / (p.sum() + truth.sum() + 1))
-    assert rule.dice_loss(case) == pytest.approx(float(sum(losses)) / 2, rel=1e-4)
+    assert float(rule.dice_loss(case)) == pytest.approx(float(sum(losses)) / 2, rel=1e-4)
 
 
 def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
@@ -218,7 +218,7 @@ def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
     cases = list(rule.tools.cases)
     assert len(cases) == 3, "one and a half: two"
     bad = {cases[0].id: 0.9, cases[1].id: 0.2, cases[2].id: 0.1}
-    monkeypatch.setattr(rule, "dice_loss", lambda case: bad[case.id])
+    monkeypatch.setattr(rule, "dice_loss", lambda case: torch.tensor(bad[case.id]))
     rule.received = Content(numbers={DEPTH: 7.0})
     rule.after_round()
     assert rule.model.training
@@ -279,6 +279,43 @@ def test_the_encoder_runs_once_however_many_steps(tiny, tmp_path):
     assert all(parameter.grad is None for parameter in rule.model.parameters())
 
 
+@pytest.mark.parametrize("at_once", [2, 3, 50])
+def test_steps_taken_together_find_the_same(tiny, tmp_path, monkeypatch, at_once):
+    """As a GPU takes them: seven steps in passes of two, of three, or in one."""
+    rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "attribution_steps": 7})
+    rule.model.eval()
+    expected = rule.attribution_of(rule.tools.cases[0])
+    passes = []
+    rule.model.decoders["liver"]["output"].register_forward_hook(lambda *_: passes.append(1))
+    monkeypatch.setattr("panorgan.methods.fediod._steps_at_once", lambda image: at_once)
+    found = rule.attribution_of(rule.tools.cases[0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+    pieces = len(passes) / -(-7 // at_once)
+    assert pieces == int(pieces) > 0
+
+
+def test_where_memory_does_not_suffice_for_several_steps_they_are_taken_one_by_one(tiny, tmp_path, monkeypatch):
+    rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "attribution_steps": 3})
+    rule.model.eval()
+    expected = rule.attribution_of(rule.tools.cases[0])
+    original, tried = head_attribution_module.head_attribution, []
+
+    def scarce(foreground, maps, steps, at_once=1):
+        tried.append(at_once)
+        if at_once > 1:
+            raise torch.OutOfMemoryError
+        return original(foreground, maps, steps, at_once)
+
+    monkeypatch.setattr("panorgan.methods.fediod.head_attribution", scarce)
+    monkeypatch.setattr("panorgan.methods.fediod._steps_at_once", lambda image: 3)
+    assert torch.equal(rule.attribution_of(rule.tools.cases[0]), expected)
+    assert tried[:2] == [3, 1]
+    monkeypatch.setattr("panorgan.methods.fediod._steps_at_once", lambda image: 1)
+    monkeypatch.setattr("panorgan.methods.fediod.head_attribution", lambda *_: scarce(*_[:3], at_once=2))
+    with pytest.raises(torch.OutOfMemoryError):
+        rule.attribution_of(rule.tools.cases[0])
+
+
 def test_attributions_of_fine_steps_add_up_to_what_attention_changes(tiny, tmp_path):
     """Completeness of integrated gradients: Σ over heads ≈ F(A) − F(0)."""
     rule = rule_at(tiny, tmp_path, "south", {**FEDIOD, "attribution_steps": 200})
@@ -286,9 +323,9 @@ def test_attributions_of_fine_steps_add_up_to_what_attention_changes(tiny, tmp_p
     kept: list[Any] = []
     original = head_attribution_module.head_attribution
 
-    def kept_too(foreground, maps, steps):
+    def kept_too(foreground, maps, *others):
         kept.append((foreground, maps))
-        return original(foreground, maps, steps)
+        return original(foreground, maps, *others)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("panorgan.methods.fediod.head_attribution", kept_too)

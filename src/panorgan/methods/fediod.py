@@ -61,7 +61,19 @@ _PAPER = {TOKENS: 256, DEPTH: 40}
 _MOST_TOKENS = 4096
 _AT_ONCE = 16
 """Slices that are looked at together after training."""
+_PIXELS_ON_GPU = 96 * 256 * 256
+"""That are looked at together where heads are judged: a GPU would rather take many steps of eq. 17 at a time."""
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
+
+
+def _steps_at_once(image: torch.Tensor) -> int:
+    """Steps of eq. 17 to take together for images [B, 1, *S]."""
+    return max(1, _PIXELS_ON_GPU // image.numel()) if image.is_cuda else 1
+
+
+def _repeated(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    """[B, ...] → [times · B, ...]."""
+    return tensor if times == 1 else tensor.repeat(times, *(1,) * (tensor.ndim - 1))
 
 
 def _containment(
@@ -212,7 +224,8 @@ class FedIOD(Method):
                 numbers |= {DEPTH: self._median_depth(), TOKENS: float(self._tokens())}
             if maps_travel or judged:
                 self.model.eval()
-                losses = {case.id: self.dice_loss(case) for case in self.tools.cases}
+                told = [self.dice_loss(case) for case in self.tools.cases]  # of a GPU asked for once, at the end
+                losses = dict(zip((case.id for case in self.tools.cases), torch.stack(told).tolist(), strict=True))
                 if maps_travel:
                     arrays = self._maps(best_scans(losses, self.config.map_scans), depth)
                 if judged:
@@ -221,16 +234,16 @@ class FedIOD(Method):
             self.answer, self.fused, self.targets = Content(arrays, numbers), {}, None
 
         @torch.no_grad()
-        def dice_loss(self, case: StoredCase) -> float:
+        def dice_loss(self, case: StoredCase) -> torch.Tensor:
             """1 − soft Dice of a whole scan, the mean over what it annotates: every sum runs over all slices."""
-            overlap = volume = torch.zeros(())
+            overlap = volume = torch.zeros((), dtype=torch.float64, device=next(self.model.parameters()).device)
             for batch in self._pieces(self._scan(case)):
                 with self.tools.autocast():
                     logits, vocabulary = self.model.channels_for(batch.image, self.own_organs)
                 probabilities = structure_probabilities(logits.float(), batch, vocabulary, self.model.convention)
-                overlap = overlap + (probabilities * batch.masks).flatten(2).sum((0, 2)).double().cpu()
-                volume = volume + (probabilities + batch.masks).flatten(2).sum((0, 2)).double().cpu()
-            return float((1 - (2 * overlap + 1) / (volume + 1)).mean())
+                overlap = overlap + (probabilities * batch.masks).flatten(2).sum((0, 2)).double()
+                volume = volume + (probabilities + batch.masks).flatten(2).sum((0, 2)).double()
+            return (1 - (2 * overlap + 1) / (volume + 1)).mean()
 
         @torch.no_grad()
         def maps_of(self, case: StoredCase) -> torch.Tensor:
@@ -255,12 +268,20 @@ class FedIOD(Method):
                 maps = self.model.maps_of(encoded)
 
             def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:
+                times = len(faded[0]) // len(batch.image)
+                levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
                 with self.model.attending(faded), self.tools.autocast():
-                    logits = self.model.decoded(encoded, vocabulary.organs).float()
+                    logits = self.model.decoded(levels, vocabulary.organs).float()
                 probabilities = structure_probabilities(logits, batch, vocabulary, self.model.convention)
-                return foreground_probability(probabilities, batch.masks, voxels)
+                return foreground_probability(probabilities, masks, voxels)
 
-            return head_attribution(foreground, maps, self.config.attribution_steps)
+            steps, at_once = self.config.attribution_steps, _steps_at_once(batch.image)
+            try:
+                return head_attribution(foreground, maps, steps, at_once)
+            except torch.OutOfMemoryError:
+                if at_once == 1:
+                    raise
+            return head_attribution(foreground, maps, steps)
 
         def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
             """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""
