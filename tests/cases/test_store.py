@@ -216,6 +216,41 @@ def test_two_processes_may_prepare_the_same_case(store, case, monkeypatch) -> No
     np.testing.assert_allclose(stored.image, HU / 500, atol=5e-4)
 
 
+def test_what_another_process_takes_away_while_it_is_swept_does_not_matter(store, monkeypatch) -> None:
+    """An entry in the making gets its final name, or is removed, between being listed and being looked into."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    there, left = store.folder / ".incomplete-of-another", store.folder / "entry"
+    for folder in (there, left):
+        folder.mkdir()
+    for name in ("scandir", "listdir"):  # of which pathlib makes all its listings
+        plain = getattr(os, name)
+
+        def vanishing(path, plain=plain):
+            for folder in (there, left):
+                if Path(path) == folder and folder.exists():
+                    folder.rmdir()
+            return plain(path)
+
+        monkeypatch.setattr(os, name, vanishing)
+    store.sweep()
+    assert not left.exists()
+
+
+def test_leftovers_of_killed_processes_are_swept_after_a_while(store) -> None:
+    entry = store.folder / "entry"
+    entry.mkdir(parents=True)
+    fresh, old = store.folder / ".incomplete-fresh", store.folder / ".incomplete-old"
+    inside, kept = entry / ".incomplete-old", entry / "image.npy"
+    for folder in (fresh, old):
+        folder.mkdir()
+    for file in (inside, kept):
+        file.touch()
+    for path in (old, inside, kept):
+        os.utime(path, (1e9, 1e9))
+    store.sweep()
+    assert sorted(path.name for path in store.folder.rglob("*")) == [".incomplete-fresh", "entry", "image.npy"]
+
+
 def test_the_description_can_be_read_by_others(store, case) -> None:
     content = json.loads((store.add(case, PLAN).folder / "case.json").read_text())
     assert content["structures"] == list(MASKS)

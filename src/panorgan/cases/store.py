@@ -140,12 +140,15 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what killed processes have left, and companions of cases that nobody has used for two weeks."""
-        aged = [(f"{INCOMPLETE}*", _ABANDONED_SECONDS), (f"*/{INCOMPLETE}*", _ABANDONED_SECONDS)]
-        for pattern, seconds in (*aged, (f"*/{COMPANION}*", _UNUSED_SECONDS)):
-            for path in self.folder.glob(pattern):
-                with contextlib.suppress(OSError):  # another process may sweep too
-                    if time.time() - path.stat().st_mtime > seconds:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in _entries(self.folder):
+            if path.name.startswith(INCOMPLETE):
+                _remove_older(path, _ABANDONED_SECONDS)
+                continue
+            for inside in _entries(path):
+                if inside.name.startswith(INCOMPLETE):
+                    _remove_older(inside, _ABANDONED_SECONDS)
+                elif inside.name.startswith(COMPANION):
+                    _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:
         """A name that nobody else uses. `tempfile` would do, but for its owner's eyes only: a cache may be shared."""
@@ -162,6 +165,20 @@ class Store:
         if case.labels:
             digest.update(case.labels.recipe().encode())
         return digest.hexdigest()[:32]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing if it is none, or no more: other processes fill and sweep the same store."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remove_older(path: Path, seconds: float) -> None:
+    with contextlib.suppress(OSError):  # another process may sweep too
+        if time.time() - path.stat().st_mtime > seconds:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write(case: Case, plan: Plan, folder: Path) -> None:

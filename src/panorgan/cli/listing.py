@@ -80,7 +80,7 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
             }
             for field in description.fields
         },
-        "numbers": list(description.numbers),
+        "numbers": dict(description.numbers),
         "tensors": dict(description.tensors),
         "sent": sent(description.sent),
         "variants": {variant.setting: sent(variant.sent) for variant in description.variants},
