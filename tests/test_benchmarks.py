@@ -47,6 +47,16 @@ def test_the_results_page_has_rows_of_one_seed_of_other_hospitals_alone_and_of_w
     assert (found["Dice"], found["external"], found["ASSD, mm"]) == ("", "0.500", "")
 
 
+def test_the_results_page_tells_organs_one_by_one_as_papers_on_the_heart_do(monkeypatch):
+    place = {"method": "solo", "place": "federation"}
+    figures = [{**place, "organ": organ, "mean": mean} for organ, mean in (("heart_myocardium", 0.5), ("all", 0.625))]
+    distances = [{**place, "organ": "heart_myocardium", "mean": None}, {**place, "organ": "all", "mean": 2.0}]
+    comparison = {"methods": ["solo"], "figures": figures, "distances": distances}
+    header, _, row = loaded("results_page", monkeypatch)._by_organ(comparison).splitlines()
+    assert header == "| method | Dice %, myocardium | Dice %, mean | ASSD mm, myocardium | ASSD mm, mean |"
+    assert row == "| solo | 50.00 | 62.50 |  | 2.00 |"
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}

@@ -217,23 +217,31 @@ def test_two_processes_may_prepare_the_same_case(store, case, monkeypatch) -> No
 
 
 def test_what_another_process_takes_away_while_it_is_swept_does_not_matter(store, monkeypatch) -> None:
-    """An entry in the making gets its final name, or is removed, between being listed and being looked into."""
-    store.folder.mkdir(parents=True, exist_ok=True)
-    there, left = store.folder / ".incomplete-of-another", store.folder / "entry"
-    for folder in (there, left):
-        folder.mkdir()
+    """An entry is removed, or gets another name, between being listed and being looked into."""
+    entry = store.folder / "entry"
+    entry.mkdir(parents=True)
     for name in ("scandir", "listdir"):  # of which pathlib makes all its listings
         plain = getattr(os, name)
 
         def vanishing(path, plain=plain):
-            for folder in (there, left):
-                if Path(path) == folder and folder.exists():
-                    folder.rmdir()
+            if Path(path) == entry and entry.exists():
+                entry.rmdir()
             return plain(path)
 
         monkeypatch.setattr(os, name, vanishing)
     store.sweep()
-    assert not left.exists()
+    assert not entry.exists()
+
+
+def test_what_cannot_be_read_is_left_alone_when_a_store_is_swept(store) -> None:
+    """A folder of somebody else, or a link that leads nowhere or to itself."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    loop, nowhere = store.folder / "loop", store.folder / "nowhere"
+    loop.symlink_to(loop)
+    nowhere.symlink_to(store.folder / "absent")
+    store.sweep()
+    assert loop.is_symlink()
+    assert nowhere.is_symlink()
 
 
 def test_leftovers_of_killed_processes_are_swept_after_a_while(store) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from panorgan.cli.listing import print_methods
 from panorgan.cli.main import app
 from panorgan.errors import ConfigError
+from panorgan.methods.base import Method
 from panorgan.methods.registry import methods
 from panorgan.report.methods_page import methods_page
 
@@ -85,6 +86,7 @@ def test_json_says_the_same():
         "meaning": "rounds at the end in which only task blocks train, on the frozen representation block",
         "paper": "0",
     }
+    assert one["numbers"]["cases"] == Method.numbers["cases"]
     assert one["stages"] == ["train"]
     assert one["network"] == "task_blocks"
     assert one["variants"]["method.finetune_rounds: 2"][1]["relative_to_fedavg"] < 0.01

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from panorgan.evaluation.landscape import filter_normalised_direction, loss_plane, plane_steps
+from panorgan.evaluation.landscape import filter_normalised_direction, loss_plane, plane_steps, weights_by_name
+from panorgan.networks.bottleneck_attention import Heads
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_models():
@@ -67,3 +69,28 @@ def test_the_weights_come_back_when_the_loss_fails():
     with pytest.raises(ZeroDivisionError):
         loss_plane({"x": [fails]}, [weights], (direction, direction), [-1.0, 0.0, 1.0])
     assert weights.tolist() == [[1.0, 2.0]]
+
+
+def test_heads_of_a_transformer_have_filters_of_their_own():
+    """Though they lie in one matrix: each is as long in a direction as it is itself, however long the others are."""
+    heads = Heads(width=4, heads=2, head_width=3)
+    with torch.no_grad():
+        heads[0].query.mul_(20)
+        heads[1].output.zero_()
+    weights = weights_by_name(heads)
+    for own, step in zip(weights, filter_normalised_direction(weights, seed=1), strict=True):
+        torch.testing.assert_close(step.norm(dim=1), own.norm(dim=1))
+    planes = loss_plane({"sum": [lambda: heads.projections.sum()]}, weights, _directions(weights), [0.0, 1.0])
+    assert planes["sum"][0, 0] != planes["sum"][1, 0], "the network reads what is moved"
+
+
+def test_weights_by_name_are_the_parameters_of_a_plain_network():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    found = {weight.data_ptr() for weight in weights_by_name(network)}
+    assert {parameter.data_ptr() for parameter in network.parameters()} < found
+    assert all(weight.is_floating_point() for weight in weights_by_name(network))
+
+
+def _directions(weights):
+    first, second = (filter_normalised_direction(weights, seed) for seed in (1, 2))
+    return first, second

@@ -45,6 +45,11 @@ def compare(device, dtype, tolerance):
         expected = loss_and_gradient(logits.float(), targets, counted)
         plainly = False
         found = loss_and_gradient(logits.to(device), targets.to(device), counted.to(device))
+        alike = counted[:1].expand(2, -1)
+        assert torch.equal(
+            soft_bce(logits.to(device)[:, 1:], targets.to(device), counted[:1].to(device)),
+            soft_bce(logits.to(device)[:, 1:], targets.to(device), alike.to(device)),
+        )
         in_channels = targets.to(device).movedim(1, -1).contiguous().movedim(-1, 1)  # laid out otherwise
         again = loss_and_gradient(logits.to(device), in_channels, counted.to(device))
         for ours, other, plain, bound in zip(found, again, expected, (1e-5, tolerance), strict=True):

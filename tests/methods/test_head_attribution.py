@@ -13,6 +13,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import RunError
 from panorgan.methods.head_attribution import (
     STEPS,
+    Attributor,
     foreground_probability,
     head_attribution,
     head_importance,
@@ -276,3 +277,63 @@ def test_weights_add_up_to_one_for_every_head(sites):
         assert set(weights) == set(sites)
         assert all(weight >= 0 for weight in weights.values())
         assert math.fsum(weights.values()) == pytest.approx(1)
+
+
+# -- several steps at a time -------------------------------------------------------------------------------------------
+
+
+class _OnGPU:
+    """Stands for a map that lies on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, numbers: int) -> None:
+        self.numbers = numbers
+
+    def numel(self) -> int:
+        return self.numbers
+
+
+@pytest.mark.parametrize(
+    ("slices", "tokens", "side", "steps"),
+    [(16, 256, 256, 3), (9, 256, 256, 5), (48, 256, 256, 1), (100, 256, 256, 1), (16, 100, 160, 7), (1, 4096, 128, 1)],
+)
+def test_a_gpu_takes_as_many_steps_as_make_48_slices(slices, tokens, side, steps):
+    """Of the paper's 256² pixels and 24 maps of 256 tokens; many tokens alone are too much, too."""
+    maps = [_OnGPU(slices * 6 * tokens**2)] * 4
+    attributor = Attributor()
+    assert attributor.steps_at_once(maps, slices * side**2) == steps
+    attributor.one_by_one = True
+    assert attributor.steps_at_once(maps, slices * side**2) == 1
+
+
+def test_elsewhere_steps_are_taken_one_by_one():
+    assert Attributor().steps_at_once([torch.zeros(1, 1, 1, 1)], 1) == 1
+
+
+def test_where_memory_does_not_suffice_for_several_steps_they_are_taken_one_by_one_from_then_on(monkeypatch):
+    maps, asked = [torch.ones(1, 1, 2, 2)], []
+
+    def foreground(given):
+        asked.append(len(given[0]))
+        if len(given[0]) > 1 and scarce:
+            raise torch.OutOfMemoryError
+        return given[0].square().sum()
+
+    scarce, attributor = False, Attributor()
+    monkeypatch.setattr(Attributor, "steps_at_once", lambda self, maps, pixels: 1 if self.one_by_one else 4)
+    expected = attributor(foreground, maps, pixels=4, steps=4)
+    assert (asked, attributor.one_by_one) == ([4], False)
+    scarce = True
+    for tried in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
+        asked.clear()
+        torch.testing.assert_close(attributor(foreground, maps, pixels=4, steps=4), expected)
+        assert (asked, attributor.one_by_one) == (tried, True)
+
+
+def test_memory_that_does_not_suffice_for_one_step_is_an_error():
+    def foreground(given):
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Attributor()(foreground, [torch.ones(1, 1, 2, 2)], pixels=4)

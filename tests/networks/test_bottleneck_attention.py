@@ -291,6 +291,12 @@ def test_heads_that_do_not_fit_are_refused_by_name(heads):
     assert "size mismatch for 0.value.weight: (4, 2) instead of (2, 4)" in told
 
 
+def test_heads_cannot_take_over_tensors(heads):
+    """They are parts of matrices: what is given is copied."""
+    with pytest.raises(RuntimeError, match="load without assign=True"):
+        Heads(width=4, heads=3, head_width=2).load_state_dict(heads.state_dict(), assign=True)
+
+
 def test_there_are_as_many_heads_as_there_are(heads):
     assert len(heads) == len(list(heads)) == 3
     with pytest.raises(IndexError, match="head 3 of 3"):

@@ -168,10 +168,10 @@ class Store:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing if it is none, or no more: other processes fill and sweep the same store."""
+    """What lies in a folder; nothing if it is none, is not ours to read, or is gone: a store has many users."""
     try:
         return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []
 
 

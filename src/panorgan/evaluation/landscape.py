@@ -11,11 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from panorgan.evaluation.curvature import Loss
 
 Direction = list[torch.Tensor]
 """A step per parameter, of its shape."""
+
+
+def weights_by_name(network: nn.Module) -> tuple[torch.Tensor, ...]:
+    """All weights as the state dict names them, each where the network reads it.
+
+    Not `parameters()`: there the heads of a transformer's layer may be one matrix, and no filter a filter.
+    """
+    return tuple(weight for weight in network.state_dict().values() if weight.is_floating_point())
 
 
 def filter_normalised_direction(parameters: Sequence[torch.Tensor], seed: int) -> Direction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -24,7 +26,7 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
     binary cross-entropy has and the printed equations leave out.
     """
     if soft_bce_kernel and soft_bce_kernel.can_run(logits, targets):
-        loss = soft_bce_kernel.run(logits, targets, counted) / logits[0, 0].numel()
+        loss = soft_bce_kernel.run(logits, targets, counted) / math.prod(logits.shape[2:])
     else:
         # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
         aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))

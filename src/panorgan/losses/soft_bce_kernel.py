@@ -41,7 +41,7 @@ def run(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor) -> t
 
     0 where `counted` [B, C] says no: what is there is not even read.
     """
-    sums: torch.Tensor = _Sums.apply(logits.flatten(2), targets.flatten(2), counted)
+    sums: torch.Tensor = _Sums.apply(logits.flatten(2), targets.flatten(2), counted.expand(logits.shape[:2]))
     return sums
 
 

@@ -45,8 +45,8 @@ from panorgan.methods.attention_maps import ScanMaps, SliceTargets, best_scans, 
 from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod_settings import FedIODConfig
 from panorgan.methods.head_attribution import (
+    Attributor,
     foreground_probability,
-    head_attribution,
     head_importance,
     head_weights,
 )
@@ -61,14 +61,7 @@ _PAPER = {TOKENS: 256, DEPTH: 40}
 _MOST_TOKENS = 4096
 _AT_ONCE = 16
 """Slices that are looked at together after training."""
-_PIXELS_ON_GPU = 96 * 256 * 256
-"""That are looked at together where heads are judged: a GPU would rather take many steps of eq. 17 at a time."""
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
-
-
-def _steps_at_once(image: torch.Tensor) -> int:
-    """Steps of eq. 17 to take together for images [B, 1, *S]."""
-    return max(1, _PIXELS_ON_GPU // image.numel()) if image.is_cuda else 1
 
 
 def _repeated(tensor: torch.Tensor, times: int) -> torch.Tensor:
@@ -159,6 +152,7 @@ class FedIOD(Method):
             self.answer = Content()
             """What this round's look at the best scans has found."""
             self.logged: dict[str, torch.Tensor] = {}
+            self.attributor = Attributor()
             self._refuse_too_many_tokens()
 
         def _refuse_too_many_tokens(self) -> None:
@@ -267,7 +261,7 @@ class FedIOD(Method):
                 encoded = self.model.encoded(batch.image)
                 maps = self.model.maps_of(encoded)
 
-            def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:
+            def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:  # of several steps at once, perhaps
                 times = len(faded[0]) // len(batch.image)
                 levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
                 with self.model.attending(faded), self.tools.autocast():
@@ -275,13 +269,7 @@ class FedIOD(Method):
                 probabilities = structure_probabilities(logits, batch, vocabulary, self.model.convention)
                 return foreground_probability(probabilities, masks, voxels)
 
-            steps, at_once = self.config.attribution_steps, _steps_at_once(batch.image)
-            try:
-                return head_attribution(foreground, maps, steps, at_once)
-            except torch.OutOfMemoryError:
-                if at_once == 1:
-                    raise
-            return head_attribution(foreground, maps, steps)
+            return self.attributor(foreground, maps, batch.image.numel(), self.config.attribution_steps)
 
         def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
             """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""

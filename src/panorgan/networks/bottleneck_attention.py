@@ -78,12 +78,14 @@ class Heads(nn.Module):
         self,
         state_dict: Mapping[str, torch.Tensor],
         prefix: str,
-        local_metadata: object,
+        local_metadata: Mapping[str, object],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if local_metadata.get("assign_to_params_buffers"):
+            error_msgs.append(f"{prefix} cannot take over the tensors of a state dict: load without assign=True.")
         with torch.no_grad():
             own = self._named(prefix)
             for key, weight in own.items():

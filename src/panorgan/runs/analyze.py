@@ -33,7 +33,7 @@ from panorgan.evaluation.curvature import (
     top_eigenvalues,
     trace_samples,
 )
-from panorgan.evaluation.landscape import filter_normalised_direction, loss_plane, plane_steps
+from panorgan.evaluation.landscape import filter_normalised_direction, loss_plane, plane_steps, weights_by_name
 from panorgan.evaluation.similarity import cka_matrix, layer_features
 from panorgan.federation.events import EventLog, Listener
 from panorgan.losses import partial_dice_ce
@@ -283,14 +283,14 @@ def _traces(subject: _Subject, settings: AnalysisSettings, progress: Progress) -
 
 def _landscape(subject: _Subject, settings: AnalysisSettings, progress: Progress) -> Landscape:
     """The same plane for every site."""
+    weights = weights_by_name(subject.model.network)
     first, second = (
-        filter_normalised_direction(subject.parameters, derive_seed(settings.seed, "direction", number))
-        for number in (1, 2)
+        filter_normalised_direction(weights, derive_seed(settings.seed, "direction", number)) for number in (1, 2)
     )
     steps = plane_steps(settings.radius, settings.grid).tolist()
     planes = loss_plane(
         subject.losses,
-        subject.parameters,
+        weights,
         (first, second),
         steps,
         lambda row: progress("loss landscape", row, len(steps)),
