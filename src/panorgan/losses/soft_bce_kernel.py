@@ -4,13 +4,14 @@ Importing this needs Triton, which comes with PyTorch for NVIDIA GPUs on Linux; 
 computes as it is written there, and that is what this must agree with.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from panorgan.kernels import on_device_of
 
 _VOXELS = 2048
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,7 +56,7 @@ class _Sums(torch.autograd.Function):
         batch, channels, voxels = logits.shape
         blocks = triton.cdiv(voxels, _VOXELS)
         out = torch.empty(batch, channels, blocks, device=logits.device)
-        with _on(logits):
+        with on_device_of(logits):
             _add_up[(blocks, channels, batch)](
                 logits, targets, counted, out, voxels, *logits.stride()[:2], *targets.stride()[:2], _VOXELS
             )
@@ -68,7 +69,7 @@ class _Sums(torch.autograd.Function):
         logits, targets, counted = ctx.saved_tensors
         batch, channels, voxels = logits.shape
         out = torch.empty(logits.shape, device=logits.device, dtype=logits.dtype)
-        with _on(logits):
+        with on_device_of(logits):
             _back[(triton.cdiv(voxels, _VOXELS), channels, batch)](
                 logits, targets, counted, gradients[0].float().contiguous(), out, voxels,
                 *logits.stride()[:2], *targets.stride()[:2], _VOXELS,
@@ -79,11 +80,6 @@ class _Sums(torch.autograd.Function):
 def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
     """With the voxels of a channel side by side; some channels of many are that already."""
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
-
-
-def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current device (and without one in its interpreter)."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @triton.jit

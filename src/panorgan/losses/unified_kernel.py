@@ -5,13 +5,14 @@ training step. Importing this needs Triton, which comes with PyTorch for NVIDIA 
 and `reverse_ce` compute as they are written there, and that is what this must agree with.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
+from panorgan.kernels import on_device_of
 
 # Values that a program holds at a time, and channels that fit into the bits of a word.
 _TILE = 2048
@@ -74,7 +75,7 @@ class _Sums(torch.autograd.Function):
         wide, block = _sizes(channels)
         blocks = triton.cdiv(voxels, block)
         out = torch.empty(batch, blocks, _SUMS, wide, device=logits.device)
-        with _on(logits):
+        with on_device_of(logits):
             _add_up[(blocks, batch)](logits, values, words, out, voxels, channels, words.shape[2], wide, block)
         ctx.save_for_backward(logits, values, words)
         return out.sum(1)[..., :channels]
@@ -87,7 +88,7 @@ class _Sums(torch.autograd.Function):
         wide, block = _sizes(channels)
         given = torch.nn.functional.pad(gradients[0].float(), (0, wide - channels)).contiguous()
         out = torch.empty_like(logits)
-        with _on(logits):
+        with on_device_of(logits):
             _back[(triton.cdiv(voxels, block), batch)](
                 logits, values, words, given, out, voxels, channels, words.shape[2], wide, block
             )
@@ -98,11 +99,6 @@ def _sizes(channels: int) -> tuple[int, int]:
     """Channels and voxels of a program's tile: powers of two."""
     wide = triton.next_power_of_2(channels)
     return wide, _TILE // wide
-
-
-def _on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current device (and without one in its interpreter)."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @triton.jit

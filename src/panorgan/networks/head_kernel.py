@@ -12,6 +12,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from panorgan.kernels import on_device_of
+
 # Hidden channels that are computed at a time. Tensor cores multiply 16 columns at once, and more of them at a time need
 # more registers than a voxel is worth.
 _PAIR = 16
@@ -57,7 +59,7 @@ def run(features: torch.Tensor, layers: Sequence[torch.Tensor], slope: float) ->
     ]
     out = features.new_empty(batch, outputs, voxels)
     # fmt: off
-    with torch.cuda.device(features.device):  # Triton starts kernels on the current one
+    with on_device_of(features):
         _heads[(triton.cdiv(voxels, _VOXELS), batch)](
             features, out, *matrices, *sums, voxels, channels, outputs, hidden, slope, _PAIR, wide, _VOXELS,
             num_warps=4, num_stages=1,
