@@ -67,7 +67,7 @@ class Capture:
 
     def __exit__(self, *error: object) -> None:
         self._settle()
-        self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGTERM)
         _, told = self._process.communicate(timeout=30)
         found = re.search(r"(\d+) packets? dropped by kernel", told)
         self.dropped = int(found[1]) if found else -1

@@ -125,7 +125,12 @@ def test_no_child_outlives_the_command(tiny_content: Any, tmp_path: Path, how: s
     options = ["--methods", "solo,fedavg,fedprox", "--seeds", "0", "--at-once", "2", "--run", str(tmp_path / "run")]
     command = [sys.executable, "-m", "panorgan", "compare", str(experiment), *options]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
     try:
         assert process.stdout is not None
@@ -150,6 +155,11 @@ def test_no_child_outlives_the_command(tiny_content: Any, tmp_path: Path, how: s
         if group_lives(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def hear_interrupts() -> None:
+    """A shell starts what runs in its background deaf to Ctrl-C, tests too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def group_lives(group: int) -> bool:
