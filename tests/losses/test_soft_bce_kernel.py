@@ -5,19 +5,13 @@ On a GPU where there is one; and by Triton's interpreter where Triton is install
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
+from interpreting import interpret, needs_triton
 
 from panorgan.losses import distillation, soft_bce
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 # Channels, voxels, and how large logits are; more voxels than a program has, and fewer.
 SHAPES = [(6, (20, 50), 2.0), (2, (5000,), 60.0), (3, (7, 2, 5), 1.0), (1, (1,), 9.0)]
 
@@ -73,10 +67,7 @@ def test_on_a_gpu(dtype, tolerance, monkeypatch):
 
 @needs_triton
 def test_in_the_interpreter():
-    """In a process of its own: Triton must know from the beginning that it is to interpret."""
-    command = [sys.executable, "-m", "tests.losses.test_soft_bce_kernel"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run(command, env=environment, check=True, cwd=Path(__file__).parents[2], timeout=300)
+    interpret("tests.losses.test_soft_bce_kernel")
 
 
 if __name__ == "__main__":

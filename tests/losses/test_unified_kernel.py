@@ -5,14 +5,9 @@ On a GPU where there is one; and by Triton's interpreter where Triton is install
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
+from interpreting import interpret, needs_triton
 
 from panorgan.losses import unified_loss
 from panorgan.losses.reverse_ce import adaptive_rce
@@ -20,7 +15,6 @@ from panorgan.losses.unified_label import UnifiedLabel
 from panorgan.losses.unified_loss import unified_dice_bce
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 # Channels, voxels, and how far apart logits are: at 60 the softmax is utterly sure, and often utterly wrong.
 SHAPES = [(8, (20, 50), 2.0), (8, (5000,), 60.0), (3, (7, 2, 5), 1.0), (17, (300,), 5.0), (2, (1,), 1.0)]
 
@@ -75,10 +69,7 @@ def test_on_a_gpu(dtype, tolerance, monkeypatch):
 
 @needs_triton
 def test_in_the_interpreter():
-    """In a process of its own: Triton must know from the beginning that it is to interpret."""
-    command = [sys.executable, "-m", "tests.losses.test_unified_kernel"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run(command, env=environment, check=True, cwd=Path(__file__).parents[2], timeout=300)
+    interpret("tests.losses.test_unified_kernel")
 
 
 def test_words_say_what_masks_say():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from panorgan.errors import RunError
+from panorgan.networks.replay import with_room
 
 Foreground = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 """Attention maps of every layer, [B, heads, n, n] each → F, a number, of a network that uses them in place of its own.
@@ -75,13 +76,13 @@ class Attributor:
     ) -> torch.Tensor:
         """`head_attribution`; `pixels` of all images that the maps belong to."""
         at_once = self.steps_at_once(maps, pixels)
-        try:
-            return head_attribution(foreground, maps, steps, at_once)
-        except torch.OutOfMemoryError:
-            if at_once == 1:
-                raise
-        self.one_by_one = True  # out here nothing holds on to what the failed attempt had made
-        return head_attribution(foreground, maps, steps)
+        if at_once > 1:
+            try:
+                return head_attribution(foreground, maps, steps, at_once)
+            except torch.OutOfMemoryError:
+                self.one_by_one = True
+        # Out here nothing holds on to what a failed attempt had made.
+        return with_room(maps[0].device, lambda: head_attribution(foreground, maps, steps))
 
     def steps_at_once(self, maps: Sequence[torch.Tensor], pixels: int) -> int:
         """As many as make 48 of the paper's slices of the images, and of the maps."""
