@@ -20,7 +20,9 @@ class OptimizerSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-5, ge=0)
     momentum: float = Field(0.9, ge=0, lt=1, description="for sgd (Nesterov)")
-    keep_state: bool = Field(False, description="carry the optimiser's moments over rounds, on the site's disk")
+    keep_state: bool = Field(
+        True, description="carry the optimiser's moments over rounds, on the site's disk; they are never sent"
+    )
     clip_norm: float | None = Field(12.0, gt=0, description="largest gradient norm; null for none")
     schedule: Literal["constant", "poly", "cosine"] = Field("poly", description="over all steps of a stage")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the stage with a linearly rising learning rate")
