@@ -242,7 +242,8 @@ def test_sites_are_read_one_at_a_time_in_the_order_of_their_names():
 
 
 def test_a_scale_makes_distances_felt():
-    """Two tokens: 0, 0 and 0.9 are off by 0.3, 0.3 and 0.6 or, of even attention, 0.6, 0.6 and 1.2; by 0.5: 1.2 and 2.4."""
+    """0, 0 and 0.9 are off by 0.3, 0.3 and 0.6. Even attention of two tokens is ½, and the scale half of that: by 1.2,
+    1.2 and 2.4 times the scale."""
     sites = {name: torch.full((1, 2, 2), value) for name, value in (("a", 0.0), ("b", 0.0), ("c", 0.9))}
     found = fuse(sites.__getitem__, list(sites), scale=0.5)
     outlier = math.exp(-(2.4**2)) / (2 * math.exp(-(1.2**2)) + math.exp(-(2.4**2)))

@@ -26,8 +26,8 @@ Settled where the paper is silent or cannot be followed to the letter:
 - a scan's Dice loss is that of all its slices together; τ and µ are a fifth of the scans, at least one;
 - maps are those of whole slices, cut or filled to the size of a patch around their middle; a training patch is compared
   with its slice's, wherever it was cut. A slice is held to the mean of three fused ones, its own and its neighbours;
-- D̄ is the median of the sites' medians, each counted once per case; stacks deeper than `map_depth` are resampled to
-  it, lest maps outgrow the weights;
+- the common depth is the median of the sites' medians, each counted once per case; stacks deeper than `map_depth` are
+  resampled to it, lest maps outgrow the weights;
 - the weights of eqs. 8 and 9 fall with the absolute distance from the mean, and the 1/K of eq. 7 is left out. Distances
   of attention are so small that this is nearly a plain mean; `fusion_scale` makes it felt (see `attention_maps`);
 - eqs. 10 and 11 are shares to be maximised, so that 1 − share is the loss, with a weight of 0.1 each, from 3 % of the
@@ -122,10 +122,9 @@ class FedIOD(Method):
     organs: ClassVar[OrganParts] = "decoders"
     numbers: ClassVar[Mapping[str, str]] = {
         **LOSS_IN_PARTS,
-        GATE: "the largest factor by which attention multiplies a skip connection, on average over steps",
-        ENTROPY: "how evenly heads look around: 1 at all places alike, 0 at a single one",
-        DEPTH: "in the first round: how many slices the site's scans have (the median)",
-        TOKENS: "in the first round: how many places a patch has",
+        "attention/*": "how attention behaves: the largest factor by which it multiplies a skip connection (`gate`), "
+        "and how evenly heads look around (`entropy`, 1 at all places alike, 0 at a single one); in the first round "
+        "how many slices the site's scans have (`depth`, the median), and how many places a patch has (`tokens`)",
         f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
     }
     tensors: ClassVar[Mapping[str, str]] = {

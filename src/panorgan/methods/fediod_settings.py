@@ -20,8 +20,7 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
     transformer_rate: float | None = stated(
         None,
         "1",
-        "learning rate of the transformer as a share of all others'; null: 1/16 under adamw, whose steps are as large "
-        "for 8 million weights of the transformer as for all others, 1 under sgd",
+        "learning rate of the transformer as a share of all others'; null: 1/16 under adamw, 1 under sgd",
         gt=0,
     )
     # Reg
