@@ -45,14 +45,11 @@ def trained(method: FedIOD, optimizer: OptimizerSettings, steps: int) -> tuple[I
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 def test_after_ten_steps_of_adamw_attention_is_as_tame_as_before(gate):
-    """No place multiplies a skip connection threefold, heads have not fallen on single places, and what reaches the
-    decoders is as large as it was."""
+    """No place multiplies a skip connection threefold, and heads have not fallen on single places."""
     method = FedIOD(FedIODConfig(gate=gate))
     network, batch = trained(method, OptimizerSettings(learning_rate=1e-3), steps=10)
     with torch.no_grad(), network.watched() as seen:
         network.channels_for(batch.image, ["liver"])
-        deepest = network.shared(batch.image)[-1]
     largest, entropy = seen.numbers.tolist()
     assert largest < 3
     assert entropy > 0.7
-    assert float(deepest.square().mean().sqrt()) < 2
