@@ -271,6 +271,7 @@ class Coordinator:
         if keep is not None:
             write_global_model(keep, self.rule)
         numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
+        of_server = dict(self.rule.numbers())
         self.state.weights = self.rule.weights
         self.state.rule = self.rule.state()
         self.state.rounds_done = number
@@ -284,6 +285,7 @@ class Coordinator:
             "rounds": moment.rounds,
             "total": len(self.moments),
             "sites": numbers,
+            **({"server": of_server} if of_server else {}),
             "validation": validation,
             "best": self.state.best,
             "bytes_sent": traffic.sent,

@@ -17,7 +17,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import Draws, augment
 from panorgan.cases.companions import Companions
 from panorgan.cases.labels import structures_of
-from panorgan.cases.sampling import PackedBatch, PatchSampler, prefetched
+from panorgan.cases.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
 from panorgan.cases.seeds import derive_seed
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
@@ -27,7 +27,7 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import DIVERGED, WrongExperimentError
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
-from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state, set_rate
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.vault import DiskVault, RunVaults
@@ -253,7 +253,7 @@ class SiteWorker:
             settings = setup.training.optimizer
             tools = SiteTools(
                 model,
-                make_optimizer(model, settings),
+                make_optimizer(model, settings, setup.method.rate_factors(settings.name)),
                 settings.clip_norm,
                 self._autocast,
                 vault=self._vault_of_this_run(),
@@ -324,8 +324,7 @@ class SiteWorker:
                 if setup.training.augment is not None:
                     packed = augment(packed, setup.training.augment, draws)
                 rate = setup.training.optimizer.rate((moment.round - 1 + step / steps) / moment.rounds)
-                for group in rule.tools.optimizer.param_groups:
-                    group["lr"] = rate
+                set_rate(rule.tools.optimizer, rate)
                 for name, value in rule.step(packed.unpack()).items():
                     totals[name] = totals[name] + value if name in totals else value
                 self._on_step(self.name, step + 1, steps)
@@ -338,7 +337,8 @@ class SiteWorker:
         own = {stage.name: stage.local_steps for stage in setup.method.stages(setup.training.rounds)}[moment.stage]
         if own is not None:
             return own * setup.steps_factor
-        return setup.training.steps_per_round(len(self.data.train), setup.steps_factor)
+        one_pass = patches_per_pass(self.data.train, setup.training.sampling.patch_size)
+        return setup.training.steps_per_round(one_pass, setup.steps_factor)
 
     def _batches(self, steps: int, seed: int, companions: Companions | None) -> Iterator[PackedBatch]:
         """Patches of the training cases, with companions that are predicted first where they are missing."""

@@ -265,6 +265,10 @@ class ServerRule:
             return self.weights
         return serving(self.weights, self.federation.organs_of(site))
 
+    def numbers(self) -> Numbers:
+        """What the log tells about the round that was just averaged. They are the server's own; no site sends them."""
+        return {}
+
     def state(self) -> Content:
         """What the coordinator must keep besides the weights."""
         return Content()
@@ -328,6 +332,13 @@ class Method:
         if site is not None and self.config.organ_parts == "owners":
             return organ_network(Vocabulary(federation.organs_of(site)), settings)
         return organ_network(federation.vocabulary, settings, federation.taught())
+
+    def rate_factors(self, optimizer: str) -> Mapping[str, float]:
+        """How much faster or slower parts of the network learn than the experiment's learning rate says.
+
+        By the beginning of their parameters' names, for the optimiser of that name (`adamw`, `sgd`).
+        """
+        return {}
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """Models of single sites inside the delivered network, by site; scored one by one besides the whole."""

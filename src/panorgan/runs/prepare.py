@@ -31,9 +31,15 @@ class PreparedSite:
     content: Mapping[str, Mapping[str, str]]
 
     def describe(self) -> dict[str, Any]:
-        """Counts and annotated structures, for the manifest."""
+        """Counts and annotated structures, for the manifest; `train_slices` are those across R, A and S."""
         counts = {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
-        return {"external": self.external, "annotated": list(self.annotated), "cases": counts}
+        slices = [sum(case.image.shape[axis] for case in self.train) for axis in range(3)]
+        return {
+            "external": self.external,
+            "annotated": list(self.annotated),
+            "cases": counts,
+            "train_slices": slices,
+        }
 
 
 @dataclass(frozen=True)
