@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from panorgan.cli.egress import egress
+from panorgan.cli.federation_keys import renew, revoke
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
 
 
 app.command()(egress)
+app.command()(revoke)
+app.command()(renew)
 
 
 # -- which kit -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
+from panorgan.deployment.refusals import DoorNews
+from panorgan.deployment.revoking import revoked_words
 from panorgan.deployment.watched_job import Patient, WatchedJob
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
@@ -36,6 +38,8 @@ _LOOK_EVERY = 1.0
 _GRACE = 20.0
 """Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
 _LONGEST_PAUSE = 60.0
+KEPT_JOBS = 5
+"""Finished jobs that stay in the server's store, for whoever wants to see why one failed."""
 
 OnEvent = Callable[[Event], None]
 
@@ -94,6 +98,7 @@ class Driver:
         self._left_out = Patient()
         self._knocked = Patient()
         self._uninvited: set[str] = set()
+        self._door = DoorNews(kit)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -113,6 +118,7 @@ class Driver:
                 last = None
                 if job is not None:
                     self._judge(self._watch(job))
+                    self._session.forget_jobs(KEPT_JOBS)
                 else:
                     time.sleep(_LOOK_EVERY)
             except NotConnectedError as error:
@@ -156,6 +162,8 @@ class Driver:
     def _members(self, connected: dict[str, float]) -> dict[str, float]:
         """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
         listed = self.settings.sites.keys()
+        for name, why in self._door.new():
+            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):
             self._uninvited.add(name)
             reason, why = f"Site {name} is not in this federation.", f"it is not listed in {self.kit.settings.name}"
@@ -174,7 +182,8 @@ class Driver:
             patience = self.settings.rounds.first_wait_minutes * 60 if rounds_done < 0 else _GRACE
             patient = time.monotonic() - self._waiting_since < patience
             if waits or patient or len(connected) < self.min_sites:
-                self._say("waiting", f"for {', '.join(absent)}", connected=connected, job=None)
+                why = f"for {', '.join(absent)}{revoked_words(self.kit, absent)}"
+                self._say("waiting", why, connected=connected, job=None)
                 return None
         if len(connected) < self.min_sites:
             self._say("waiting", f"for {self.min_sites} sites", connected=connected, job=None)
