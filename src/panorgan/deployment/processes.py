@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.engine_words import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
@@ -30,6 +31,7 @@ OnLine = Callable[[str], None]
 
 def run_server(kit: ServerKit, on_line: OnLine | None = None) -> int:
     """Run the server until it is stopped; returns its exit code."""
+    refuse_another_address(kit)
     return _run(kit, on_line)
 
 

@@ -28,6 +28,8 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.gate import Gate, Refusal
 from panorgan.federation.revocation import REVOKED, RevocationList
 
+CERTIFICATES = "certificates.json"
+"""In the server's kit: until when the certificates are valid that were shown, in seconds since 1970."""
 DOOR = "door.json"
 """In the server's kit: who was refused last, for the driver and `status`."""
 MACHINE = "panorgan_machine"
@@ -48,6 +50,7 @@ class Door(FLComponent):
         """Filter what comes into a cell. NVFlare takes the nearest list of filters only: ours join the general one."""
         self._kit, self._server = kit, server
         self._told: dict[str, dict[str, Any]] = {}
+        self._ends: dict[str, float] = {}
         self._lock = threading.Lock()
         self.gate = Gate(RevocationList(kit / "local" / REVOKED), self._tell)
         cell.add_incoming_filter("*", "*", self._drop)
@@ -83,6 +86,7 @@ class Door(FLComponent):
         context = payload.get_peer_context()
         machine = str(context.get_prop(MACHINE, "")) if context else ""
         address = str(message.get_header(CellMessageHeaderKeys.CLIENT_IP, ""))
+        self._ends[name] = certificate.not_valid_after_utc.timestamp()
         return self.gate.register(name, certificate.not_valid_before_utc.timestamp(), machine, address)
 
     def _log_out(self, token: str) -> None:
@@ -95,16 +99,21 @@ class Door(FLComponent):
             token = message.payload.get(CellMessageHeaderKeys.TOKEN)
             if token:
                 self.gate.admit(str(message.get_header(MessageHeaderKey.DESTINATION, "")), str(token))
+                self._keep(CERTIFICATES, self._ends)
 
     def _tell(self, refusal: Refusal) -> None:
         """Into the log, where whoever runs the server reads it, and into a file for the driver."""
         self.logger.warning(f"the door turned away {refusal.site}: {refusal.why}")
         with self._lock:
             self._told[refusal.site] = {"code": refusal.code, "why": refusal.why, "time": time.time()}
+        self._keep(DOOR, self._told)
+
+    def _keep(self, name: str, content: dict[str, Any]) -> None:
+        with self._lock:
             try:
-                write_atomically(self._kit / DOOR, json.dumps(self._told))
+                write_atomically(self._kit / name, json.dumps(content))
             except OSError:
-                self.logger.exception("the refusal could not be written down")
+                self.logger.exception(f"{name} could not be written")
 
 
 def _topic(message: Message) -> str:
