@@ -20,11 +20,11 @@ from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey,
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys
 
+from panorgan.deployment import processes
 from panorgan.deployment.certificates import Credentials, begins, check_credentials, ends, read_certificate
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.outlook import outlook
-from panorgan.deployment.processes import _run
 from panorgan.deployment.refusals import RefusedError
 from panorgan.deployment.renewal import renew_kits
 from panorgan.deployment.revoking import revoke_kit
@@ -312,22 +312,29 @@ def test_a_refused_site_keeps_the_reason_and_ends(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "final"), [("twin", True), ("revoked", True), ("again", False)])
-def test_what_runs_the_site_tells_why_and_gives_up_only_where_trying_again_is_in_vain(code, final, tmp_path):
+def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final, tmp_path, monkeypatch):
+    """The engine is refused the first time; when it is started again, somebody stops it."""
     kit = SiteKit(tmp_path / "kit")
     kit.startup.mkdir(parents=True)
-    refusal = Refusal(code, "north", "Because.")
-    # Refused the first time; when it is started again, somebody stops it.
-    (kit.startup / "sub_start.sh").write_text(
-        f"test -e tried && kill -INT $PPID && sleep 60\ntouch tried\necho -n '{refusal.to_text()}' > {REFUSED}\n"
-    )
+    (kit.startup / "sub_start.sh").touch()
+    starts: list[bool] = []
+
+    def engine(kit: SiteKit, script: Path, on_line: object) -> tuple[int, bool]:
+        starts.append((kit.path / REFUSED).exists())
+        (kit.path / REFUSED).write_text(Refusal(code, "north", "Because.").to_text())
+        return 1, len(starts) == 2
+
+    monkeypatch.setattr(processes, "_run_once", engine)
+    monkeypatch.setattr(processes, "_RESTART_AFTER", 0.0)
     if final:
         with pytest.raises(RefusedError, match="Because") as caught:
-            _run(kit, None, again=True)
+            processes.run_site(kit)
         assert caught.value.exit_code == 77
         assert caught.value.fix
+        assert starts == [False]
     else:
-        assert _run(kit, None, again=True) == 0
-        assert not (kit.path / REFUSED).exists(), "an old reason is not told again"
+        assert processes.run_site(kit) == 0
+        assert starts == [False, False], "an old reason is not told again"
 
 
 @pytest.mark.parametrize(("ahead", "word"), [(3600.0, "behind"), (-3600.0, "ahead of"), (1.0, "")])

@@ -203,7 +203,7 @@ def test_a_revoked_kit_is_refused_at_once_and_a_renewed_one_is_let_in(loopback, 
     """Ends as it began: the others' tests share this federation."""
     kit = loopback.site_kits["north"]
     revoke_kit(loopback.server_kit, "north")
-    assert loopback.processes.pop("north").wait(150) == RefusedError.exit_code, "it was told while it ran"
+    assert loopback.processes["north"].wait(150) == RefusedError.exit_code, "it was told while it ran"
     wait_for(lambda: "north" not in session.look().connected)
     again = _site(kit)
     assert again.returncode == RefusedError.exit_code, "to register again does not help"
