@@ -109,8 +109,8 @@ def what_leaves(policy: EgressPolicy, method_name: str) -> list[str]:
     if policy.failures:
         lines.append("If something goes wrong: a code of one word, such as `data` or `disk`.")
     lines.append(
-        "The name and local address of this site, that it is connected, the version of the network engine, and a number "
-        "by which the server tells a second machine with the same kit from a restart."
+        "The name and local address of this site, that it is connected, the version of the network engine, and a "
+        "number by which the server tells a second machine with the same kit from a restart."
     )
     return lines
 
