@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
@@ -80,17 +81,20 @@ def test_teachers_are_gone_when_the_model_has_arrived(copy: Path, tmp_path: Path
     [
         (None, "ended"),
         (OSError(errno.ENOSPC, "No space left on device"), "retry"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "retry"),
+        (OSError("4096 requested and 100 written"), "retry"),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "retry"),
         (ConfigError("Nobody annotates spleen."), "error"),
         (ValueError("a bug"), "error"),
     ],
 )
 def test_what_the_driver_is_told(error: Exception | None, kind: str, tmp_path: Path):
-    control = Control(tmp_path)
+    control = Control(tmp_path / "run" / "control")
     write_outcome(control, "job-1", error)
     told = read_json(control.outcome)
     assert (told["job"], told["kind"]) == ("job-1", kind)
     if kind == "retry":
-        assert "No space left on device" in told["what"]
+        assert str(tmp_path / "run") in told["what"], "which disk"
 
 
 def test_a_run_folder_that_another_process_holds_is_tried_again(tmp_path: Path):

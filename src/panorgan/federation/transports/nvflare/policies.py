@@ -12,10 +12,15 @@ below), so none of its classes is needed."""
 ADMIN_TIMEOUT_SECONDS = 30.0
 """How long a site may take to accept a job; a site behind a slow line gets more than NVFlare's 10 s."""
 
+LOG_BYTES, KEPT_LOGS = 10_000_000, 3
+"""Size of a log of NVFlare, and how many older ones stay beside it."""
+
 JOBS = "storage/jobs"
 SNAPSHOTS = "storage/snapshots"
 
 _STORAGE = "panorgan.federation.transports.nvflare.storage.KitStorage"
+DOOR = {"id": "door", "path": "panorgan.federation.transports.nvflare.door.Door", "args": {}}
+_KNOCKING = {"id": "knocking", "path": "panorgan.federation.transports.nvflare.knocking.Knocking", "args": {}}
 _OTHER_ROLES = ("org_admin", "lead", "member")
 _RIGHTS = (
     "submit_job",
@@ -44,6 +49,7 @@ def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[st
     component["job_scheduler"]["args"] |= {"max_jobs": 1, "min_schedule_interval": 2.0, "max_schedule_interval": 10.0}
     component["job_manager"]["args"]["uri_root"] = JOBS
     component["job_store"].update(path=_STORAGE, args={})
+    resources["components"].append(DOOR)
     return resources
 
 
@@ -53,6 +59,7 @@ def site_resources(default: dict[str, Any]) -> dict[str, Any]:
     resources["allow_log_streaming"] = False
     component = {part["id"]: part for part in resources["components"]}
     component["resource_manager"]["args"].update(num_of_gpus=0, mem_per_gpu_in_GiB=0)
+    resources["components"].append(_KNOCKING)
     return resources
 
 
@@ -100,10 +107,15 @@ def _authorization(**coordinator: str) -> dict[str, Any]:
 
 
 def log_config(default: dict[str, Any]) -> dict[str, Any]:
-    """Two files per process, `log.txt` and `error_log.txt`, and plain lines on the console without colours."""
+    """Two files per process, `log.txt` and `error_log.txt`, and plain lines on the console without colours.
+
+    NVFlare's default would keep 220 MB of each.
+    """
     config = copy.deepcopy(default)
     for handler in ("jsonFileHandler", "FLFileHandler"):
         config["handlers"].pop(handler)
+    for handler in ("logFileHandler", "errorFileHandler"):
+        config["handlers"][handler].update(maxBytes=LOG_BYTES, backupCount=KEPT_LOGS)
     config["handlers"]["consoleHandler"]["formatter"] = "baseFormatter"
     config["formatters"] = {"baseFormatter": config["formatters"]["baseFormatter"]}
     config["filters"] = {}
