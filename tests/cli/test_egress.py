@@ -171,9 +171,9 @@ def test_requests_beyond_the_agreement_are_shown_and_counted_apart(kit):
     task = Task("evaluate", "tiny", Moment("train", 2, 2))
     note_refusal(AuditLog(kit.audit_log), b"request", task, error)
     shown = ask(kit.path)
-    assert "Refused: 1. Requests beyond the agreement, refused: 1." in " ".join(shown.output.split())
+    assert "Refused: 1. Requests beyond the agreement, declined: 1." in " ".join(shown.output.split())
     assert "Models scored on validation cases: 2, in 1 run." in " ".join(shown.output.split())
     (row,) = [line.split() for line in shown.output.splitlines() if re.match(r" +9 +20\d\d-", line)]
-    assert row[3:] == ["evaluate", "2", "request", "refused", hashlib.sha256(b"request").hexdigest()[:8]]
+    assert row[3:] == ["evaluate", "2", "declined", hashlib.sha256(b"request").hexdigest()[:8]]
     last = json.loads(ask(kit.path, "--json", "--last", "1").output.splitlines()[0])["entry"]
     assert (last["answered"], last["agreed"]) == (3, 1)

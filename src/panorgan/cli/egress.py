@@ -84,7 +84,7 @@ def _show(
     if entries:
         console.print(
             f"Left this site: {_count(len(sent), 'message')}, {size:.2f} MB. Refused: {len(refused) - asked}."
-            + (f" Requests beyond the agreement, refused: {asked}." if asked else "")
+            + (f" Requests beyond the agreement, declined: {asked}." if asked else "")
         )
         scored = {(entry.get("run"), entry["sha256"]) for entry in sent if entry.get("task") == "evaluate"}
         if scored:
@@ -118,7 +118,7 @@ def _table(entries: Sequence[Mapping[str, Any]], total: int) -> Table:
             str(entry["n"]),
             entry["time"][:16].replace("T", " "),
             _task(entry),
-            "request refused"
+            "declined"
             if _came_in(entry)
             else escape(entry["code"] if kind == "failed" else _WORDS.get(kind, str(kind))),
             str(entry.get("tensors", "")),
