@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from federations import THREE, Meddling, make_coordinator, make_workers, run, same
 
+from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.federation import checkpoint
 from panorgan.federation.events import read_events
 from panorgan.federation.failures import code_of
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.base import Method, MethodConfig, SiteRule
 
 ACCEPT = "accept-lost-state"
 
@@ -49,6 +52,32 @@ def test_a_folder_that_was_deleted_is_missed_and_the_loss_can_be_accepted(tiny, 
     (north(tmp_path) / ACCEPT).touch()
     assert run(experiment, tmp_path).finished
     assert not (north(tmp_path) / ACCEPT).exists(), "it was accepted once, not for ever"
+
+
+class Diverging(Method):
+    """Site north's loss is NaN in round 2."""
+
+    name = "diverging"
+
+    class Site(SiteRule):
+        """Diverges once."""
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            broken = self.facts.name == "north" and self.moment.round == 2
+            return super().loss(batch) * (float("nan") if broken else 1.0)
+
+
+def test_what_was_accepted_holds_until_a_round_is_saved(tiny, tmp_path):
+    """North accepts its loss, and diverges in the very next round: it need not accept it again."""
+    experiment, method = tiny(training=training()), Diverging(MethodConfig())
+    run(experiment, tmp_path, rounds=1, method=method)
+    shutil.rmtree(north(tmp_path))
+    north(tmp_path).mkdir()
+    (north(tmp_path) / ACCEPT).touch()
+    run(experiment, tmp_path, rounds=1, method=method)
+    assert (north(tmp_path) / ACCEPT).exists()
+    assert run(experiment, tmp_path, method=method).finished
+    assert not (north(tmp_path) / ACCEPT).exists()
 
 
 def test_a_loss_while_the_site_runs_is_missed_too(tiny, tmp_path):

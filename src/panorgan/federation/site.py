@@ -96,7 +96,8 @@ class SiteWorker:
             scores = self._memory.scores(task, request, record, lambda: self._evaluate(content, federation))
             return self._answer(task, Content(numbers=scores)).to_bytes()
         answer = self._train(task, content, federation)
-        self._memory.recovered()
+        if self._local.finished(task.run) == (task.moment.stage, task.moment.round):
+            self._memory.recovered()
         return answer
 
     def check(self, task: Task) -> None:
