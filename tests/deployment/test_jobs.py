@@ -6,7 +6,6 @@ import errno
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from safetensors import SafetensorError
 
@@ -25,7 +24,6 @@ from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.collecting import SitesMissingError
 from panorgan.federation.message import Message
 from panorgan.federation.tasks import Task, answer_meta
-from panorgan.federation.vault import RunVaults
 from panorgan.runs.lock import BusyError, only_one_process
 
 SMALL = {"validate_every": 0, "local_steps": 1, "min_sites": 1}
@@ -54,23 +52,6 @@ def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path
     assert Message.from_bytes(machine.handle(request)).meta["failed"] == "wrong-experiment", "it is open now"
     with pytest.raises(BusyError), only_one_process(kit.state(load_site_file(kit))):
         pass  # and the lock is its own
-
-
-def test_teachers_are_gone_when_the_model_has_arrived(copy: Path, tmp_path: Path):
-    kit = SiteKit(copy / "sites" / "north")
-    (tmp_path / "scans").mkdir()
-    edited(kit, data={"folder": str(tmp_path / "scans")})
-    settings = load_site_file(kit)
-    vaults = RunVaults(kit.state(settings))
-    for run in ("this-run", "a-run-that-was-given-up"):
-        vaults.of(run).put("teacher/south", {"w": torch.ones(2)})
-    task = Task("deliver", "this-run", experiment=settings.experiment_fingerprint, card={"organs": ["liver"]})
-    answer = Message.from_bytes(
-        SiteMachine(kit, "north").handle(Message({"w": torch.ones(2)}, {}, task.to_meta()).to_bytes())
-    )
-    assert "failed" not in answer.meta
-    assert (kit.model / "model.safetensors").is_file()
-    assert not list(kit.state(settings).rglob("*.safetensors"))
 
 
 # -- the server --------------------------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ class SiteKit(Kit):
         return self.path / "model"
 
     @property
+    def previous_model(self) -> Path:
+        """The model that was there before another one was delivered."""
+        return self.path / "model.previous"
+
+    @property
     def scores(self) -> Path:
         """What `panorgan federation score` writes; it stays here."""
         return self.path / "scores"
