@@ -60,7 +60,7 @@ class SiteMachine:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
         try:
             task = Task.from_meta(Message.outline(request).meta)
-        except MessageError:
+        except Exception:
             self._log.exception("a request that cannot be read")
             raise  # who asked what is unknown, so there is nothing to answer
         self._log.info("asked: %s", task.label)

@@ -29,6 +29,26 @@ class SiteFailedError(Exception):
         self.code = code
 
 
+def is_own_fault(error: BaseException) -> bool:
+    """Whether reading an answer failed for want of disk or memory here: no site is to blame for that.
+
+    A site cannot bring it about. Answers are measured before they are read, and no more memory is taken than they have
+    bytes.
+    """
+    causes = (error, error.__cause__)
+    if any(isinstance(cause, OSError | MemoryError) for cause in causes):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words for it
+
+
+def refusal(site: str, error: Exception) -> MessageError:
+    """Why an answer is refused; an error that nobody foresaw is named by its type."""
+    if isinstance(error, MessageError):
+        return error
+    why = f"{type(error).__name__}: {error}"
+    return MessageError(f"Site {site} sent an answer that cannot be read.", why=f"{why:.300}")
+
+
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> float:
     """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values.
 

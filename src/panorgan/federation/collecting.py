@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from panorgan.errors import MessageError, RunError
-from panorgan.federation.checks import SiteFailedError, check_answer, check_size, outliers
+from panorgan.federation.checks import SiteFailedError, check_answer, check_size, is_own_fault, outliers, refusal
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
@@ -21,7 +21,7 @@ from panorgan.methods.exchange import Content
 
 ContentFor = Callable[[str], Content]
 Read = Callable[[str, bytes], None]
-"""Takes a site's answer; raises MessageError to refuse it."""
+"""Takes a site's answer. Whatever it raises refuses that answer, except what is our own fault (`checks.is_own_fault`)."""
 
 
 class SitesMissingError(RunError):
@@ -109,9 +109,11 @@ class Collector:
             except SiteFailedError as failure:
                 heard.failed[site] = failure.code
                 self.events.record("failed", number=number, site=site, code=failure.code)
-            except MessageError as error:
+            except Exception as error:
+                if is_own_fault(error):
+                    raise
                 heard.refused.add(site)
-                self.refuse(number, site, error)
+                self.refuse(number, site, refusal(site, error))
             else:
                 self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
 
@@ -131,18 +133,21 @@ class Collector:
         """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again."""
         accepted: dict[str, MessageFile] = {}
         norms: dict[str, float] = {}
+        expected = {site: expects(site) for site in sites}  # here, so that the rule's own errors are no site's fault
 
         def accept(site: str, path: Path) -> None:
             try:
                 file = MessageFile(path)
-                norms[site] = check_answer(file, question.task, site, expects(site))
+                norms[site] = check_answer(file, question.task, site, expected[site])
                 accepted[site] = file
-            except (MessageError, SiteFailedError):
-                path.unlink(missing_ok=True)
+            except Exception as error:
+                if not is_own_fault(error):
+                    path.unlink(missing_ok=True)
                 raise
 
         def read(site: str, answer: bytes) -> None:
-            check_size(answer, site, expects(site))
+            check_size(answer, site, expected[site])
+            Message.outline(answer)  # what is no message does not reach the disk
             path = folder / f"{site}.safetensors"
             write_atomically(path, answer)
             accept(site, path)
@@ -152,9 +157,12 @@ class Collector:
             if (path := folder / f"{site}.safetensors").is_file():
                 try:
                     accept(site, path)
-                except (MessageError, SiteFailedError) as error:
-                    if isinstance(error, MessageError):
-                        self.refuse(question.number, site, error)
+                except SiteFailedError:
+                    pass
+                except Exception as error:
+                    if is_own_fault(error):
+                        raise
+                    self.refuse(question.number, site, refusal(site, error))
         waiting = [site for site in sorted(sites) if site not in accepted]
         heard = self.ask(waiting, question, read)
         for site, why in outliers(norms, outlier_factor).items():
