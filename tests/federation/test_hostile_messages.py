@@ -287,8 +287,8 @@ def test_an_error_of_the_methods_own_is_no_sites_fault(tmp_path):
     def expects(site: str) -> dict[str, torch.Tensor]:
         raise KeyError(site)
 
+    question = Question(fuzzing.TRAIN, lambda site: Content(), 1)
     with pytest.raises(KeyError):
-        question = Question(fuzzing.TRAIN, lambda site: Content(), 1)
         collector.collect(["east"], question, expects, tmp_path / "spool", None)
     assert not refused(tmp_path)
 

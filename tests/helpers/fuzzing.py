@@ -1,4 +1,4 @@
-"""Every way in which a message is read, tried on one message: a sound result, or a refusal. Anything else is a fault."""
+"""Every way in which a message is read, tried on one message: a sound result or a refusal; all else is a fault."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -105,6 +106,25 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
         raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
 
 
+def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse numbers of an update that cannot be: another count of cases than at first, or outside a method's ranges.
+
+    A server rule may weigh sites by what they say, so all that it computes with passes through here.
+    """
+    if numbers.get("cases", facts.train_cases) != facts.train_cases:
+        raise MessageError(
+            f"Site {facts.name} counts its cases otherwise than when it joined.",
+            why=f"{numbers['cases']:.6g} cases now, {facts.train_cases} then",
+        )
+    for name, value in numbers.items():
+        for pattern, (low, high) in ranges.items():
+            if fnmatchcase(name, pattern) and not low <= value <= high:
+                raise MessageError(
+                    f"Site {facts.name} sent a number that cannot be.",
+                    why=f"{name!r:.100} is {value:.6g}, it lies between {low:g} and {high:g}",
+                )
+
+
 def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteFacts, Numbers]:
     """What a site that joins tells about itself and measured for the plan, checked."""
     check_size(answer, site, {})
@@ -112,9 +132,8 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
         raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
-    cases = int(message.numbers["train_cases"])
-    counts = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
-    if cases < 0 or not all(0 <= count <= cases for count in counts.values()):
+    cases, counts = message.numbers["train_cases"], _numbers_of(message, "annotated/")
+    if not all(0 <= count <= cases and count == int(count) for count in (cases, *counts.values())):
         raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
     for structure in counts:
         try:
@@ -124,7 +143,7 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
                 f"Site {site} annotates what is no part of the vocabulary.", why=f"{structure!r:.100}"
             ) from error
     measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
-    return SiteFacts(site, cases, counts), measured
+    return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
 
 
 def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:

@@ -17,11 +17,11 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
-from panorgan.methods.exchange import Content
+from panorgan.methods.exchange import Content, Numbers
 
 ContentFor = Callable[[str], Content]
 Read = Callable[[str, bytes], None]
-"""Takes a site's answer. Whatever it raises refuses that answer, except what is our own fault (`checks.is_own_fault`)."""
+"""Takes a site's answer. Whatever it raises refuses that answer, but for what is our own fault (`is_own_fault`)."""
 
 
 class SitesMissingError(RunError):
@@ -129,8 +129,12 @@ class Collector:
         expects: Callable[[str], Mapping[str, torch.Tensor]],
         folder: Path,
         outlier_factor: float | None,
+        check: Callable[[str, Numbers], None] = lambda site, numbers: None,
     ) -> tuple[dict[str, MessageFile], Heard]:
-        """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again."""
+        """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again.
+
+        `check` refuses a site's numbers with a MessageError.
+        """
         accepted: dict[str, MessageFile] = {}
         norms: dict[str, float] = {}
         expected = {site: expects(site) for site in sites}  # here, so that the rule's own errors are no site's fault
@@ -138,7 +142,9 @@ class Collector:
         def accept(site: str, path: Path) -> None:
             try:
                 file = MessageFile(path)
-                norms[site] = check_answer(file, question.task, site, expected[site])
+                norm = check_answer(file, question.task, site, expected[site])
+                check(site, file.numbers)
+                norms[site] = norm
                 accepted[site] = file
             except Exception as error:
                 if not is_own_fault(error):

@@ -276,6 +276,9 @@ class Method:
     }
     """The numbers in a site's updates, what `step` logs and `update` adds: name or pattern (`loss/*`) → what it is, in
     plain words for the hospital that reads its policy. A method that sends more begins with `**Method.numbers`."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Of those that the server rule computes with, the least and the most that they can be: name or pattern → range.
+    An update with a number outside is refused before the rule sees it, so that nobody buys weight with one."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()

@@ -35,6 +35,7 @@ from typing import ClassVar
 import torch
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.pooling import MINORITY, capped, weighted_median
 from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
 from panorgan.cases.store import StoredCase
 from panorgan.errors import ConfigError
@@ -111,6 +112,11 @@ class FedIOD(Method):
         "attention/*": "in the first round: how many slices the site's scans have (the median), and how many places "
         "a patch has",
         f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        DEPTH: (1.0, 100_000.0),
+        TOKENS: (1.0, float(_MOST_TOKENS)),
+        f"{ATTRIBUTION}*": (-1000.0, 1000.0),  # of a probability: all heads of a scan together make up at most 1
     }
     tensors: ClassVar[Mapping[str, str]] = {
         "attention/*": "for every pair of places on a coarse grid over a slice (16 × 16 in the paper), how much the "
@@ -345,8 +351,12 @@ class FedIOD(Method):
             self._agree(updates)
             for key in (INTERSECTION, UNION):
                 senders = [site for site in updates.sites if key in updates.keys(site)]
+
+                def attention(site: str, key: str = key) -> torch.Tensor:
+                    return unpacked(updates.array(site, key)).clamp_(0, 1)  # beyond that it is none
+
                 if senders:
-                    self.fused[key] = packed(fuse(lambda site, key=key: unpacked(updates.array(site, key)), senders))  # type: ignore[misc]
+                    self.fused[key] = packed(fuse(attention, senders))
             for site in updates.sites:
                 told = {name: value for name, value in updates.numbers(site).items() if name.startswith(ATTRIBUTION)}
                 if told:
@@ -362,14 +372,16 @@ class FedIOD(Method):
             return super().weight(site, key) if shares is None else shares[site]
 
         def _agree(self, updates: Updates) -> None:
-            """Medians over sites, each counted once per case: D̄ is that of all scans, as far as medians tell."""
+            """Medians over sites, each counted once per case (none for half): D̄ of all scans, as far as they tell."""
             if self.agreed:
                 return
             for name in (DEPTH, TOKENS):
                 told = {site: updates.numbers(site).get(name, math.nan) for site in updates.sites}
-                each = [v for site, v in told.items() if v >= 1 for _ in range(self.federation.sites[site].train_cases)]
-                if each:
-                    self.agreed[name] = float(int(statistics.median_low(each)))
+                known = {site: value for site, value in told.items() if value >= 1}
+                cases = [float(self.federation.sites[site].train_cases) for site in known]
+                if known:
+                    median = weighted_median(list(known.values()), capped(cases, MINORITY))
+                    self.agreed[name] = float(int(median))
             if DEPTH in self.agreed:
                 self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
 
