@@ -72,6 +72,20 @@ def check_size(answer: bytes, site: str, expected: Mapping[str, torch.Tensor]) -
         )
 
 
+def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """How large what comes besides weights is (`control/…`, `teacher/…`), by the word before the slash.
+
+    There is nothing to compare its values with but what other sites send.
+    """
+    squares: dict[str, float] = {}
+    for key in file.keys:
+        if expected[key].device.type == "meta" and expected[key].is_floating_point():
+            group = key.partition("/")[0]
+            norm = float(torch.linalg.vector_norm(file.array(key), dtype=torch.float64))
+            squares[group] = squares.get(group, 0.0) + norm**2
+    return {group: math.sqrt(total) for group, total in squares.items()}
+
+
 def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
     """Sites whose update is absurdly larger than the others' (`factor` × the middle one), with the reason.
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import torch
 
 from panorgan.errors import MessageError, RunError
-from panorgan.federation.checks import SiteFailedError, check_answer, check_size, is_own_fault, outliers, refusal
+from panorgan.federation.checks import (
+    SiteFailedError,
+    check_answer,
+    check_size,
+    extra_norms,
+    is_own_fault,
+    outliers,
+    refusal,
+)
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
@@ -136,7 +144,7 @@ class Collector:
         `check` refuses a site's numbers with a MessageError.
         """
         accepted: dict[str, MessageFile] = {}
-        norms: dict[str, float] = {}
+        norms: dict[str, dict[str, float]] = {}
         expected = {site: expects(site) for site in sites}  # here, so that the rule's own errors are no site's fault
 
         def accept(site: str, path: Path) -> None:
@@ -144,7 +152,7 @@ class Collector:
                 file = MessageFile(path)
                 norm = check_answer(file, question.task, site, expected[site])
                 check(site, file.numbers)
-                norms[site] = norm
+                norms[site] = {"": norm, **extra_norms(file, expected[site])}
                 accepted[site] = file
             except Exception as error:
                 if not is_own_fault(error):
@@ -171,7 +179,7 @@ class Collector:
                     self.refuse(question.number, site, refusal(site, error))
         waiting = [site for site in sorted(sites) if site not in accepted]
         heard = self.ask(waiting, question, read)
-        for site, why in outliers(norms, outlier_factor).items():
+        for site, why in _out_of_proportion(norms, outlier_factor).items():
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
             heard.refused.add(site)
@@ -196,6 +204,16 @@ class Collector:
     def refuse(self, number: int, site: str, error: MessageError) -> None:
         """Write down that an answer was refused, and why."""
         self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+
+
+def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:
+    """Sites whose update, or whatever else they sent, is an outlier. The rest varies more between honest sites than
+    weights do (gradients, teachers of other organs), so that the factor is squared for it."""
+    found: dict[str, str] = {}
+    for group in sorted({group for own in norms.values() for group in own}):
+        allowed = factor if factor is None or not group else factor**2
+        found = {**outliers({site: own[group] for site, own in norms.items() if group in own}, allowed), **found}
+    return dict(sorted(found.items()))
 
 
 def _names(sites: Sequence[str]) -> str:
