@@ -121,13 +121,13 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
 
 
 def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse numbers of an update that cannot be: another count of cases than at first, or outside a method's ranges.
+    """Refuse numbers of an update that cannot be: more cases than at first, or outside a method's ranges.
 
     A server rule may weigh sites by what they say, so all that it computes with passes through here.
     """
-    if numbers.get("cases", facts.train_cases) != facts.train_cases:
+    if not 0 <= numbers.get("cases", 0) <= facts.train_cases:
         raise MessageError(
-            f"Site {facts.name} counts its cases otherwise than when it joined.",
+            f"Site {facts.name} counts more cases than when it joined.",
             why=f"{numbers['cases']:.6g} cases now, {facts.train_cases} then",
         )
     for name, value in numbers.items():
