@@ -380,8 +380,7 @@ class FedIOD(Method):
                 known = {site: value for site, value in told.items() if value >= 1}
                 cases = [float(self.federation.sites[site].train_cases) for site in known]
                 if known:
-                    median = weighted_median(list(known.values()), capped(cases, MINORITY))
-                    self.agreed[name] = float(int(median))
+                    self.agreed[name] = float(int(weighted_median(list(known.values()), capped(cases, MINORITY))))
             if DEPTH in self.agreed:
                 self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
 
