@@ -87,3 +87,20 @@ def test_a_turn_holds_every_kind_of_round(step_cost):
     # Masks are due in round 6000 of 10 000 and every five rounds from there on.
     assert late.turn(0) == [(6000, 0.2), (6001, 0.8)]
     assert late.turn(1) == [(6005, 0.2), (6006, 0.8)]
+
+
+def test_fuzzing_finds_faults_and_keeps_the_messages(monkeypatch, tmp_path):
+    """With a reader that breaks on some messages: a fuzzer that cannot fail proves nothing."""
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "tests" / "helpers")
+    module = loaded("fuzz_messages", monkeypatch)
+    clean = module.fuzz(200, 1, 0.1, tmp_path / "faults")
+    assert (clean["messages"], clean["faults"]) == (200, {})
+    assert clean["taken"]
+    assert not (tmp_path / "faults").exists()
+
+    def break_on_short_ones(content: bytes) -> bool:
+        return bool(1 / len(content) if len(content) > 100 else 1 / 0)
+
+    monkeypatch.setattr(module, "examine", break_on_short_ones)
+    broken = module.fuzz(200, 1, 0.0, tmp_path / "faults")
+    assert broken["faults"]["ZeroDivisionError"] == len(list((tmp_path / "faults").iterdir())) > 0

@@ -12,6 +12,7 @@ from panorgan.cli.main import app
 from panorgan.config import validated
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.federation.failures import CODES
+from panorgan.federation.limits import HospitalLimits
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -22,7 +23,14 @@ def test_its_federation_file_is_valid():
     settings = validated(FederationSettings, first, "docs/deploy.md")
     assert list(settings.sites) == ["north", "east", "south"]
     assert settings.rounds.on_missing == "wait"
+    assert settings.limits == HospitalLimits(), "it shows the defaults"
     assert set(site) <= SiteFile.model_fields.keys()
+
+
+def test_the_example_file_shows_the_limits_that_hold():
+    example = yaml.safe_load((ROOT / "src" / "panorgan" / "cli" / "federation.example.yaml").read_text())
+    assert validated(FederationSettings, example, "example").limits == HospitalLimits()
+    assert example["limits"].keys() == HospitalLimits.model_fields.keys()
 
 
 def test_its_commands_and_options_exist():

@@ -23,8 +23,9 @@ from panorgan.cases.splits import SplitSettings
 from panorgan.errors import ConfigError, PanorganError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
+from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round
-from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.settings import TrainingSettings, refuse_few_sites
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
@@ -89,6 +90,7 @@ class Agreement(Settings):
     plan: PlanSettings = PlanSettings()
     network: UNetSettings = UNetSettings()
     training: TrainingSettings = TrainingSettings()
+    limits: LimitSettings = LimitSettings()
     postprocess: str = Field("none", description="a preset for the final predictions")
 
     @field_validator("vocabulary")
@@ -213,6 +215,11 @@ class Experiment(Agreement):
     def _one_source_of_sites(self) -> Experiment:
         if bool(self.sites) == (self.phantom is not None):
             raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_sites_to_leave_some_out(self) -> Experiment:
+        refuse_few_sites(self.training, len(self._training_sites()), "training.aggregation")
         return self
 
     @model_validator(mode="after")

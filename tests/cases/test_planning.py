@@ -122,15 +122,41 @@ def test_numbers_that_cannot_be_are_refused_with_the_site(wrong) -> None:
 
 
 def test_large_sites_weigh_more_in_the_spacing() -> None:
-    sites = {"a": site(10, spacing=(0.8, 0.8, 5.0)), "b": site(3, spacing=(1.0, 0.6, 1.0)), "c": site(3)}
+    sites = {"a": site(10, spacing=(0.8, 0.8, 5.0)), "b": site(3, spacing=(1.0, 0.6, 1.0))}
     assert pooled_spacing(sites) == (0.8, 0.8, 5.0)
-    del sites["a"]
+    sites = {"b": site(3, spacing=(1.0, 0.6, 1.0)), "c": site(3)}
     assert pooled_spacing(sites) == (1.0, 0.6, 1.0)  # halves: the smaller of the two middles
+    # 4 + 2 of 10 cases: a's spacing along R, where b has the same; 4 + 4 of 10: d's along A and S
+    fine, thick = (0.8, 0.8, 5.0), (0.8, 0.9, 6.0)
+    sites = {"a": site(4, spacing=fine), "b": site(2, spacing=thick), "d": site(4, spacing=(1.2, 1.0, 3.0))}
+    assert pooled_spacing(sites) == (0.8, 0.9, 5.0)
+
+
+def test_no_site_sets_the_spacing_alone_however_many_cases_it_claims() -> None:
+    honest = {name: site(4, spacing=(0.8, 0.8, mm)) for name, mm in (("a", 2.0), ("b", 3.0))}
+    for claimed in (4, 10_000):
+        for wild in ((0.1, 0.1, 0.1), (20.0, 20.0, 20.0)):
+            found = pooled_spacing({**honest, "c": site(claimed, spacing=wild)})
+            assert found[:2] == (0.8, 0.8)
+            assert found[2] in (2.0, 3.0)
+
+
+def test_no_site_sets_the_proposed_patch_alone() -> None:
+    sites = {name: site(4) for name in "ab"}
+    plan = Plan(spacing_mm=(2, 2, 2), window_hu=(0, 100))
+    honest = proposed_patch(plan, {**sites, "c": site(4)}, (16, 16, 16))
+    assert proposed_patch(plan, {**sites, "c": site(10_000, extent=(10.0, 10.0, 10.0))}, (16, 16, 16)) == honest
 
 
 def test_the_window_shows_every_structure_however_small() -> None:
     sites = {"a": site(40, liver=(-16.0, 160.0), spleen=(0.0, 144.0)), "b": site(2, lung_left=(-992.0, -400.0))}
     assert pooled_window(sites) == (-992.0, 160.0)
+
+
+def test_one_of_three_sites_that_know_a_structure_does_not_widen_the_window() -> None:
+    sites = {name: site(liver=own) for name, own in (("a", (-16.0, 160.0)), ("b", (-32.0, 144.0)))}
+    assert pooled_window({**sites, "c": site(liver=(-1024.0, 3072.0))}) == (-32.0, 160.0)
+    assert pooled_window({**sites, "c": site(liver=(-1024.0, 160.0))}) == (-32.0, 160.0)
 
 
 def test_modality_decides_the_intensity_rule_and_a_mixture_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 from cryptography import x509
 
 from panorgan.config import load_agreement
+from panorgan.deployment.coordinator_job import _setup
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file, load_federation, load_site_file
 from panorgan.deployment.kit_texts import experiment_text
 from panorgan.deployment.kits import KitsReport, make_kits
 from panorgan.errors import ConfigError
 from panorgan.federation.egress import number_words
+from panorgan.federation.limits import LimitSettings
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -89,7 +92,36 @@ def test_the_federation_file_names_the_experiment_beside_it(tmp_path: Path) -> N
     (tmp_path / "federation.yaml").write_text("experiment: experiment.yaml\nserver: {host: localhost}\nsites: [a]\n")
     settings, agreement = load_federation(tmp_path / "federation.yaml")
     assert settings.experiment == (tmp_path / "experiment.yaml").resolve()
-    assert agreement == EXPERIMENT
+    assert agreement == EXPERIMENT.model_copy(update={"limits": LimitSettings(largest_share=0.5)})
+
+
+def test_the_federations_limits_are_agreed_on_by_everybody(tmp_path: Path) -> None:
+    """Those of the federation stand in every kit in the place of the experiment's; a changed limit is another one."""
+    own = EXPERIMENT.model_copy(update={"limits": LimitSettings(most_cases_per_site=7, largest_share=0.9)})
+    (tmp_path / "experiment.yaml").write_text(experiment_text("pilot", own))
+    text = "experiment: experiment.yaml\nserver: {host: localhost}\nsites: [a]\n"
+    (tmp_path / "federation.yaml").write_text(text + "limits: {most_cases_per_site: 300, hu: [-200, 500]}\n")
+    settings, agreement = load_federation(tmp_path / "federation.yaml")
+    assert agreement.limits == LimitSettings(most_cases_per_site=300, largest_share=0.5, hu=(-200, 500))
+    assert agreement.fingerprint() != own.fingerprint()
+    kits = make_kits(settings, agreement, tmp_path / "out")
+    for kit in (kits.server, kits.sites["a"]):
+        there = yaml.safe_load((kit / "local" / "experiment.yaml").read_text())["limits"]
+        assert (there["most_cases_per_site"], there["largest_share"], there["hu"]) == (300, 0.5, [-200, 500])
+    server = ServerKit(kits.server)
+    setup = _setup(load_agreement(server.experiment), load_coordinator_file(server), "run")
+    assert setup.limits == agreement.limits
+
+
+@pytest.mark.parametrize(("sites", "refused"), [("[a, b, c, d]", True), ("[a, b, c, d, e]", False)])
+def test_a_robust_aggregation_needs_five_hospitals(sites: str, refused: bool, tmp_path: Path) -> None:
+    training = EXPERIMENT.training.model_copy(update={"aggregation": "median"})
+    own = EXPERIMENT.model_copy(update={"training": training})
+    (tmp_path / "experiment.yaml").write_text(experiment_text("pilot", own))
+    text = f"experiment: experiment.yaml\nserver: {{host: localhost}}\nsites: {sites}\n"
+    (tmp_path / "federation.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="needs 5") if refused else nullcontext():
+        load_federation(tmp_path / "federation.yaml")
 
 
 # -- texts -----------------------------------------------------------------------------------------------------

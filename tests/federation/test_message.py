@@ -222,17 +222,13 @@ def _with_a_second_entry(text: str) -> str:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content + b"x",
-        lambda content: content[:-1],
         lambda content: _with_header(content, lambda text: text + " " * 8),
         lambda content: _with_header(content, lambda text: text.replace(":[2]", ": [2]")),
-        lambda content: _with_header(content, lambda text: text.replace('"shape"', '"note":"hidden","shape"', 1)),
         lambda content: _with_header(content, lambda text: text.replace('{"panorgan"', '{"note":"hidden","panorgan"')),
         lambda content: _with_header(content, lambda text: text.replace("version", 'note\\": 1, \\"version')),
         lambda content: _with_header(content, _swapped_offsets),
-        lambda content: _with_header(content, _with_a_second_entry),
     ],
-    ids=["longer", "shorter", "spaces", "a space", "in an entry", "metadata", "in the head", "order", "twice"],
+    ids=["spaces", "a space", "metadata", "in the head", "order"],
 )
 def test_bytes_that_hold_anything_else_are_noticed(change):
     """All of these have the same outline: what differs hides behind it."""
@@ -242,6 +238,22 @@ def test_bytes_that_hold_anything_else_are_noticed(change):
     outline = Message.outline(changed)
     assert outline.arrays.keys() == message.arrays.keys()
     assert not outline.is_all_of(changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content + b"x",
+        lambda content: content[:-1],
+        lambda content: _with_header(content, lambda text: text.replace('"shape"', '"note":"hidden","shape"', 1)),
+        lambda content: _with_header(content, _with_a_second_entry),
+    ],
+    ids=["longer", "shorter", "in an entry", "twice"],
+)
+def test_bytes_that_belong_to_no_tensor_are_refused(change):
+    changed = change(Message({"a": torch.ones(2), "b": torch.zeros(2)}, {"x": 1.0}).to_bytes())
+    with pytest.raises(MessageError):
+        Message.outline(changed)
 
 
 @pytest.mark.parametrize("facts", [{"shape": [-1]}, {"shape": [1.5]}, {"dtype": "F33"}, {"shape": None}, {}])

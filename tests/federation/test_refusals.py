@@ -171,9 +171,12 @@ def test_an_unknown_code_of_failure_does_not_travel_further(three, tmp_path):
 
 # -- introductions and scores ------------------------------------------------------------------------------------
 
-MEASURED = {"plan/cases": 3.0, "plan/ct_cases": 3.0, "plan/hu_low/liver": -50.0, "plan/hu_high/liver": 150.0} | {
-    f"plan/{what}_mm/{axis}": value for what, value in (("spacing", 14.0), ("extent", 300.0)) for axis in "RAS"
-}
+COUNTED = {"train_cases": 3.0, "plan/cases": 3.0, "plan/ct_cases": 3.0}
+MEASURED = (
+    COUNTED
+    | {"plan/hu_low/liver": -50.0, "plan/hu_high/liver": 150.0}
+    | {f"plan/{what}_mm/{axis}": value for what, value in (("spacing", 14.0), ("extent", 300.0)) for axis in "RAS"}
+)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from federations import THREE, Meddling, make_coordinator, make_workers
@@ -205,7 +206,8 @@ class Measured:
 
     def statistics(self):
         self.measured += 1
-        return STATISTICS.as_numbers()
+        cases, _ = self.counts()
+        return replace(STATISTICS, cases=cases, ct_cases=cases).as_numbers()
 
     def prepared(self, plan):
         return self.data

@@ -98,6 +98,16 @@ def test_maps_are_fused_and_the_last_ones_kept():
     assert not {INTERSECTION, UNION} & server.weights.keys()
 
 
+def test_maps_are_shares_of_attention_whatever_a_site_sends():
+    """A map of 60,000 would be in the fused one for everybody, in every round that follows."""
+    server = server_of()
+    server.agreed = {DEPTH: 5.0, TOKENS: 16.0}
+    sound, wild = attention(5), torch.full((5, 16, 16), 60_000.0)
+    aggregate(server, {"a": ({UNION: packed(sound)}, {}), "b": ({UNION: packed(wild)}, {})})
+    assert float(server.fused[UNION].max()) <= 1.0
+    assert float(server.fused[UNION].min()) >= 0.0
+
+
 def test_maps_go_out_only_where_they_are_used():
     server = server_of(regularisation_start=0.5)
     server.fused = {INTERSECTION: packed(attention(5)), UNION: packed(attention(5))}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from panorgan.cases.case import Case
+from panorgan.cases.pooling import MINORITY, capped, without_extremes
 from panorgan.cases.preprocess import Grid, Plan, PlanChoices, checked_spacing, checked_window
 from panorgan.errors import DataError
 
@@ -143,7 +144,7 @@ class SiteStatistics:
         try:
             sx, sy, sz = (numbers[f"plan/spacing_mm/{axis}"] for axis in "RAS")
             ex, ey, ez = (numbers[f"plan/extent_mm/{axis}"] for axis in "RAS")
-            cases, ct_cases = int(numbers["plan/cases"]), int(numbers["plan/ct_cases"])
+            cases, ct_cases = (_whole(numbers[f"plan/{name}"]) for name in ("cases", "ct_cases"))
             lows = {name.removeprefix(_LOW): value for name, value in numbers.items() if name.startswith(_LOW)}
             ranges = {name: (low, numbers[f"plan/hu_high/{name}"]) for name, low in lows.items()}
         except (KeyError, ValueError, OverflowError) as error:
@@ -152,6 +153,12 @@ class SiteStatistics:
         if not sound or not 0 <= ct_cases <= cases or cases < 1 or any(low >= high for low, high in ranges.values()):
             raise _nonsense(site, "counts, sizes or ranges that cannot be")
         return cls(cases, ct_cases, (sx, sy, sz), (ex, ey, ez), ranges)
+
+
+def _whole(number: float) -> int:
+    if number != int(number):
+        raise ValueError(f"{number} cases")
+    return int(number)
 
 
 def _nonsense(site: str, why: str) -> DataError:
@@ -178,8 +185,13 @@ def measure_case(case: Case, choices: PlanChoices) -> CaseMeasurements:
 
 
 def pooled_spacing(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
-    """The middle of the sites' middle voxel sizes, each site counting by its cases."""
-    return _middle([s.spacing_mm for s in sites.values()], [float(s.cases) for s in sites.values()])
+    """The middle of the sites' middle voxel sizes, each site counting by its cases, but none for half of them all."""
+    return _middle([s.spacing_mm for s in sites.values()], _weights(sites))
+
+
+def _weights(sites: Mapping[str, SiteStatistics]) -> list[float]:
+    """By cases. A site that has, or claims, most of them does not decide alone where there are three or more."""
+    return capped([float(site.cases) for site in sites.values()], MINORITY)
 
 
 def pooled_intensity(sites: Mapping[str, SiteStatistics]) -> Literal["window", "zscore"]:
@@ -201,9 +213,14 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
     """From the lowest to the highest range of any structure at any site.
 
     Structures do not compete by volume: a liver has a thousand times the voxels of a small vessel, and a window for the
-    bulk of the tissue would show the vessel as a flat patch.
+    bulk of the tissue would show the vessel as a flat patch. Where three or more sites know a structure, the one that
+    reaches farthest is left out at either end: no single site widens the window for all.
     """
-    ranges = [own for site in sites.values() for own in site.hu_ranges.values()]
+    told: dict[str, list[tuple[float, float]]] = {}
+    for site in sites.values():
+        for structure, own in site.hu_ranges.items():
+            told.setdefault(structure, []).append(own)
+    ranges = [without_extremes([low for low, _ in own], [high for _, high in own]) for own in told.values()]
     if not ranges:
         raise DataError(
             "No window can be pooled: the sites have no annotated CT voxel.",
@@ -234,7 +251,7 @@ def proposed_patch(
     Sizes are multiples of the network's `divisors`, at least twice those. `sliced` is the axis that the slices of a 2D
     network lie across; `divisors` are then those of the other two.
     """
-    extent = _middle([s.extent_mm for s in sites.values()], [float(s.cases) for s in sites.values()])
+    extent = _middle([s.extent_mm for s in sites.values()], _weights(sites))
     axes = [axis for axis in range(3) if axis != sliced]
     sizes = {axis: extent[axis] / plan.spacing_mm[axis] for axis in axes}
     while math.prod(sizes.values()) > _PATCH_VOXELS:

@@ -102,6 +102,7 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
         agreement.seed,
         experiment=agreement.fingerprint(),
         plan=agreement.plan,
+        limits=agreement.limits,
         # To wait is to wait: a slow site is not given up, or it would be asked for the same round again and again.
         patience=Patience(None if waits else rounds.deadline_minutes * 60, rounds.on_missing, rounds.retries),
         required=tuple(begin_with) if waits else (),

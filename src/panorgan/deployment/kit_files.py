@@ -9,6 +9,8 @@ from panorgan.config import Agreement, load_agreement, read_yaml, validated
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.errors import ConfigError
+from panorgan.federation.limits import LimitSettings
+from panorgan.federation.settings import refuse_few_sites
 
 FILL_IN = "<the folder with your scans and labels>"
 """Stands in a new `site.yaml` where the hospital writes its data folder."""
@@ -18,7 +20,10 @@ def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
     """Read `federation.yaml` and the experiment that it names; that path is relative to the file."""
     settings = validated(FederationSettings, read_yaml(path, "federation file"), str(path))
     experiment = (path.parent / settings.experiment.expanduser()).resolve()
-    return settings.model_copy(update={"experiment": experiment}), load_agreement(experiment)
+    limits = LimitSettings(**settings.limits.model_dump())
+    agreement = load_agreement(experiment).model_copy(update={"limits": limits})
+    refuse_few_sites(agreement.training, len(settings.sites), f"{experiment}: training.aggregation")
+    return settings.model_copy(update={"experiment": experiment}), agreement
 
 
 def load_coordinator_file(kit: ServerKit) -> CoordinatorFile:

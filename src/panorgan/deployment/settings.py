@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from panorgan.config import HardwareSettings, SiteSettings
+from panorgan.federation.limits import HospitalLimits
 from panorgan.settings import Settings
 
 _SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -60,6 +61,9 @@ class FederationSettings(Settings):
     )
     sites: dict[str, ParticipantSettings] = Field(min_length=1)
     rounds: RoundsSettings = RoundsSettings()
+    limits: HospitalLimits = Field(
+        HospitalLimits(), description="what a site may claim; they become part of the experiment that all agree to"
+    )
     heartbeat_seconds: int = Field(45, ge=15, description="a site that is silent for so long counts as gone")
     certificate_days: int = Field(90, ge=1, description="how long a kit is valid; 'panorgan federation renew' goes on")
 

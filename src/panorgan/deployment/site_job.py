@@ -16,7 +16,7 @@ from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kept_model import check_delivered, replace_model
 from panorgan.deployment.kit_files import load_agreed, load_site_file
 from panorgan.deployment.settings import SiteFile
-from panorgan.errors import ConfigError, MessageError
+from panorgan.errors import ConfigError
 from panorgan.federation.audit import AuditLog
 from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, parse_policy, weights_of_site
 from panorgan.federation.failures import NotAgreedError, code_of
@@ -62,7 +62,7 @@ class SiteMachine:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
         try:
             task = Task.from_meta(Message.outline(request).meta)
-        except MessageError:
+        except Exception:
             self._log.exception("a request that cannot be read")
             raise  # who asked what is unknown, so there is nothing to answer
         self._log.info("asked: %s", task.label)

@@ -12,6 +12,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, DataError, MessageError
 from panorgan.federation.checks import read_introduction
+from panorgan.federation.limits import LimitSettings, check_counts, check_statistics
 from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
@@ -19,21 +20,24 @@ from panorgan.networks import UNetSettings
 
 
 class Introductions:
-    """Reads the answers to *join*."""
+    """Reads the answers to *join*; who claims more than `limits` allow is refused."""
 
-    def __init__(self, task: Task, vocabulary: Vocabulary, measures: bool) -> None:
+    def __init__(self, task: Task, vocabulary: Vocabulary, measures: bool, limits: LimitSettings) -> None:
         self.facts: dict[str, SiteFacts] = {}
         self.statistics: dict[str, SiteStatistics] = {}
-        self._task, self._vocabulary, self._measures = task, vocabulary, measures
+        self._task, self._vocabulary, self._measures, self._limits = task, vocabulary, measures, limits
 
     def read(self, site: str, answer: bytes) -> None:
         """Take a site's introduction, or refuse it."""
         facts, measured = read_introduction(answer, self._task, site, self._vocabulary)
+        check_counts(facts, self._limits)
         if self._measures:
             try:
-                self.statistics[site] = SiteStatistics.from_numbers(measured, site)
+                told = SiteStatistics.from_numbers(measured, site)
             except DataError as error:
                 raise MessageError(error.what, why=error.why) from error
+            check_statistics(told, facts, self._limits)
+            self.statistics[site] = told
         self.facts[site] = facts
 
 

@@ -1,4 +1,4 @@
-"""The weighted mean per key over the sites that sent the key, streamed from disk.
+"""One value per weight from those of all sites that sent it, streamed from disk: their weighted mean, or a robust one.
 
 The updates lie memory-mapped on disk and are read block by block, so the server's memory does not grow with the number
 of sites, and the blocks fit into the processor's cache. Sites are summed in sorted order: the result does not depend on
@@ -9,21 +9,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from panorgan.cases.pooling import FEWEST, capped
 from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
+from panorgan.federation.robust import median, trimmed_mean
 
 _BLOCK = 1 << 17
 """Elements that are dealt with at a time."""
 
 
+@dataclass(frozen=True)
+class Aggregation:
+    """How the sites' tensors become one; the experiment's `training.aggregation` and `limits.largest_share`."""
+
+    kind: Literal["mean", "trimmed_mean", "median"] = "mean"
+    trimmed_share: float = 0.2
+    largest_share: float = 1.0
+
+    def combine(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+        """One tensor from those of several sites, whose weights are all above zero.
+
+        Two cannot outvote each other, so that it is the mean for them.
+        """
+        weights = capped(weights, self.largest_share)
+        if self.kind == "median" and len(tensors) >= FEWEST:
+            return median(tensors)
+        if self.kind == "trimmed_mean" and len(tensors) >= FEWEST:
+            left_out = max(1, math.floor(round(self.trimmed_share * len(tensors), 9)))
+            return trimmed_mean(tensors, weights, left_out)
+        total = sum(weights)
+        return _mean(tensors, [weight / total for weight in weights])
+
+
 class SpooledUpdates:
     """The accepted answers of one round, lying on disk. Implements `methods.exchange.Updates`."""
 
-    def __init__(self, files: Mapping[str, MessageFile]) -> None:
+    def __init__(self, files: Mapping[str, MessageFile], aggregation: Aggregation | None = None) -> None:
         self._files = dict(sorted(files.items()))
+        self._aggregation = aggregation or Aggregation()
 
     @property
     def sites(self) -> Sequence[str]:
@@ -43,17 +71,20 @@ class SpooledUpdates:
         return self._files[site].array(key)
 
     def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
-        """Per key Σ w·θ / Σ w over the sites that sent it; a key whose weights are all zero is left out."""
+        """Per key Σ w·θ / Σ w over the sites that sent it, or what the experiment chose in place of the mean.
+
+        A site whose weight is zero has no say in a key; a key whose weights are all zero is left out.
+        """
         senders: dict[str, list[str]] = {}
         for site, file in self._files.items():
             for key in file.keys:
                 senders.setdefault(key, []).append(site)
         means = {}
         for key, sites in sorted(senders.items()):
-            weights = [_checked(weight(site, key), site, key) for site in sites]
-            if (total := sum(weights)) > 0:
-                shares = [w / total for w in weights]
-                means[key] = _mean([self.array(site, key) for site in sites], shares)
+            weights = {site: _checked(weight(site, key), site, key) for site in sites}
+            if counting := [site for site in sites if weights[site] > 0]:
+                tensors = [self.array(site, key) for site in counting]
+                means[key] = self._aggregation.combine(tensors, [weights[site] for site in counting])
         return means
 
 

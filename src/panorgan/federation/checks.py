@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -29,6 +30,26 @@ class SiteFailedError(Exception):
         self.code = code
 
 
+def is_own_fault(error: BaseException) -> bool:
+    """Whether reading an answer failed for want of disk or memory here: no site is to blame for that.
+
+    A site cannot bring it about. Answers are measured before they are read, and no more memory is taken than they have
+    bytes.
+    """
+    causes = (error, error.__cause__)
+    if any(isinstance(cause, OSError | MemoryError) for cause in causes):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words for it
+
+
+def refusal(site: str, error: Exception) -> MessageError:
+    """Why an answer is refused; an error that nobody foresaw is named by its type."""
+    if isinstance(error, MessageError):
+        return error
+    why = f"{type(error).__name__}: {error}"
+    return MessageError(f"Site {site} sent an answer that cannot be read.", why=f"{why:.300}")
+
+
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> float:
     """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values.
 
@@ -49,6 +70,20 @@ def check_size(answer: bytes, site: str, expected: Mapping[str, torch.Tensor]) -
         raise MessageError(
             f"Site {site} sent too much.", why=f"{len(answer)} bytes, where at most {allowed} can be right"
         )
+
+
+def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """How large what comes besides weights is (`control/…`, `teacher/…`), by the word before the slash.
+
+    There is nothing to compare its values with but what other sites send.
+    """
+    squares: dict[str, float] = {}
+    for key in file.keys:
+        if expected[key].device.type == "meta" and expected[key].is_floating_point():
+            group = key.partition("/")[0]
+            norm = float(torch.linalg.vector_norm(file.array(key), dtype=torch.float64))
+            squares[group] = squares.get(group, 0.0) + norm**2
+    return {group: math.sqrt(total) for group, total in squares.items()}
 
 
 def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
@@ -85,6 +120,25 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
         raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
 
 
+def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse numbers of an update that cannot be: more cases than at first, or outside a method's ranges.
+
+    A server rule may weigh sites by what they say, so all that it computes with passes through here.
+    """
+    if not 0 <= numbers.get("cases", 0) <= facts.train_cases:
+        raise MessageError(
+            f"Site {facts.name} counts more cases than when it joined.",
+            why=f"{numbers['cases']:.6g} cases now, {facts.train_cases} then",
+        )
+    for name, value in numbers.items():
+        for pattern, (low, high) in ranges.items():
+            if fnmatchcase(name, pattern) and not low <= value <= high:
+                raise MessageError(
+                    f"Site {facts.name} sent a number that cannot be.",
+                    why=f"{name!r:.100} is {value:.6g}, it lies between {low:g} and {high:g}",
+                )
+
+
 def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteFacts, Numbers]:
     """What a site that joins tells about itself and measured for the plan, checked."""
     check_size(answer, site, {})
@@ -92,9 +146,8 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
         raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
-    cases = int(message.numbers["train_cases"])
-    counts = {name: int(count) for name, count in _numbers_of(message, "annotated/").items()}
-    if cases < 0 or not all(0 <= count <= cases for count in counts.values()):
+    cases, counts = message.numbers["train_cases"], _numbers_of(message, "annotated/")
+    if not all(0 <= count <= cases and count == int(count) for count in (cases, *counts.values())):
         raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
     for structure in counts:
         try:
@@ -104,7 +157,7 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
                 f"Site {site} annotates what is no part of the vocabulary.", why=f"{structure!r:.100}"
             ) from error
     measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
-    return SiteFacts(site, cases, counts), measured
+    return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
 
 
 def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:

@@ -10,18 +10,26 @@ from pathlib import Path
 import torch
 
 from panorgan.errors import MessageError, RunError
-from panorgan.federation.checks import SiteFailedError, check_answer, check_size, outliers
+from panorgan.federation.checks import (
+    SiteFailedError,
+    check_answer,
+    check_size,
+    extra_norms,
+    is_own_fault,
+    outliers,
+    refusal,
+)
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
-from panorgan.methods.exchange import Content
+from panorgan.methods.exchange import Content, Numbers
 
 ContentFor = Callable[[str], Content]
 Read = Callable[[str, bytes], None]
-"""Takes a site's answer; raises MessageError to refuse it."""
+"""Takes a site's answer. Whatever it raises refuses that answer, but for what is our own fault (`is_own_fault`)."""
 
 
 class SitesMissingError(RunError):
@@ -113,9 +121,11 @@ class Collector:
             except SiteFailedError as failure:
                 heard.failed[site] = failure.code
                 self.events.record("failed", number=number, site=site, code=failure.code)
-            except MessageError as error:
+            except Exception as error:
+                if is_own_fault(error):
+                    raise
                 heard.refused.add(site)
-                self.refuse(number, site, error)
+                self.refuse(number, site, refusal(site, error))
             else:
                 self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
 
@@ -131,22 +141,31 @@ class Collector:
         expects: Callable[[str], Mapping[str, torch.Tensor]],
         folder: Path,
         outlier_factor: float | None,
+        check: Callable[[str, Numbers], None] = lambda site, numbers: None,
     ) -> tuple[dict[str, MessageFile], Heard]:
-        """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again."""
+        """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again.
+
+        `check` refuses a site's numbers with a MessageError.
+        """
         accepted: dict[str, MessageFile] = {}
-        norms: dict[str, float] = {}
+        norms: dict[str, dict[str, float]] = {}
+        expected = {site: expects(site) for site in sites}  # here, so that the rule's own errors are no site's fault
 
         def accept(site: str, path: Path) -> None:
             try:
                 file = MessageFile(path)
-                norms[site] = check_answer(file, question.task, site, expects(site))
+                norm = check_answer(file, question.task, site, expected[site])
+                check(site, file.numbers)
+                norms[site] = {"": norm, **extra_norms(file, expected[site])}
                 accepted[site] = file
-            except (MessageError, SiteFailedError):
-                path.unlink(missing_ok=True)
+            except Exception as error:
+                if not is_own_fault(error):
+                    path.unlink(missing_ok=True)
                 raise
 
         def read(site: str, answer: bytes) -> None:
-            check_size(answer, site, expects(site))
+            check_size(answer, site, expected[site])
+            Message.outline(answer)  # what is no message does not reach the disk
             path = folder / f"{site}.safetensors"
             write_atomically(path, answer)
             accept(site, path)
@@ -156,13 +175,16 @@ class Collector:
             if (path := folder / f"{site}.safetensors").is_file():
                 try:
                     accept(site, path)
-                except (MessageError, SiteFailedError) as error:
-                    if isinstance(error, MessageError):
-                        self.refuse(question.number, site, error)
+                except SiteFailedError:
+                    pass
+                except Exception as error:
+                    if is_own_fault(error):
+                        raise
+                    self.refuse(question.number, site, refusal(site, error))
         waiting = [site for site in sorted(sites) if site not in accepted]
         heard = self.ask(waiting, question, read)
         heard.sound = set(norms)
-        for site, why in outliers(norms, outlier_factor).items():
+        for site, why in _out_of_proportion(norms, outlier_factor).items():
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
             heard.refused.add(site)
@@ -187,6 +209,16 @@ class Collector:
     def refuse(self, number: int, site: str, error: MessageError) -> None:
         """Write down that an answer was refused, and why."""
         self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+
+
+def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:
+    """Sites whose update, or whatever else they sent, is an outlier. The rest varies more between honest sites than
+    weights do (gradients, teachers of other organs), so that the factor is squared for it."""
+    found: dict[str, str] = {}
+    for group in sorted({group for own in norms.values() for group in own}):
+        allowed = factor if factor is None or not group else factor**2
+        found = {**outliers({site: own[group] for site, own in norms.items() if group in own}, allowed), **found}
+    return dict(sorted(found.items()))
 
 
 def _names(sites: Sequence[str]) -> str:

@@ -16,12 +16,13 @@ from panorgan.cases.planning import PlanSettings
 from panorgan.cases.preprocess import Plan
 from panorgan.errors import MessageError
 from panorgan.federation.admission import Introductions, agreed_plan, check_coverage, first_weights, lacks
-from panorgan.federation.aggregation import SpooledUpdates
+from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
-from panorgan.federation.checks import read_scores
+from panorgan.federation.checks import check_numbers, read_scores
 from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
 from panorgan.federation.events import EventLog, read_events
+from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
 from panorgan.federation.settings import Patience, TrainingSettings
@@ -50,6 +51,8 @@ class CoordinatorSetup:
     experiment: str = ""
     plan: Plan | PlanSettings | None = None
     patience: Patience = field(default_factory=Patience)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    """What a site may claim."""
     required: tuple[str, ...] = ()
     """Sites without which the run does not begin."""
     awaited: tuple[str, ...] = ()
@@ -78,6 +81,8 @@ class Coordinator:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.vault = DiskVault(folder / "vault")
         self._spool = folder / "spool"
+        training = setup.training
+        self._aggregation = Aggregation(training.aggregation, training.trimmed_share, setup.limits.largest_share)
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
         self._noted: set[str] = set()
@@ -195,7 +200,7 @@ class Coordinator:
         settings = self.setup.plan
         measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
-        told = Introductions(task, self.setup.vocabulary, measures)
+        told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
         self._collector.ask(sites, Question(task, lambda site: Content(), 0), told.read, deadline)
         return told
 
@@ -264,7 +269,7 @@ class Coordinator:
         traffic = Traffic()
         files = self._collect(moment, number, traffic)
         trained, for_training = time.perf_counter(), traffic.sent + traffic.received
-        updates = SpooledUpdates(files)
+        updates = SpooledUpdates(files, self._aggregation)
         keep = self.setup.keep_local_models if number == self._kept_round else None
         if keep is not None:
             write_local_models(keep, self.rule, updates)
@@ -325,6 +330,7 @@ class Coordinator:
             self.rule.expects,
             self._spool / f"{number:05d}",
             training.outlier_factor,
+            lambda site, numbers: check_numbers(numbers, self.federation.sites[site], self.setup.method.ranges),
         )
         self._collector.insist(heard, number, f"round {number} cannot end")
         if len(files) < training.min_sites:

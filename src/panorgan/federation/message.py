@@ -5,9 +5,11 @@ The same bytes travel in a simulation and between hospitals.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
 
 from panorgan.errors import MessageError
+from panorgan.federation.header import METADATA, Header, check_name, read_header, read_json
 
 VERSION = 1
 _HEADER = "panorgan"
-_METADATA = "__metadata__"
+_HEAD = ("version", "numbers", "meta")
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -35,6 +38,7 @@ _TYPES = {
     torch.bool: "BOOL",
 }
 _TYPES_BY_NAME = {name: kind for kind, name in _TYPES.items()}
+_LARGEST_NUMBER = int(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -71,26 +75,22 @@ class Message:
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
         """Parse and check the version; the tensors are the reader's own."""
-        head = _read_head(_header_of(content).get(_METADATA), "")
+        numbers, meta = _read_head(_header_of(content), "")
         try:
             arrays = load_tensors(content)
-        except (SafetensorError, ValueError) as error:
-            raise _damaged(str(error), "") from error
-        return cls(arrays, head["numbers"], head["meta"])
+        except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
+            raise _damaged(f"{type(error).__name__}: {error}", "") from error
+        return cls(arrays, numbers, meta)
 
     @classmethod
     def outline(cls, content: bytes) -> Message:
         """Parse without reading a value: numbers, meta, and tensors that have shape and type, but no content."""
-        header = dict(_header_of(content))
-        head = _read_head(header.pop(_METADATA, None), "")
-        try:
-            arrays = {
-                key: torch.empty(facts["shape"], dtype=_TYPES_BY_NAME[facts["dtype"]], device="meta")
-                for key, facts in header.items()
-            }
-        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise _damaged(f"{type(error).__name__}: {error}", "") from error
-        return cls(arrays, head["numbers"], head["meta"])
+        header = _header_of(content)
+        arrays = {
+            key: torch.empty(entry.shape, dtype=_TYPES_BY_NAME[entry.dtype], device="meta")
+            for key, entry in header.tensors.items()
+        }
+        return cls(arrays, *_read_head(header, ""))
 
     def is_all_of(self, content: bytes) -> bool:
         """Whether the bytes hold this message and nothing else, so far as one can tell without its values.
@@ -108,11 +108,12 @@ class Message:
     def _header(self) -> bytes:
         """Eight bytes of length, then JSON, filled up with spaces to a multiple of eight."""
         head = {"version": VERSION, "numbers": dict(sorted(self.numbers.items())), "meta": dict(self.meta)}
-        entries: dict[str, Any] = {_METADATA: {_HEADER: json.dumps(head, sort_keys=True)}}
+        self._refuse_unreadable_names()
+        entries: dict[str, Any] = {METADATA: {_HEADER: json.dumps(head, sort_keys=True)}}
         offset = 0
         for key in self._order():
             tensor = self.arrays[key]
-            if tensor.dtype not in _TYPES or key == _METADATA:
+            if tensor.dtype not in _TYPES or key == METADATA:
                 raise MessageError(f"The tensor {key!r} cannot be sent.", why=f"its type is {tensor.dtype}")
             end = offset + _size(tensor)
             entries[key] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
@@ -121,6 +122,14 @@ class Message:
         text += b" " * (-len(text) % 8)
         return struct.pack("<Q", len(text)) + text
 
+    def _refuse_unreadable_names(self) -> None:
+        """What is written must be readable again: a name that is refused there is refused here."""
+        try:
+            for name in (*self.arrays, *self.numbers, *self.meta):
+                check_name(name)
+        except ValueError as error:
+            raise MessageError("A name cannot be sent.", why=str(error), fix="Rename it.") from error
+
 
 class MessageFile:
     """A message on disk whose tensors are memory-mapped and read one by one."""
@@ -128,13 +137,14 @@ class MessageFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            with path.open("rb") as file:
+                header = read_header(file, path.stat().st_size)
             self._file = safe_open(path, framework="pt")
-            metadata = self._file.metadata()
         except (SafetensorError, OSError, ValueError) as error:
             raise _damaged(str(error), str(path)) from error
-        head = _read_head(metadata, str(path))
-        self.numbers: Mapping[str, float] = head["numbers"]
-        self.meta: Mapping[str, Any] = head["meta"]
+        numbers, meta = _read_head(header, str(path))
+        self.numbers: Mapping[str, float] = numbers
+        self.meta: Mapping[str, Any] = meta
         self.keys: tuple[str, ...] = tuple(self._file.keys())
 
     def array(self, key: str) -> torch.Tensor:
@@ -161,35 +171,40 @@ def _raw(tensor: torch.Tensor) -> bytes | memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
-def _header_of(content: bytes) -> dict[str, Any]:
-    """The header of safetensors: eight bytes of length, then JSON."""
+def _header_of(content: bytes) -> Header:
     try:
-        (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(content[8 : 8 + length])
-        if not isinstance(header, dict):
-            raise ValueError("its header is no mapping")
-        return header
-    except (struct.error, ValueError, MemoryError, OverflowError) as error:
+        return read_header(io.BytesIO(content), len(content))
+    except ValueError as error:
         raise _damaged(str(error), "") from error
 
 
-def _read_head(metadata: Mapping[str, str] | None, where: str) -> dict[str, Any]:
-    if not metadata or _HEADER not in metadata:
+def _read_head(header: Header, where: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """Numbers and meta, which travel as JSON within the header's JSON."""
+    if _HEADER not in header.metadata:
         raise _damaged("it does not say that it is a panorgan message", where)
     try:
-        head: dict[str, Any] = json.loads(metadata[_HEADER])
-        version, numbers, meta = head["version"], head["numbers"], head["meta"]
-        if not isinstance(meta, dict) or not all(math.isfinite(v) for v in numbers.values()):
-            raise ValueError("numbers or meta are malformed")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        head = read_json(header.metadata[_HEADER])
+        version, numbers, meta = (head.get(part) if isinstance(head, dict) else None for part in _HEAD)
+        if not isinstance(numbers, dict) or not isinstance(meta, dict):
+            raise ValueError("numbers or meta are no mappings")
+        for name in (*numbers, *meta):
+            check_name(name)
+        if odd := [name for name, value in numbers.items() if not _is_number(value)]:
+            raise ValueError(f"{odd[0]!r:.60} is not a plain number")
+    except ValueError as error:
         raise _damaged(str(error), where) from error
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise MessageError(
-            f"A message has version {version}; this panorgan speaks version {VERSION}.",
+            f"A message has version {version!s:.40}; this panorgan speaks version {VERSION}.",
             where=where,
             fix="Install the same panorgan version everywhere.",
         )
-    return head
+    return numbers, meta
+
+
+def _is_number(value: object) -> bool:
+    """What a float can hold; True and False are numbers to Python, but not here."""
+    return type(value) is float or (type(value) is int and abs(value) <= _LARGEST_NUMBER)
 
 
 def _damaged(why: str, where: str) -> MessageError:

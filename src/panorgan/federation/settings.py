@@ -10,6 +10,7 @@ from pydantic import Field
 
 from panorgan.cases.augment import AugmentSettings
 from panorgan.cases.sampling import SamplingSettings
+from panorgan.errors import ConfigError
 from panorgan.settings import Settings
 
 
@@ -61,6 +62,15 @@ class TrainingSettings(Settings):
         10.0, gt=1, description="an update so many times larger than the middle one of three or more is refused"
     )
 
+    aggregation: Literal["mean", "trimmed_mean", "median"] = Field(
+        "mean",
+        description="how the sites' weights become one model: their weighted mean, or value by value without the "
+        "extremes. For five sites or more",
+    )
+    trimmed_share: float = Field(
+        0.2, gt=0, lt=0.5, description="for trimmed_mean: the share of sites left out at either end, at least one site"
+    )
+
     def steps_per_round(self, one_pass: int, pooled_sites: int = 1) -> int:
         """Optimiser steps of a site: as set, or epochs × ⌈patches of one pass / batch size⌉ (`patches_per_pass`).
 
@@ -69,6 +79,21 @@ class TrainingSettings(Settings):
         if self.local_epochs is None:
             return self.local_steps * pooled_sites
         return self.local_epochs * math.ceil(one_pass / self.sampling.batch_size)
+
+
+FEWEST_FOR_ROBUST = 5
+"""Sites that a robust aggregation needs: with fewer, leaving out the extremes leaves out most of what was learned."""
+
+
+def refuse_few_sites(training: TrainingSettings, sites: int, where: str) -> None:
+    """A robust aggregation needs enough sites to be worth its name."""
+    if training.aggregation != "mean" and sites < FEWEST_FOR_ROBUST:
+        raise ConfigError(
+            f"training.aggregation: {training.aggregation} needs {FEWEST_FOR_ROBUST} training sites or more.",
+            where=where,
+            why=f"there {'is' if sites == 1 else 'are'} {sites}",
+            fix="Leave it out (mean), or add sites.",
+        )
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class ServerRule:
     def _stepped(self, updates: Updates, means: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         step = self.config.server_step
         if step == "fedexp":
-            step = extrapolation(updates, self.weights, means, self.weight)
+            step = extrapolation(updates, self.weights, means)
         return stepped(self.weights, means, step)
 
     def weight(self, site: str, key: str) -> float:
@@ -303,6 +303,9 @@ class Method:
     }
     """The numbers in a site's updates, what `step` logs and `update` adds: name or pattern (`loss/*`) → what it is, in
     plain words for the hospital that reads its policy. A method that sends more begins with `**Method.numbers`."""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """Of those that the server rule computes with, the least and the most that they can be: name or pattern → range.
+    An update with a number outside is refused before the rule sees it, so that nobody buys weight with one."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()

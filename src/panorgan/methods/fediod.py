@@ -47,7 +47,6 @@ The paper works on slices. On patches with a volume a scan has one map, that of 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -55,6 +54,7 @@ from typing import ClassVar
 import torch
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.pooling import MINORITY, capped, weighted_median
 from panorgan.cases.sampling import Batch, sliced_axis
 from panorgan.errors import ConfigError, RunError
 from panorgan.losses.attention_containment import ALPHA, containment
@@ -86,7 +86,7 @@ def _containment(
 
 
 def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
-    return unpacked(updates.array(site, key))
+    return unpacked(updates.array(site, key)).clamp_(0, 1)  # beyond that it is no attention
 
 
 @register("fediod", config=FedIODConfig)
@@ -126,6 +126,11 @@ class FedIOD(Method):
         "and how evenly heads look around (`entropy`, 1 at all places alike, 0 at a single one); in the first round "
         "how many slices the site's scans have (`depth`, the median), and how many places a patch has (`tokens`)",
         f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        DEPTH: (1.0, 100_000.0),
+        TOKENS: (1.0, float(_MOST_TOKENS)),
+        f"{ATTRIBUTION}*": (-1000.0, 1000.0),  # of a probability: all heads of a scan together make up at most 1
     }
     tensors: ClassVar[Mapping[str, str]] = {
         "attention/*": "for every pair of places on a coarse grid over a slice (16 × 16 in the paper), how much the "
@@ -331,14 +336,15 @@ class FedIOD(Method):
             return {LARGEST_SHARE: max(shares)} if shares else {}
 
         def _agree(self, updates: Updates) -> None:
-            """Medians over sites, each counted once per case: D̄ is that of all scans, as far as medians tell."""
+            """Medians over sites, each counted once per case (none for half): D̄ of all scans, as far as they tell."""
             if self.agreed:
                 return
             for name in (DEPTH, TOKENS):
                 told = {site: updates.numbers(site).get(name, math.nan) for site in updates.sites}
-                each = [v for site, v in told.items() if v >= 1 for _ in range(self.federation.sites[site].train_cases)]
-                if each:
-                    self.agreed[name] = float(int(statistics.median_low(each)))
+                known = {site: value for site, value in told.items() if value >= 1}
+                cases = [float(self.federation.sites[site].train_cases) for site in known]
+                if known:
+                    self.agreed[name] = float(int(weighted_median(list(known.values()), capped(cases, MINORITY))))
             if DEPTH in self.agreed:
                 self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
 

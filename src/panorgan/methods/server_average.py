@@ -11,6 +11,7 @@ divides what each has learned by their number. The less they agree, the farther 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 
 import torch
@@ -32,18 +33,16 @@ def owner_rows(updates: Updates, weights: Arrays, federation: Federation, weight
     if any(group_of_key(key) is not None for key in weights):
         return {}
     organs = tuple(federation.vocabulary)
-    layer = {}
-    for key in OUTPUT_KEYS:
-        if key not in weights:
-            continue
-        layer[key] = weights[key].clone()
-        names = (None, *organs) if len(weights[key]) == len(organs) + 1 else organs
-        senders = {site: updates.array(site, key) for site in updates.sites if key in updates.keys(site)}
-        for row, organ in enumerate(names):
-            shares = {s: weight(s, key) for s in senders if organ is None or organ in federation.organs_of(s)}
-            if (total := sum(shares.values())) > 0:
-                rows = (senders[site][row].double() * (share / total) for site, share in shares.items())
-                layer[key][row] = torch.stack(list(rows)).sum(0)
+    layer = {key: weights[key].clone() for key in OUTPUT_KEYS if key in weights}
+    rows = max((len(value) for value in layer.values()), default=0)
+    for row, organ in enumerate((None, *organs) if rows == len(organs) + 1 else organs):
+
+        def of_owners(site: str, key: str, organ: str | None = organ) -> float:
+            owns = organ is None or organ in federation.organs_of(site)
+            return weight(site, key) if owns and key in layer else 0.0
+
+        for key, mean in updates.mean(of_owners).items():
+            layer[key][row] = mean[row]
     return layer
 
 
@@ -60,23 +59,24 @@ def shared_keys(updates: Updates, means: Arrays) -> list[str]:
     ]
 
 
-def extrapolation(updates: Updates, old: Arrays, means: Arrays, weight: Weight) -> float:
-    """FedExP's step η = max(1, Σ p_i ‖Δ_i‖² / (2 ‖Σ p_i Δ_i‖²)) for these means; p_i are the sites' shares.
+def extrapolation(updates: Updates, old: Arrays, means: Arrays) -> float:
+    """FedExP's step η = max(1, D² / (2 ‖mean of Δ_i‖²)) for these means; D² stands for the sites' ‖Δ_i‖².
 
-    Where updates all but cancel out, that would go far along what is left of them, which is noise. So the model never
-    moves farther than the sites did themselves: η ‖Σ p_i Δ_i‖ ≤ √(Σ p_i ‖Δ_i‖²), which the paper does not ask for.
+    Two things differ from the paper. D² is the median over sites rather than their mean: one site must not be able to
+    choose the step. And where updates all but cancel out, what is left of them is noise, and the paper's step would go
+    far along it: here the model never moves farther than a site does, η ‖mean‖ ≤ D.
     """
-    keys = set(means)
-    sites = [site for site in updates.sites if keys & set(updates.keys(site))]
-    total = sum(weight(site, next(iter(means))) for site in sites)
-    own = sum(
-        weight(site, key) / total * _squared(updates.array(site, key), old[key])
-        for site in sites
-        for key in updates.keys(site)
-        if key in means
-    )
+    senders = [set(updates.keys(site)) & means.keys() for site in updates.sites]
+    moved = [
+        sum(_squared(updates.array(site, key), old[key]) for key in keys)
+        for site, keys in zip(updates.sites, senders, strict=True)
+        if keys
+    ]
     common = sum(_squared(value, old[key]) for key, value in means.items())
-    return max(1.0, min(own / (2 * common), math.sqrt(own / common))) if common > 0 else 1.0
+    if not common:
+        return 1.0
+    ratio = statistics.median(moved) / common
+    return max(1.0, min(ratio / 2, math.sqrt(ratio)))
 
 
 def stepped(old: Arrays, means: Mapping[str, torch.Tensor], step: float) -> dict[str, torch.Tensor]:

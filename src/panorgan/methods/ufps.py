@@ -154,6 +154,8 @@ class UFPS(PseudoLabelMethod):
         MEAN: "how unsure teachers are of the site's training cases, on average",
         VARIANCE: "and how much that varies between them",
     }
+    # An entropy over N classes, divided by N, is ln N / N at most: below 0.37, and its variance far below that.
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {MEAN: (0.0, 1.0), VARIANCE: (0.0, 1.0)}
     tensors: ClassVar[Mapping[str, str]] = {
         **TEACHERS,
         LOCAL: "every `mask_every` rounds, a bit per weight: whether it is among those that matter most to this site.",

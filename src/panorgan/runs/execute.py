@@ -18,6 +18,7 @@ from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
+from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
@@ -194,10 +195,19 @@ def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan
         experiment.seed,
         experiment=experiment.agreement().fingerprint(),
         plan=plan,
+        limits=_limits(experiment, method),
         joins_at=experiment.late_sites(),
         keep_local_models=folder.local_weights if experiment.local_models and not apart else None,
         local_models_after=experiment.local_models,
     )
+
+
+def _limits(experiment: Experiment, method: Method) -> LimitSettings:
+    """Those of the experiment; where all cases lie in one place, that place may have the cases of all sites."""
+    if not method.pooled:
+        return experiment.limits
+    sites = len(experiment.sites if experiment.phantom is None else experiment.phantom.sites)
+    return experiment.limits.model_copy(update={"most_cases_per_site": experiment.limits.most_cases_per_site * sites})
 
 
 def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
