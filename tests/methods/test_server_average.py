@@ -113,7 +113,7 @@ class TestExtrapolation:
         assert extrapolation(answers, old, answers.mean(lambda site, key: 1.0)) == pytest.approx(1.5)
 
     def test_never_farther_than_a_site(self) -> None:
-        """All but opposite, p = 1/3 and 2/3: ‖mean‖² = 1/9, FedExP's own step 4.5; but 3 · 1/3 is as far as sites go."""
+        """All but opposite, p = 1/3 and 2/3: ‖mean‖² = 1/9, FedExP's step 4.5; but 3 · 1/3 is as far as sites go."""
         answers = Answers({"a": {"w": torch.tensor([1.0, 0.0])}, "b": {"w": torch.tensor([-1.0, 0.0])}})
         assert extrapolation(answers, {"w": torch.zeros(2)}, answers.mean(cases)) == pytest.approx(3)
 
