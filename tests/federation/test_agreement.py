@@ -112,7 +112,6 @@ POOLED = PlanSettings(crop="none")
         (POOLED, {"label_interpolation": "nearest"}),
         (POOLED, {"spacing_mm": [0.001, 12.0, 12.0]}),
         (POOLED, {"spacing_mm": [12.0, 12.0, 5000.0]}),
-        (POOLED, {"spacing_mm": [12.0, 12.0, float("nan")]}),
         (POOLED, {"window_hu": [-160.0, 1e30]}),
         (POOLED, {"spacing_mm": [-12.0, 12.0, 12.0]}),
         (POOLED, {"spacing_mm": "12"}),
@@ -184,11 +183,10 @@ def test_names_with_control_characters_are_no_names(asking, name):
         {BIAS: torch.zeros(5, dtype=torch.int64)},
         {f"control/{BIAS}": torch.zeros(99)},
         {f"teacher/south/{BIAS}": torch.zeros(1)},
-        {"\x1b[2J": torch.zeros(1)},
         {"ballast": torch.zeros(2**22 + 1, dtype=torch.uint8)},
         {f"ballast-{number}": torch.zeros(1) for number in range(65)},
     ],
-    ids=["shape", "type", "control variate", "teacher", "name", "size", "number"],
+    ids=["shape", "type", "control variate", "teacher", "size", "number"],
 )
 def test_tensors_for_training_must_fit_the_network(asking, changes):
     one = asking()

@@ -21,7 +21,8 @@ from panorgan.methods.exchange import SiteFacts
 
 
 def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):
-    experiment = tiny(training={"rounds": 1, "validate_every": 0})
+    plain = {"name": "fedavg", "server_step": 1, "organ_parts": "everyone"}
+    experiment = tiny(method=plain, training={"rounds": 1, "validate_every": 0})
     sent: dict[str, dict[str, torch.Tensor]] = {}
 
     def keep(site: str, answer: bytes) -> bytes:
@@ -59,7 +60,7 @@ def test_a_run_in_pieces_equals_a_run_in_one_go(tiny, tmp_path):
 
 def test_keeping_the_optimiser_matters(tiny, tmp_path):
     kept = run(tiny(training={"optimizer": {"learning_rate": 0.01, "keep_state": True}}), tmp_path / "kept")
-    fresh = run(tiny(), tmp_path / "fresh")
+    fresh = run(tiny(training={"optimizer": {"learning_rate": 0.01, "keep_state": False}}), tmp_path / "fresh")
     assert not same(kept.state.weights, fresh.state.weights)
 
 

@@ -169,7 +169,7 @@ def test_a_state_that_was_emptied_does_not_come_back(tiny, tmp_path):
 
 
 def test_a_site_holds_on_to_nothing_it_does_not_need_between_rounds(tiny, tmp_path):
-    experiment = tiny(training=QUICK)
+    experiment = tiny(training={**QUICK, "optimizer": {"keep_state": False}})
     workers = make_workers(experiment, tmp_path)
     make_coordinator(experiment, tmp_path, LocalTransport(workers)).run()
     for worker in workers.values():
