@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
+from panorgan.checksums import sealed_tensors
 from panorgan.errors import MessageError, RunError
 from panorgan.federation.checks import SiteFailedError, check_answer, check_size, outliers
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.message_files import refuse_damaged
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
@@ -144,13 +146,14 @@ class Collector:
         def read(site: str, answer: bytes) -> None:
             check_size(answer, site, expects(site))
             path = folder / f"{site}.safetensors"
-            write_atomically(path, answer)
+            write_atomically(path, sealed_tensors([answer]))
             accept(site, path)
 
         for site in sites:
             # Left by a coordinator that was killed in this round: no need to train twice.
             if (path := folder / f"{site}.safetensors").is_file():
                 try:
+                    refuse_damaged(path)
                     accept(site, path)
                 except (MessageError, SiteFailedError) as error:
                     if isinstance(error, MessageError):

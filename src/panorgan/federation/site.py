@@ -162,7 +162,8 @@ class SiteWorker:
         finished = self._local.finished(task.run)
         if finished == (task.moment.stage, task.moment.round):
             return self._saved_answer(task)
-        self._refuse_the_past(task, finished)
+        if (answer := self._answer_of_the_past(task, finished)) is not None:
+            return answer
         if finished != self._in_memory or task.run != self._run:
             self._drop_rule()  # never train on from a round that broke off, or from another run
         self._run = task.run
@@ -203,16 +204,16 @@ class SiteWorker:
 
     def _saved_answer(self, task: Task) -> bytes:
         """Asked again for the round it has just finished: the same answer."""
-        answer = self._local.answer_to(task.run, task.label)
-        if answer is None:
+        if (answer := self._local.answer_to(task.run, task.label)) is None:
             raise RunError(
-                f"Site {self.name} has finished {task.label}, but its answer is gone.",
+                f"Site {self.name} has finished {task.label}, but its answer is gone or damaged.",
                 where=str(self._local.folder),
                 fix="Restore the site's folder from a backup, or start a new run.",
             )
         return answer
 
-    def _refuse_the_past(self, task: Task, finished: tuple[str, int] | None) -> None:
+    def _answer_of_the_past(self, task: Task, finished: tuple[str, int] | None) -> bytes | None:
+        """What was answered to a round that was finished before the last one; None if the task lies ahead."""
         stage, round_ = task.moment.stage, task.moment.round
         order = [known.name for known in self.setup.method.stages(self.setup.training.rounds)]
         if stage not in order:
@@ -221,14 +222,17 @@ class SiteWorker:
                 why=f"its method has {', '.join(order)}",
                 fix="Give the site the coordinator's experiment file.",
             )
-        if finished is not None and (order.index(finished[0]), finished[1]) > (order.index(stage), round_):
-            raise RunError(
-                f"Site {self.name} is asked for round {round_} of {stage}, "
-                f"but has already finished round {finished[1]} of {finished[0]}.",
-                where=str(self._local.folder),
-                why="the coordinator went back to an older checkpoint",
-                fix="Restore the coordinator's newest checkpoint, or start a new run.",
-            )
+        if finished is None or (order.index(finished[0]), finished[1]) <= (order.index(stage), round_):
+            return None
+        if (answer := self._local.answer_to(task.run, task.label)) is not None:
+            return answer
+        raise RunError(
+            f"Site {self.name} is asked for round {round_} of {stage}, "
+            f"but has already finished round {finished[1]} of {finished[0]}.",
+            where=str(self._local.folder),
+            why="the coordinator went back to an older checkpoint",
+            fix="Restore the coordinator's newest checkpoint, or start a new run.",
+        )
 
     def _ready_rule(self, federation: Federation) -> SiteRule:
         if self._rule is None:
