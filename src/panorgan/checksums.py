@@ -20,9 +20,10 @@ from typing import Any
 
 Piece = bytes | memoryview
 
+_KEY = b"crc32"
 _ZEROS = b"00000000"
 # At the beginning of a JSON text, or of the header of a safetensors file (behind the eight bytes of its length).
-_PLACE = re.compile(rb'(?s)(?:.{8})?\{\s*(?:"__metadata__":\{)?"crc32": ?"([0-9a-f]{8})"')
+_PLACE = re.compile(rb'(?s)(?:.{8})?\{\s*(?:"__metadata__":\{)?"(.{5})": ?"(.{8})"')
 _LONGEST_PLACE = 80
 _OPENING = b'{"__metadata__":{'
 _ENTRY = b'"crc32":"' + _ZEROS + b'",'
@@ -52,18 +53,28 @@ def file_checksum(path: Path) -> str:
         return checksum(_blocks(file))
 
 
+def ends_in_checksum(path: Path) -> bool:
+    """Whether the last eight bytes of a file are the checksum of those before them."""
+    with path.open("rb") as file:
+        value, held = 0, b""
+        for block in _blocks(file):
+            held += block
+            value, held = zlib.crc32(held[: -len(_ZEROS)], value), held[-len(_ZEROS) :]
+        return held == f"{value:08x}".encode()
+
+
 def is_damaged(path: Path) -> bool:
     """Whether a file carries a checksum that is not its own."""
     with path.open("rb") as file:
         head = file.read(_LONGEST_PLACE)
-        found = _PLACE.match(head)
-        return found is not None and found[1].decode() != checksum((_with_zeros(head, found), *_blocks(file)))
+        found = _place(head)
+        return found is not None and not _fits(found, (_with_zeros(head, found), *_blocks(file)))
 
 
 def refuse_damage(content: bytes) -> None:
     """The same for content in memory: raises DamagedError."""
-    found = _PLACE.match(content[:_LONGEST_PLACE])
-    if found is not None and found[1].decode() != checksum((_with_zeros(content, found),)):
+    found = _place(content)
+    if found is not None and not _fits(found, (_with_zeros(content, found),)):
         raise DamagedError
 
 
@@ -75,7 +86,7 @@ def sealed_json(content: Mapping[str, Any], **how: Any) -> str:
 
 def read_json(content: bytes) -> Any:
     """What `sealed_json` was given; raises ValueError for what is damaged or no JSON."""
-    refuse_damage(content)
+    refuse_damage(content.rstrip())  # a line of a log ends in a line break
     found = json.loads(content)
     if isinstance(found, dict):
         found.pop("crc32", None)
@@ -96,8 +107,8 @@ def sealed_tensors(pieces: Sequence[Piece]) -> list[Piece]:
 
 def unsealed_tensors(content: bytes) -> bytes:
     """The safetensors bytes that were sealed, to the last bit; what carries no checksum stays as it is."""
-    end, found = _header_end(memoryview(content)), _PLACE.match(content[:_LONGEST_PLACE])
-    if end is None or found is None:
+    end = _header_end(memoryview(content))
+    if end is None or _place(content) is None:
         return content
     text = content[8 + len(_OPENING) + len(_ENTRY) : end]
     return _header(_OPENING + text) + content[end:]
@@ -118,8 +129,19 @@ def _header(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+def _place(content: bytes) -> re.Match[bytes] | None:
+    """Where the checksum stands, if there is one. Its name may be damaged too, so one letter may differ."""
+    found = _PLACE.match(content[:_LONGEST_PLACE])
+    differing = 0 if found is None else sum(a != b for a, b in zip(found[1], _KEY, strict=True))
+    return found if differing <= 1 else None
+
+
+def _fits(found: re.Match[bytes], pieces: Iterable[Piece]) -> bool:
+    return found[1] == _KEY and found[2] == checksum(pieces).encode()
+
+
 def _with_zeros(content: bytes, found: re.Match[bytes]) -> bytes:
-    return content[: found.start(1)] + _ZEROS + content[found.end(1) :]
+    return content[: found.start(2)] + _ZEROS + content[found.end(2) :]
 
 
 def _blocks(file: Any) -> Iterable[bytes]:
