@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from damaging import (  # noqa: E402
     Kind,
     cache_kinds,
+    files_of_run,
     make_finished,
     make_unfinished,
     network_kinds,
@@ -88,7 +89,8 @@ def run_draws(folder: Path, cache: Path, runs: int, draw: random.Random) -> dict
     for number in range(runs):
         copy = folder / f"{number}"
         shutil.copytree(folder / "stopped", copy)
-        end, what = resume_damaged(asked, copy, folder / "undisturbed", cache, draw)
+        file = draw.choice(files_of_run(copy))
+        end, what = resume_damaged(asked, copy, file, folder / "undisturbed", cache, draw)
         ends[end] += 1
         silent += [what] if end == "silent" else []
         shutil.rmtree(copy)

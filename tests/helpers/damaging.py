@@ -299,13 +299,17 @@ def stop_in_round(number: int) -> Iterator[None]:
     raise AssertionError("the run was not stopped")
 
 
+def files_of_run(folder: Path) -> list[Path]:
+    """All files of a run that hold something and are read back, relative to its folder."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    return [path.relative_to(folder) for path in files if "tensorboard" not in path.parts]
+
+
 def resume_damaged(
-    experiment: Experiment, folder: Path, undisturbed: Path, cache: Path, draw: random.Random
+    experiment: Experiment, folder: Path, file: Path, undisturbed: Path, cache: Path, draw: random.Random
 ) -> tuple[str, str]:
     """Change one byte in a stopped run and resume it: `same`, `error` or `silent`, and what was changed."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
-    path = draw.choice([path for path in files if "tensorboard" not in path.parts])  # nobody reads those back
-    with one_byte_changed(path, draw) as what:
+    with one_byte_changed(folder / file, draw) as what:
         try:
             train(experiment, folder, resume=True, cache=cache)
         except PanorganError:

@@ -11,6 +11,7 @@ import pytest
 from damaging import (
     Kind,
     cache_kinds,
+    files_of_run,
     make_finished,
     make_unfinished,
     network_kinds,
@@ -22,10 +23,14 @@ from damaging import (
 )
 
 from panorgan.cases import content
+from panorgan.errors import RunError
+from panorgan.federation.events import DAMAGED, Event, EventLog
+from panorgan.report.page import describe_happening
+from panorgan.runs.compare_costs import _Rounds
 from panorgan.runs.execute import train
+from panorgan.runs.folder import RunFolder
 
 DRAWS = 200
-WHOLE_RUNS = 6
 KEEP = {"optimizer": {"learning_rate": 0.01, "keep_state": True}, "validate_every": 1, "local_steps": 1}
 FLKD = {"name": "flkd", "pretrain": 0.3}
 
@@ -66,16 +71,29 @@ def test_no_changed_byte_changes_what_is_read_in_silence(kinds):
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_in_the_same_bits_or_with_an_error(tiny, own_cache, tmp_path):
-    """Whole runs: one byte is changed in a run that was stopped in its last round, then it is resumed."""
+    """Whole runs: one byte of each file of a run that was stopped in its last round is changed, then it is resumed."""
     experiment = tiny(training={**KEEP, "rounds": 3})
     train(experiment, tmp_path / "undisturbed", cache=own_cache)
     with stop_in_round(3):
         train(experiment, tmp_path / "stopped", cache=own_cache)
     draw, ends = random.Random(1), []
-    for number in range(WHOLE_RUNS):
+    for number, file in enumerate(files_of_run(tmp_path / "stopped")):
         folder = tmp_path / f"{number}"
         shutil.copytree(tmp_path / "stopped", folder)
-        end, what = resume_damaged(experiment, folder, tmp_path / "undisturbed", own_cache, draw)
+        end, what = resume_damaged(experiment, folder, file, tmp_path / "undisturbed", own_cache, draw)
         assert end != "silent", what
         ends.append(end)
-    assert "same" in ends, ends
+    assert set(ends) == {"same", "error"}, ends
+
+
+def test_a_report_names_a_damaged_line():
+    assert "Line 7" in describe_happening(Event(DAMAGED, {"line": 7}, 0.0))[1]
+
+
+def test_a_comparison_refuses_costs_from_a_damaged_log(tmp_path):
+    run = RunFolder(tmp_path)
+    EventLog(run.events).record("round", number=1)
+    run.events.write_text(run.events.read_text().replace('"number": 1', '"number": 3'))
+    with pytest.raises(RunError, match="damaged") as caught:
+        _Rounds.read(run)
+    assert "line 1" in caught.value.where
