@@ -56,6 +56,12 @@ def test_json_comes_back_and_any_flipped_bit_is_noticed_or_changes_nothing(inden
     assert noticed > 7.5 * len(text)
 
 
+def test_what_was_read_by_another_tool_is_sealed_anew():
+    text = sealed_json({"rounds": 4, **json.loads(sealed_json(CONTENT))})
+    assert read_json(text.encode()) == {**CONTENT}
+    assert text.startswith('{"crc32": "')
+
+
 def test_json_without_a_checksum_is_read_as_it_is():
     assert read_json(b'{"crd": "1", "rounds": 3}') == {"crd": "1", "rounds": 3}
     assert read_json(b"[1, 2]") == [1, 2]

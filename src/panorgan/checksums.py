@@ -80,7 +80,8 @@ def refuse_damage(content: bytes) -> None:
 
 def sealed_json(content: Mapping[str, Any], **how: Any) -> str:
     """JSON text with its checksum; `how` as for `json.dumps`."""
-    text = json.dumps({"crc32": _ZEROS.decode(), **content}, **how)
+    mark = {"crc32": _ZEROS.decode()}
+    text = json.dumps({**mark, **content, **mark}, **how)  # the first entry, also of what bears one already
     return text.replace(_ZEROS.decode(), checksum((text.encode(),)), 1)
 
 

@@ -77,7 +77,7 @@ def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_damaged_memory_is_not_believed(hashes, tmp_path) -> None:
+def test_a_flipped_bit_in_the_memory_is_not_believed(hashes, tmp_path) -> None:
     """It would look as if the scan had changed."""
     path = tmp_path / "scan"
     path.write_bytes(b"voxels")
