@@ -131,6 +131,18 @@ def test_a_damaged_file_is_predicted_again(cases):
     assert np.load(path).shape == (3, *SHAPE)
 
 
+def test_a_flipped_bit_is_predicted_again(cases):
+    teacher = Teacher()
+    first = companions(cases, teacher)
+    first.ensure()
+    path, asked = first.path(cases[0]), len(teacher.asked)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    companions(cases, teacher).ensure()
+    assert len(teacher.asked) == asked + 1
+    assert path.read_bytes() == whole
+
+
 def test_whoever_breaks_off_leaves_nothing_and_lets_go(cases):
     class Breaking(Teacher):
         def __call__(self, image, names):

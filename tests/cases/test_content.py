@@ -74,3 +74,17 @@ def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path) -> None:
     path.write_bytes(b"voxels")
     hashes = ContentHashes(tmp_path / "hashes" / "deep")
     assert hashes.of(path) == hashlib.sha256(b"voxels").digest()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_flipped_bit_in_the_memory_is_not_believed(hashes, tmp_path) -> None:
+    """It would look as if the scan had changed."""
+    path = tmp_path / "scan"
+    path.write_bytes(b"voxels")
+    expected = hashes.of(path)
+    (memory,) = hashes.folder.iterdir()
+    whole = memory.read_bytes()
+    for damaged in (bytes([whole[0] ^ 1]) + whole[1:], whole[:-1] + b"?", whole[:32], b""):
+        memory.write_bytes(damaged)
+        assert hashes.of(path) == expected
+        assert memory.read_bytes() == whole, "remembered anew"

@@ -312,6 +312,20 @@ def test_an_equal_folder_is_reused_and_another_config_is_refused(tmp_path: Path)
     assert "delete" in caught.value.fix
 
 
+@pytest.mark.parametrize("what", ["phantom.json", "dataset.json", "*_0000.nii.gz"])
+def test_a_damaged_federation_is_refused_or_made_again(tmp_path: Path, what: str) -> None:
+    config, folder = small_config(), tmp_path / "phantoms"
+    write_federation(config, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    damaged = next(iter(sorted(folder.rglob(what))))
+    damaged.write_bytes(before[damaged][:-9] + b"\0" + before[damaged][-8:])
+    with pytest.raises(DataError) as caught:
+        write_federation(config, folder)
+    assert str(damaged) in caught.value.where
+    write_federation(config, folder, remake=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="other files"):

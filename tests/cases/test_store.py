@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -46,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 def entries(store: Store) -> list[str]:
     """What lies in the store, remembered file hashes aside."""
     found = store.folder.iterdir() if store.folder.exists() else ()
-    return sorted(path.name for path in found if path.name != "hashes")
+    return sorted(path.name for path in found if path.name not in ("hashes", ".in-use"))
 
 
 def test_an_entry_holds_image_bits_and_foreground(store, case) -> None:
@@ -314,3 +315,83 @@ def test_voxels_in_a_file_of_their_own_count_too(store, tmp_path) -> None:
     first = store.content_of(case)
     sitk.WriteImage(sitk.GetImageFromArray(np.zeros((4, 5, 6), np.uint8)), str(tmp_path / "label.mhd"))
     assert store.content_of(case) != first
+
+
+# -- damage and a full disk ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npz", "case.json"])
+@pytest.mark.parametrize("how", ["a flipped bit", "empty", "truncated", "gone"])
+def test_a_damaged_entry_is_made_again(store, case, name, how, caplog) -> None:
+    first = store.add(case, PLAN)
+    before = {path.name: path.read_bytes() for path in first.folder.iterdir()}
+    path, content = first.folder / name, before[name]
+    if how == "gone":
+        path.unlink()
+    else:
+        flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        path.write_bytes({"a flipped bit": flipped, "empty": b"", "truncated": content[: len(content) // 2]}[how])
+    with caplog.at_level("INFO", logger="panorgan.cases.store"):
+        again = Store(store.folder).add(case, PLAN)
+    assert {path.name: path.read_bytes() for path in again.folder.iterdir()} == before
+    np.testing.assert_allclose(again.image, HU / 500, atol=5e-4)
+    assert ["made again" in record.message for record in caplog.records] == [True]
+    assert entries(store) == [first.folder.name]
+
+
+def test_an_entry_is_checked_once_per_process_and_file(store, case, monkeypatch) -> None:
+    stored = store.add(case, PLAN)
+    store.add(case, PLAN)
+    read: list[str] = []
+    monkeypatch.setattr(store_module, "file_checksum", lambda path: read.append(path.name) or "")
+    store.add(case, PLAN)
+    assert read == []
+    os.utime(stored.folder / "labels.npy", (1, 1))
+    monkeypatch.setattr(store_module, "_write", lambda case, plan, folder: (folder / "case.json").touch())
+    store.add(case, PLAN)
+    assert read == ["labels.npy"]
+
+
+def test_a_damaged_measurement_is_made_again(store, case) -> None:
+    expected = store.measure(case, PLAN)
+    (memory,) = store.folder.glob("*.measured")
+    whole = memory.read_bytes()
+    memory.write_bytes(whole.replace(b"[6.0", b"[7.0", 1))
+    assert memory.read_bytes() != whole
+    assert store.measure(case, PLAN).as_json() == expected.as_json()
+    assert memory.read_bytes() == whole
+
+
+def test_every_file_is_flushed_before_the_entry_gets_its_name(store, case, monkeypatch) -> None:
+    happened: list[str] = []
+    flush, rename = os.fsync, os.replace
+
+    def flushed(handle: int) -> None:
+        happened.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        flush(handle)
+
+    def renamed(source, target) -> None:
+        happened.append("renamed")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    store.add(case, PLAN)
+    assert happened == ["image.npy", "labels.npy", "foreground.npz", "case.json", "renamed"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_told_with_its_reason_and_place(store, case, monkeypatch) -> None:
+    """numpy's own error on a full disk has no number: '60 requested and 0 written'."""
+    original = Path.mkdir
+
+    def with_a_full_disk(self: Path, *arguments, **named) -> None:
+        original(self, *arguments, **named)
+        if self.name.startswith(".incomplete-"):
+            (self / "image.npy").symlink_to("/dev/full")
+
+    monkeypatch.setattr(Path, "mkdir", with_a_full_disk)
+    with pytest.raises(OSError, match=r"image\.npy") as caught:
+        store.add(case, PLAN)
+    assert caught.value.errno == errno.ENOSPC
+    assert entries(store) == []

@@ -37,6 +37,23 @@ def test_a_truncated_gzip_is_refused(write_scan) -> None:
     assert error.why
 
 
+def test_a_gzip_whose_checksum_differs_is_refused(write_scan) -> None:
+    """nibabel itself stops at the last voxel, before the checksum."""
+    path = write_scan("scan.nii.gz", np.random.default_rng(0).normal(size=(9, 8, 7)).astype(np.float32))
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        read_volume(path)
+    assert "CRC" in caught.value.why
+
+
+def test_bytes_behind_the_end_of_a_gzip_do_no_harm(write_scan) -> None:
+    path = write_scan("scan.nii.gz", np.random.default_rng(0).normal(size=(30, 4, 50)).astype(np.float32))
+    path.write_bytes(path.read_bytes() + b"something else")
+    assert read_volume(path).voxels.shape == (30, 4, 50)
+
+
 def test_a_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii"
     path.write_text("this is no scan")

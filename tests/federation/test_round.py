@@ -202,8 +202,9 @@ def test_the_bytes_of_training_are_told_apart_from_those_of_validation(tiny, tmp
 
 
 def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
-    experiment = tiny(training={"rounds": 2, "validate_every": 0})
+    experiment = tiny(training={"rounds": 3, "validate_every": 0})
     requests: list[bytes] = []
+    answers: list[bytes] = []
 
     def workers() -> dict[str, SiteWorker]:
         made = make_workers(experiment, tmp_path)
@@ -219,17 +220,23 @@ def test_a_site_asked_twice_answers_the_same_and_counts_once(tiny, tmp_path):
                     requests.append(request)
                 return request
 
-            super().exchange(sites, record, on_reply)
+            def heard(site, answer):
+                if site == "north":
+                    answers.append(answer)
+                on_reply(site, answer)
+
+            super().exchange(sites, record, heard)
 
     first = workers()
     coordinator = make_coordinator(experiment, tmp_path, Recording(first))
     coordinator.run()
-    last_answer = (tmp_path / "sites" / "north" / "answer.safetensors").read_bytes()
-    assert first["north"].handle(requests[-1]) == last_answer, "asked again in the same process"
+    assert first["north"].handle(requests[-1]) == answers[-1], "asked again in the same process"
     restarted = workers()["north"]
-    assert restarted.handle(requests[-1]) == last_answer, "asked again after a restart"
-    with pytest.raises(RunError, match="already finished round 2") as caught:
-        restarted.handle(requests[-2])
+    assert restarted.handle(requests[-1]) == answers[-1], "asked again after a restart"
+    assert restarted.handle(requests[-2]) == answers[-2], "the newest checkpoint is damaged: once more the one before"
+    assert restarted.handle(requests[-1]) == answers[-1]
+    with pytest.raises(RunError, match="already finished round 3") as caught:
+        restarted.handle(requests[-3])
     assert "newest checkpoint" in caught.value.fix
 
 

@@ -90,7 +90,7 @@ def test_every_picture_has_words_a_scan_and_a_map_of_its_own(page):
 def test_without_scans_the_page_says_so(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run.path, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest = RunFolder(copy).read_manifest()
     content = manifest["experiment"]
     content["phantom"] = None
     content["sites"] = {"north": {"folder": str(tmp_path / "gone"), "annotated": ["liver"]}}

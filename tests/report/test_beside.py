@@ -84,7 +84,7 @@ def test_a_neighbour_scored_on_other_cases_is_not_shown(run) -> None:
     neighbour = run.beside_method("solo")
     kept = neighbour.manifest.read_text()
     try:
-        neighbour.manifest.write_text(json.dumps({**json.loads(kept), "test_fingerprint": "other"}))
+        neighbour.manifest.write_text(json.dumps({**neighbour.read_manifest(), "test_fingerprint": "other"}))
         assert beside_models(read_record(run.path)) == ()
     finally:
         neighbour.manifest.write_text(kept)

@@ -284,7 +284,7 @@ def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.M
 def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> None:
     """A method that trains on withheld labels writes down that every site labels everything."""
     run = copied.runs[0]
-    manifest = json.loads(run.folder.manifest.read_text())
+    manifest = run.folder.read_manifest()
     for site in manifest["sites"].values():
         site["annotated"] = manifest["experiment"]["vocabulary"]
     run.folder.manifest.write_text(json.dumps(manifest))

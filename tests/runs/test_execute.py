@@ -17,6 +17,7 @@ from panorgan.errors import ConfigError, DataError, PanorganError, RunError
 from panorgan.federation.events import read_events
 from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import evaluate, train
+from panorgan.runs.folder import RunFolder
 from panorgan.runs.prepare import prepare
 from panorgan.runs.scoring import COLUMNS, read_metrics
 from panorgan.runs.site_cases import site_settings
@@ -328,7 +329,7 @@ def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
 
 
 def test_evaluate_says_when_the_manifest_does_not_fit_this_version(finished, tmp_path):
-    manifest = json.loads((finished / "manifest.json").read_text())
+    manifest = RunFolder(finished).read_manifest()
     manifest["experiment"]["training"]["bygone"] = 1
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="bygone") as caught:

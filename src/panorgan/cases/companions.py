@@ -2,6 +2,7 @@
 
 A frozen teacher always says the same about a volume. So it is asked once, its probabilities are stored in 8 bit beside
 the preprocessed case, and patches are sliced from a memory map. q = round(255 p): |q / 255 − p| ≤ 1/510.
+Behind the array, where numpy does not look, the file ends in its checksum.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from panorgan.cases.entry_files import OncePerProcess, array_bytes, mark_used, write_flushed
 from panorgan.cases.store import COMPANION, INCOMPLETE, StoredCase
+from panorgan.checksums import checksum, ends_in_checksum
 from panorgan.errors import DataError
 
 LEVELS = 255
 """The stored number that stands for probability 1."""
+_MARKED_EVERY = 24 * 3600
+_WHOLE = OncePerProcess()
 
 Predict = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
 """Takes a prepared image [X, Y, Z] and channel names; gives their probabilities [len(names), X, Y, Z]."""
@@ -131,8 +136,7 @@ class Companions:
             volume = _read(path, shape)
             if volume is None:
                 raise DataError("A volume that was just stored cannot be read.", where=str(path))
-        with contextlib.suppress(OSError):  # a shared cache may be somebody else's
-            os.utime(path)  # in use: see Store.sweep
+        mark_used(path, _MARKED_EVERY)  # see Store.sweep
         self._open[case.folder] = volume
         return volume
 
@@ -164,6 +168,8 @@ def as_probabilities(volume: torch.Tensor) -> torch.Tensor:
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     """The memory map, or None if there is no such file, or one that is damaged."""
     try:
+        if not _WHOLE.holds(path, ends_in_checksum):
+            return None
         volume: NDArray[np.uint8] = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
@@ -181,6 +187,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def _write(path: Path, levels: NDArray[np.uint8]) -> None:
+    content = array_bytes(levels)
     with _beside(path) as scratch:
-        np.save(scratch, levels)
+        write_flushed(scratch, (content, checksum((content,)).encode()))
         os.replace(scratch, path)

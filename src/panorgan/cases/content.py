@@ -1,4 +1,7 @@
-"""What a file holds, as a hash. It is computed once; afterwards size, time and inode tell that nothing changed."""
+"""What a file holds, as a hash. It is computed once; afterwards size, time and inode tell that nothing changed.
+
+What is remembered has a checksum behind it: a hash with a flipped bit would look like changed data.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import threading
 import time
 from pathlib import Path
+
+from panorgan.checksums import checksum
 
 # A file changed again within a clock tick would keep its time; so young ones are hashed every time.
 _SETTLED_SECONDS = 2.0
@@ -26,8 +31,9 @@ class ContentHashes:
         memory = self.folder / hashlib.sha256(identity.encode()).hexdigest()[:32]
         try:
             known = memory.read_bytes()
-            if len(known) == hashlib.sha256().digest_size:
-                return known
+            size = hashlib.sha256().digest_size
+            if len(known) > size and known[size:] == checksum((known[:size],)).encode():
+                return known[:size]
         except OSError:
             pass
         with path.open("rb") as file:
@@ -36,6 +42,6 @@ class ContentHashes:
             with contextlib.suppress(OSError):  # a cache that may only be read is still a cache
                 self.folder.mkdir(parents=True, exist_ok=True)
                 scratch = memory.with_name(f"{memory.name}.{os.getpid()}-{threading.get_ident()}")
-                scratch.write_bytes(digest)
+                scratch.write_bytes(digest + checksum((digest,)).encode())
                 os.replace(scratch, memory)
         return digest

@@ -2,14 +2,15 @@
 
 One folder per case: `image.npy` (float16 [X, Y, Z]), `labels.npy` (integers whose bit t says "inside structure t")
 and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one small volume. The key hashes the
-input files and the plan: a changed input gets a new entry, an interrupted one is never seen.
+input files and the plan: a changed input gets a new entry, an interrupted one is never seen. `case.json` holds the
+checksums of the others; they are compared once per process, and an entry that is damaged is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import logging
 import math
 import os
 import shutil
@@ -24,14 +25,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.cases.cache_use import mark_in_use
 from panorgan.cases.case import Case, Mask
 from panorgan.cases.content import ContentHashes
+from panorgan.cases.entry_files import OncePerProcess, array_bytes, arrays_bytes, mark_used, write_flushed
 from panorgan.cases.formats import files_of
 from panorgan.cases.planning import CaseMeasurements, measure_case
 from panorgan.cases.preprocess import Grid, Plan, PlanChoices, prepare_image, prepare_mask
+from panorgan.checksums import file_checksum, read_json, sealed_json
 from panorgan.errors import DataError
 
-_FORMAT = 3
+_FORMAT = 4
+_WHOLE = OncePerProcess()
+_log = logging.getLogger(__name__)
 # Half-written entries begin so; a day later nobody is writing them any more.
 INCOMPLETE = ".incomplete-"
 _ABANDONED_SECONDS = 24 * 3600
@@ -75,7 +81,7 @@ class StoredCase:
     @cached_property
     def spacing(self) -> tuple[float, float, float]:
         """Voxel size in mm on the stored grid."""
-        x, y, z = json.loads((self.folder / "case.json").read_text())["spacing_mm"]
+        x, y, z = read_json((self.folder / "case.json").read_bytes())["spacing_mm"]
         return float(x), float(y), float(z)
 
     def masks(self) -> Iterator[tuple[str, Mask]]:
@@ -95,22 +101,30 @@ class Store:
         """Preprocess a case unless the store already has it."""
         key = self._key(case, f"format {_FORMAT} {plan.model_dump_json()}")
         target = self.folder / key
-        if not (target / "case.json").is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = self._scratch()
-            scratch.mkdir()
-            try:
-                _write(case, plan, scratch)
-                if target.exists() and not (target / "case.json").is_file():
-                    shutil.rmtree(target)  # an entry that somebody has damaged
-                os.replace(scratch, target)
-            except OSError:
-                # Another process may have finished the same entry first; theirs is as good.
-                if not (target / "case.json").is_file():
-                    raise
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        mark_in_use(target)
+        if _is_whole(target):
+            mark_used(target)
+        else:
+            self._make(case, plan, target)
         return StoredCase(case.id, case.patient, case.site, case.annotated, target)
+
+    def _make(self, case: Case, plan: Plan, target: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        scratch, old = self._scratch(), self._scratch()
+        scratch.mkdir()
+        try:
+            _write(case, plan, scratch)
+            if target.exists():
+                _log.info("a prepared case is damaged and made again: %s/%s in %s", case.site, case.id, target)
+                os.replace(target, old)
+            os.replace(scratch, target)
+        except OSError:
+            # Another process may have finished the same entry first; theirs is as good.
+            if not _is_whole(target):
+                raise
+        finally:
+            for path in (scratch, old):
+                shutil.rmtree(path, ignore_errors=True)
 
     def check(self, case: Case) -> None:
         """Read a case that is only scored, once, so that what is wrong with it shows before training."""
@@ -125,12 +139,12 @@ class Store:
         """What a plan needs to know of a case; measured once."""
         memory = self.folder / f"{self._key(case, f'format {_FORMAT} measure {choices.crop}')}.measured"
         try:
-            return CaseMeasurements.from_json(json.loads(memory.read_text()))
+            return CaseMeasurements.from_json(read_json(memory.read_bytes()))
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged
             measured = measure_case(case, choices)
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self._scratch()
-        scratch.write_text(json.dumps(measured.as_json()))
+        write_flushed(scratch, (sealed_json(measured.as_json()).encode(),))
         os.replace(scratch, memory)
         return measured
 
@@ -165,6 +179,18 @@ class Store:
         if case.labels:
             digest.update(case.labels.recipe().encode())
         return digest.hexdigest()[:32]
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry is there and holds what was written."""
+    try:
+        files = dict(read_json((entry / "case.json").read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(
+        _WHOLE.holds(entry / name, lambda path, expected=expected: file_checksum(path) == expected)  # type: ignore[misc]
+        for name, expected in files.items()
+    )
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -202,17 +228,22 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
             # Evenly spaced picks: representative without randomness.
             picks = np.linspace(0, len(positions) - 1, min(len(positions), _REMEMBERED_VOXELS)).astype(int)
             foreground[name] = positions[picks]
-    np.save(folder / "image.npy", image.numpy().astype(np.float16))
-    np.save(folder / "labels.npy", bits)
-    np.savez(folder / "foreground.npz", **foreground)
+    contents = {
+        "image.npy": array_bytes(image.numpy().astype(np.float16)),
+        "labels.npy": array_bytes(bits),
+        "foreground.npz": arrays_bytes(foreground),
+    }
     spacing = [mm * n / m for mm, n, m in zip(grid.ras_spacing, grid.ras_shape, image.shape, strict=True)]
     description = {
+        "site": case.site,
         "case": case.id,
+        "source": str(case.image),
         "structures": case.annotated,
         "spacing_mm": spacing,
         "plan": plan.as_json(),
+        "files": {name: write_flushed(folder / name, (content,)) for name, content in contents.items()},
     }
-    (folder / "case.json").write_text(json.dumps(description, indent=1))
+    write_flushed(folder / "case.json", (sealed_json(description, indent=1).encode(),))
 
 
 def _refuse_cut(name: str, mask: Mask, grid: Grid, case: Case) -> None:

@@ -347,6 +347,25 @@ def report(run: RunPath, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def cache(
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Another cache: that of a site's kit, say. PANORGAN_CACHE or the user's if left out."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that no running process uses.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option("--older-than", min=0, help="Remove what was not used for so many days.", metavar="DAYS"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show prepared scans and generated hospitals that are kept to be used again; remove them."""
+    from panorgan.cli.cache import run_cache
+
+    run_cache(folder, clear, older_than, as_json)
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Tell all about this one.", metavar="NAME")] = None,
     as_markdown: Annotated[

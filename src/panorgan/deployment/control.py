@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from panorgan.checksums import read_json as parse_json
+from panorgan.checksums import sealed_json
 from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
 
@@ -79,7 +80,7 @@ class Control:
 
     def say_gone(self, job: str, sites: set[str]) -> None:
         """Tell a job which sites will not answer it any more."""
-        write_atomically(self._gone, json.dumps({"job": job, "sites": sorted(sites)}))
+        write_atomically(self._gone, sealed_json({"job": job, "sites": sorted(sites)}))
 
     def gone(self, job: str) -> set[str]:
         """Sites that will not answer this job any more."""
@@ -93,9 +94,9 @@ class Control:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file's content; empty where there is none, or none that can be read."""
+    """A small file's content; empty where there is none, or none that can be read or is whole."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -122,4 +123,4 @@ class JobNews:
             self._news["answered"][facts["site"]] = facts["seconds"]
         else:
             return
-        write_atomically(self._path, json.dumps({**self._news, "updated": time.time()}))
+        write_atomically(self._path, sealed_json({**self._news, "updated": time.time()}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import traceback
 import uuid
@@ -12,6 +11,7 @@ from typing import Any
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
+from panorgan.checksums import sealed_json
 from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.deployment.folders import ServerKit
@@ -68,7 +68,7 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
             "why": "".join(traceback.format_exception(error)),
         }
     with contextlib.suppress(OSError):  # a full disk: the driver sees that there was no progress
-        write_atomically(control.outcome, json.dumps(outcome))
+        write_atomically(control.outcome, sealed_json(outcome))
 
 
 def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport, job: str) -> None:
@@ -131,7 +131,7 @@ def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -
         "fingerprint": agreement.fingerprint(),
         "versions": versions_here(),
     }
-    write_atomically(run.manifest, json.dumps(manifest, indent=1), durable=True)
+    write_atomically(run.manifest, sealed_json(manifest, indent=1), durable=True)
     return manifest
 
 
@@ -141,7 +141,7 @@ def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator:
     card = deliver(run, agreement, Plan(**coordinator.state.plan), coordinator)
     have = set(read_json(control.delivered).get("sites", []))
     have |= set(coordinator.deliver(card, sorted(set(coordinator.members) - have)))
-    write_atomically(control.delivered, json.dumps({"sites": sorted(have)}))
+    write_atomically(control.delivered, sealed_json({"sites": sorted(have)}))
     missing = sorted(set(coordinator.members) - have)
     if missing and coordinator.setup.patience.on_missing == "wait":
         raise SitesMissingError(
@@ -152,5 +152,5 @@ def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator:
     events.record("finished", rounds=coordinator.state.rounds_done, sites=sorted(have), without=missing)
     write_atomically(
         control.finished,
-        json.dumps({"rounds": coordinator.state.rounds_done, "sites": sorted(have), "without": missing}),
+        sealed_json({"rounds": coordinator.state.rounds_done, "sites": sorted(have), "without": missing}),
     )

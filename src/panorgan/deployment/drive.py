@@ -8,13 +8,13 @@ checkpoint and never the job's status. It may be killed and started again at any
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
+from panorgan.checksums import sealed_json
 from panorgan.config import load_agreement
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.control import Control, read_json
@@ -141,7 +141,10 @@ class Driver:
 
     def _deliver_to_those_who_are_back(self) -> None:
         """A finished run that could not give everybody the model tries again when it is started again."""
-        without = set(read_json(self.control.finished).get("without", []))
+        finished = read_json(self.control.finished)
+        without = set(finished.get("without", []))
+        if not finished:  # absent, or damaged: a segment more finds out who has the model
+            self.control.finished.unlink(missing_ok=True)
         if not without:
             return
         try:
@@ -358,5 +361,5 @@ class Driver:
         """Keep `driver.json` current."""
         self._state |= {"state": state, "why": why, "updated": time.time(), **facts}
         with contextlib.suppress(OSError):  # a full disk must not end the driver as well
-            write_atomically(self.control.driver, json.dumps(self._state))
+            write_atomically(self.control.driver, sealed_json(self._state))
         self._show(Event("driver", dict(self._state), time.time()))

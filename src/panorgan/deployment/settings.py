@@ -114,6 +114,9 @@ class SiteFile(Settings):
     data: SiteSettings
     hardware: HardwareSettings = HardwareSettings()
     cache: Path = Field(Path("cache"), description="prepared cases; relative to the kit")
+    cache_limit_gb: float | None = Field(
+        None, gt=0, description="what was not used for longest goes when the cache holds more; 100 if left out"
+    )
     state: Path = Field(Path("state"), description="what the site keeps between rounds; relative to the kit")
     min_free_disk_gb: float = Field(5.0, ge=0, description="preflight asks for so much")
     min_gpu_memory_gb: float = Field(0.0, ge=0, description="preflight asks for so much; 0 for none")

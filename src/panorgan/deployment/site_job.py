@@ -109,6 +109,7 @@ class SiteMachine:
             self.kit.cache(settings),
             hardware.workers,
             lambda what, done, total: self._check_abort(),
+            settings.cache_limit_gb,
         )
         setup = SiteSetup(
             Vocabulary(agreement.vocabulary),

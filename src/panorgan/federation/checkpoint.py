@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from panorgan.checksums import sealed_tensors
 from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import flush_folder, write_atomically
-from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.message import Message
+from panorgan.federation.message_files import open_checked
 from panorgan.methods.exchange import Content
 
 _KEPT = 2
@@ -44,13 +46,15 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.unreadable: tuple[str, ...] = ()
+        """Checkpoints, newest first, that the last `load_latest` had to pass over, and why."""
 
     def save(self, state: CoordinatorState) -> None:
         """Write `round-NNNNN.safetensors` atomically and durably, then drop the oldest."""
         arrays = {f"weights/{k}": v for k, v in state.weights.items()}
         arrays |= {f"rule/{k}": v for k, v in state.rule.arrays.items()}
         meta = {name: getattr(state, name) for name in _PLAIN}
-        content = Message(arrays, state.rule.numbers, meta).to_pieces()
+        content = sealed_tensors(Message(arrays, state.rule.numbers, meta).to_pieces())
         path = self._path(state.rounds_done)
         if state.best is not None and int(state.best["round"]) == state.rounds_done:
             # The best round gets a second name for the same bytes, *before* the checkpoint that refers to it.
@@ -65,11 +69,12 @@ class Checkpoints:
     def load_latest(self) -> CoordinatorState | None:
         """The newest readable checkpoint, or None if there is none at all."""
         existing = self._existing()
+        self.unreadable = ()
         for path in reversed(existing):
             try:
                 return _read(path)
-            except MessageError:
-                continue
+            except MessageError as error:
+                self.unreadable = (*self.unreadable, f"{path.name} ({error.why or error.what})")
         if existing:
             raise RunError(
                 "None of the checkpoints can be read.",
@@ -82,7 +87,7 @@ class Checkpoints:
         """Rounds done and sites in the newest checkpoint, without reading its weights."""
         for path in reversed(self._existing()):
             try:
-                meta = MessageFile(path).meta
+                meta = open_checked(path).meta
                 return int(meta["rounds_done"]), tuple(meta["sites"])
             except MessageError:
                 continue
@@ -92,7 +97,16 @@ class Checkpoints:
         """The state after the round with the best validation score; the given one if nothing was validated."""
         if state.best is None or int(state.best["round"]) == state.rounds_done:
             return state
-        return _read(self._best_path(int(state.best["round"])))
+        path = self._best_path(int(state.best["round"]))
+        try:
+            return _read(path)
+        except MessageError as error:
+            raise RunError(
+                "The checkpoint of the best round cannot be read.",
+                where=str(path),
+                why=error.why,
+                fix="Restore the file from a backup, or start a new run.",
+            ) from error
 
     def _tidy(self, new_best: Path | None) -> None:
         """Drop what nothing refers to any more."""
@@ -122,7 +136,7 @@ def _link_atomically(source: Path, target: Path) -> None:
 
 
 def _read(path: Path) -> CoordinatorState:
-    message = MessageFile(path).message()
+    message = open_checked(path).message()
     weights = {k.removeprefix("weights/"): v for k, v in message.arrays.items() if k.startswith("weights/")}
     rule = {k.removeprefix("rule/"): v for k, v in message.arrays.items() if k.startswith("rule/")}
     # A checkpoint of an older version does not know who answered: nothing is compared then.

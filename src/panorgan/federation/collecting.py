@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from panorgan.checksums import sealed_tensors
 from panorgan.errors import MessageError, RunError
 from panorgan.federation.checks import (
     SiteFailedError,
@@ -22,6 +23,7 @@ from panorgan.federation.checks import (
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.message_files import refuse_damaged
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
@@ -167,13 +169,14 @@ class Collector:
             check_size(answer, site, expected[site])
             Message.outline(answer)  # what is no message does not reach the disk
             path = folder / f"{site}.safetensors"
-            write_atomically(path, answer)
+            write_atomically(path, sealed_tensors([answer]))
             accept(site, path)
 
         for site in sites:
             # Left by a coordinator that was killed in this round: no need to train twice.
             if (path := folder / f"{site}.safetensors").is_file():
                 try:
+                    refuse_damaged(path)
                     accept(site, path)
                 except SiteFailedError:
                     pass

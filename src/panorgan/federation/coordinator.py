@@ -88,6 +88,7 @@ class Coordinator:
         self._noted: set[str] = set()
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
+        self._tell_fallback()
         facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
         self.rule = self._rule_of(self.state)
@@ -255,6 +256,11 @@ class Coordinator:
         known |= {event.facts["site"] for event in happened if event.kind == "late_join"}
         for site in sorted(state.sites.keys() - known):
             self.events.record("late_join", number=state.rounds_done + 1, site=site, **state.sites[site])
+
+    def _tell_fallback(self) -> None:
+        if passed := self.checkpoints.unreadable:
+            text = f"Going back to the checkpoint of round {self.state.rounds_done}: {', '.join(passed)}."
+            self.events.record("notice", number=self.state.rounds_done + 1, text=text)
 
     # -- one round -----------------------------------------------------------------------------------------
 

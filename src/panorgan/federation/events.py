@@ -1,15 +1,20 @@
-"""One line per thing that happened, in `events.jsonl`, and to whoever listens."""
+"""One line per thing that happened, in `events.jsonl`, and to whoever listens. Every line has its checksum."""
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from panorgan.checksums import read_json, sealed_json
+
 Listener = Callable[["Event"], None]
+
+DAMAGED = "damaged"
+"""Kind of an event that stands for a line which cannot be read; `line` is its number."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class EventLog:
         """Write an event down and tell the listeners."""
         event = Event(kind, facts, time.time())
         if self.path is not None:
-            line = json.dumps({"time": round(event.time, 3), "event": kind, **facts})
+            line = sealed_json({"time": round(event.time, 3), "event": kind, **facts})
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         self._tell(event)
@@ -50,20 +55,53 @@ class EventLog:
 
 
 def mend_tail(path: Path) -> None:
-    """End a line that a killed process left unfinished, so that the next event starts on its own line."""
+    """Take away a line that a killed process left unfinished, so that the next event starts on its own line."""
     if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
-        with path.open("ab") as file:
-            file.write(b"\n")
+        whole = content.rfind(b"\n") + 1
+        with path.open("r+b") as file:
+            if _is_event(content[whole:]):
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+            else:
+                file.truncate(whole)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """All events in a file; a line torn by a kill is passed over."""
+    """All events in a file; a line torn by a kill is passed over, a damaged one is an event of its own kind."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
+    last = 0.0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
             try:
-                content = json.loads(line)
-                yield Event(content.pop("event"), content, content.pop("time"))
-            except (ValueError, KeyError, AttributeError):
+                event = parse_event(line)
+            except ValueError:
+                if not _is_torn(line):
+                    yield Event(DAMAGED, {"line": number}, last)
                 continue
+            last = event.time
+            yield event
+
+
+def parse_event(line: bytes) -> Event:
+    """One line; raises ValueError for what is damaged, torn, or no event."""
+    try:
+        content = read_json(line)
+        return Event(content.pop("event"), content, content.pop("time"))
+    except (KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError("not an event") from error
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        parse_event(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line that cannot be read was never finished: it is being written, or an older version left it."""
+    if not line.endswith(b"\n"):
+        return True
+    return not (line.startswith(b'{"crc32"') or line.rstrip().endswith(b"}"))

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from panorgan.checksums import DamagedError, checksum, file_checksum
+
 
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview], durable: bool = False) -> None:
     """Write beside the target, then rename over it. Content may come in pieces.
@@ -25,6 +27,39 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
     os.replace(scratch, path)
     if durable:
         flush_folder(path.parent)
+
+
+def write_with_checksum(path: Path, text: str) -> None:
+    """Write a file that has no place for a checksum (a table), and that into `.<name>.crc32` beside it.
+
+    It is there first, together with that of the version before: so it fits whenever a kill comes.
+    """
+    try:
+        known = [] if _is_other(path) else [file_checksum(path)]
+    except FileNotFoundError:
+        known = []
+    write_atomically(_beside(path), "\n".join([checksum((text.encode(),)), *known]))
+    write_atomically(path, text)
+
+
+def read_with_checksum(path: Path) -> str:
+    """The text that was written so; raises DamagedError."""
+    if _is_other(path):
+        raise DamagedError
+    return path.read_text(encoding="utf-8")
+
+
+def _is_other(path: Path) -> bool:
+    try:
+        return file_checksum(path) not in _beside(path).read_text(encoding="utf-8", errors="replace").split()
+    except FileNotFoundError:
+        if not path.exists():
+            raise
+        return False  # of an older version, or copied without
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc32")
 
 
 def flush_folder(folder: Path) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from panorgan.checksums import DamagedError, is_damaged, sealed_tensors
+from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.federation.files import write_atomically
 from panorgan.methods.base import ServerRule
@@ -49,10 +52,20 @@ def read_local_models(folder: Path) -> dict[str, Path]:
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
     """The weights of one file."""
-    return load_file(path)
+    try:
+        if is_damaged(path):
+            raise DamagedError
+        return load_file(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunError(
+            "The model of a single site cannot be read.",
+            where=str(path),
+            why=str(error),
+            fix="Restore the file from a backup, or remove the folder around it: it serves analyses only.",
+        ) from error
 
 
 def _write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     # Durable like the checkpoint that comes after: a round that is done has its local models.
     content = {key: value.detach().cpu().contiguous() for key, value in sorted(weights.items())}
-    write_atomically(path, save(content), durable=True)
+    write_atomically(path, sealed_tensors([save(content, {"format": "pt"})]), durable=True)

@@ -154,8 +154,9 @@ class SiteWorker:
         finished, has_state = self._local.finished(task.run), self._local.has_state(task.run)
         if has_state and finished == (task.moment.stage, task.moment.round):
             return self._saved_answer(task)
-        if has_state and finished is not None:
-            self._memory.refuse_the_past(task, finished)
+        if has_state and finished is not None and self._memory.is_past(task, finished):
+            # A coordinator whose newest checkpoint is damaged asks once more for the round before.
+            return self._local.answer_to(task.run, task.label) or self._memory.refuse_the_past(task, finished)
         if finished != self._in_memory or task.run != self._run:
             self._drop_rule()  # never train on from a round that broke off, or from another run
         self._run = task.run
@@ -197,10 +198,9 @@ class SiteWorker:
 
     def _saved_answer(self, task: Task) -> bytes:
         """Asked again for the round it has just finished: the same answer."""
-        answer = self._local.answer_to(task.run, task.label)
-        if answer is None:
+        if (answer := self._local.answer_to(task.run, task.label)) is None:
             raise RunError(
-                f"Site {self.name} has finished {task.label}, but its answer is gone.",
+                f"Site {self.name} has finished {task.label}, but its answer is gone or damaged.",
                 where=str(self._local.folder),
                 fix="Restore the site's folder from a backup, or start a new run.",
             )

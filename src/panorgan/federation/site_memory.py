@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from panorgan.errors import RunError
 from panorgan.federation.agreement_checks import validations
@@ -63,17 +64,19 @@ class SiteMemory:
         """A round is done: whatever was accepted is in the past."""
         (self.folder / ACCEPT).unlink(missing_ok=True)
 
-    def refuse_the_past(self, task: Task, finished: Finished) -> None:
+    def is_past(self, task: Task, finished: Finished) -> bool:
+        """Whether a round is asked for that lies before the last one that the site finished."""
+        return self._place(finished) > self._place((task.moment.stage, task.moment.round))
+
+    def refuse_the_past(self, task: Task, finished: Finished) -> NoReturn:
         """A site cannot go back to a state that it has left behind."""
-        moment = task.moment
-        if self._place(finished) > self._place((moment.stage, moment.round)):
-            raise RunError(
-                f"Site {self.site} is asked for round {moment.round} of {moment.stage}, "
-                f"but has already finished round {finished[1]} of {finished[0]}.",
-                where=str(self.folder),
-                why="the coordinator went back to an older checkpoint",
-                fix="Restore the coordinator's newest checkpoint, or start a new run.",
-            )
+        raise RunError(
+            f"Site {self.site} is asked for round {task.moment.round} of {task.moment.stage}, "
+            f"but has already finished round {finished[1]} of {finished[0]}.",
+            where=str(self.folder),
+            why="the coordinator went back to an older checkpoint",
+            fix="Restore the coordinator's newest checkpoint, or start a new run.",
+        )
 
     # -- questions -----------------------------------------------------------------------------------------
 

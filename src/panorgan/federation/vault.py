@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 
+from panorgan.checksums import sealed_tensors
 from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.message_files import open_checked
 from panorgan.methods.exchange import Arrays
 
 _LONGEST_NAME = 60
@@ -25,28 +27,31 @@ class DiskVault:
 
     def put(self, name: str, arrays: Arrays) -> None:
         """Keep tensors under a name: after a kill either what was there before, or all of this."""
-        pieces = Message(arrays, meta={"name": name}).to_pieces()
+        pieces = sealed_tensors(Message(arrays, meta={"name": name}).to_pieces())
         write_atomically(self._path(name), pieces, durable=True)
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors kept under a name."""
-        path = self._path(name)
-        try:
-            return dict(MessageFile(path).message().arrays)
-        except MessageError as error:
-            raise RunError(
-                f"Something that was kept is gone or cannot be read: {name}.",
-                where=str(path),
-                why=error.why,
-                fix="Restore the folder from a backup, or start a new run.",
-            ) from error
+        return dict(_open(self._path(name), name).message().arrays)
 
     def names(self) -> tuple[str, ...]:
         """What is there, sorted."""
-        return tuple(sorted(str(MessageFile(path).meta["name"]) for path in self.folder.glob("*.safetensors")))
+        return tuple(sorted(str(_open(path, path.stem).meta["name"]) for path in self.folder.glob("*.safetensors")))
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{safe_name(name)}.safetensors"
+
+
+def _open(path: Path, name: str) -> MessageFile:
+    try:
+        return open_checked(path)
+    except MessageError as error:
+        raise RunError(
+            f"Something that was kept is gone or cannot be read: {name}.",
+            where=str(path),
+            why=error.why,
+            fix="Restore the folder from a backup, or start a new run.",
+        ) from error
 
 
 class RunVaults:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from panorgan.anatomy import catalogue
+from panorgan.checksums import sealed_json
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL
 from panorgan.federation.files import write_atomically
 from panorgan.report import comparison_distances as distances
@@ -33,7 +33,7 @@ def write_files(
     write_atomically(files.distances, distances.distances_csv(results))
     write_atomically(files.costs, tables.costs_csv(results))
     write_atomically(files.page, page)
-    write_atomically(files.data, json.dumps(content, indent=1, allow_nan=False))
+    write_atomically(files.data, sealed_json(content, indent=1, allow_nan=False))
     return files
 
 

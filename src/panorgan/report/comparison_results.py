@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from panorgan.checksums import read_json
 from panorgan.errors import RunError
 from panorgan.evaluation.comparison import Comparison, Key, Score, compare_scores, read_scores
 from panorgan.evaluation.distances import Distance, compare_distances
@@ -170,7 +170,7 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
 def _known_times(path: Path) -> InferenceTimes | None:
     """What an earlier comparison in this folder measured."""
     try:
-        return InferenceTimes(**json.loads(path.read_text(encoding="utf-8"))["inference"])
+        return InferenceTimes(**read_json(path.read_bytes())["inference"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

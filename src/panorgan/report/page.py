@@ -14,7 +14,7 @@ from panorgan.anatomy import catalogue
 from panorgan.cases.case import Case
 from panorgan.config import parse_experiment
 from panorgan.errors import PanorganError
-from panorgan.federation.events import Event
+from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
@@ -99,6 +99,8 @@ def describe_happening(event: Event) -> tuple[str, str]:
     elif event.kind == "refused":
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
+    elif event.kind == DAMAGED:
+        what = f"Line {facts['line']} of events.jsonl is damaged: what it said is missing on this page."
     elif event.kind == "notice":
         what = f"Round {facts.get('number', '?')}: {facts.get('text', '')}"
     elif event.kind == "late_join":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.anatomy import Vocabulary, catalogue
+from panorgan.checksums import read_json
 from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import organs_taught
 from panorgan.federation.events import Event, read_events
@@ -148,10 +148,17 @@ def _with_missed(row: Row) -> Row:
 def _read_card(folder: RunFolder) -> dict[str, Any]:
     """The model's card; empty when the model was taken away, because scores can be shown without it."""
     try:
-        card: dict[str, Any] = json.loads((folder.model / "model.json").read_text(encoding="utf-8"))
+        card: dict[str, Any] = read_json((folder.model / "model.json").read_bytes())
         return card
-    except (OSError, ValueError):
+    except OSError:
         return {}
+    except ValueError as error:
+        raise RunError(
+            "The card of this run's model is damaged.",
+            where=str(folder.model / "model.json"),
+            why=str(error),
+            fix="Restore the file from a backup. Without the folder of the model the scores can still be shown.",
+        ) from error
 
 
 def _read_sites(content: Mapping[str, Any], vocabulary: Vocabulary, events: Iterable[Event]) -> tuple[SiteRecord, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from panorgan.checksums import read_json, sealed_json
 from panorgan.errors import RunError
 from panorgan.federation.files import write_atomically
 from panorgan.runs.folder import RunFolder
@@ -93,13 +93,13 @@ def write_analysis(run: RunFolder, analysis: Analysis) -> None:
         csv.writer(text, lineterminator="\n").writerows(rows)
         write_atomically(run.analysis_files / name, text.getvalue())
     content = _without_nan({"format": _FORMAT, **asdict(analysis)})
-    write_atomically(run.analysis, json.dumps(content, indent=1, allow_nan=False))
+    write_atomically(run.analysis, sealed_json(content, indent=1, allow_nan=False))
 
 
 def read_analysis(run: RunFolder) -> Analysis | None:
     """What was found before; None where nothing was analysed."""
     try:
-        content = json.loads(run.analysis.read_text(encoding="utf-8"))
+        content = read_json(run.analysis.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:

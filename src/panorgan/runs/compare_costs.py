@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -15,10 +14,11 @@ import torch
 
 from panorgan.cases.preprocess import Grid, prepare_image
 from panorgan.cases.sampling import sliced_axis
+from panorgan.checksums import read_json
 from panorgan.config import parse_experiment
-from panorgan.errors import PanorganError
+from panorgan.errors import PanorganError, RunError
 from panorgan.evaluation.inference import predict_probabilities
-from panorgan.federation.events import read_events
+from panorgan.federation.events import DAMAGED, read_events
 from panorgan.runs.compare import Plan, Planned
 from panorgan.runs.compare_at_once import shared_machine
 from panorgan.runs.delivered import DeliveredModel, load_model
@@ -131,6 +131,12 @@ class _Rounds:
         cases: dict[str, int] = {}
         rounds: dict[int, dict[str, Any]] = {}
         for event in read_events(folder.events):
+            if event.kind == DAMAGED:
+                raise RunError(
+                    "The log of a run is damaged: what it cost cannot be told.",
+                    where=f"{folder.events}, line {event.facts['line']}",
+                    fix="Restore the file from a backup, or train this run again.",
+                )
             if event.kind == "joined":
                 cases |= {site: facts["train_cases"] for site, facts in event.facts["sites"].items()}
             elif event.kind == "late_join":
@@ -190,7 +196,7 @@ class _StepCount:
 def _parameters(folder: RunFolder) -> int | None:
     """From the model's card; None when the model was taken away."""
     try:
-        return int(json.loads((folder.model / "model.json").read_text(encoding="utf-8"))["parameters"])
+        return int(read_json((folder.model / "model.json").read_bytes())["parameters"])
     except (OSError, ValueError, KeyError):
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -11,13 +10,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 import panorgan
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
+from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, knows
+from panorgan.federation.files import write_atomically
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
@@ -57,11 +58,10 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     scratch = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    path = scratch / "model.safetensors"
-    save_file({key: value.contiguous() for key, value in sorted(weights.items())}, path)
-    path.chmod(0o644)  # the library makes it readable by its owner alone; a model is there to be shared
+    content = save({key: value.contiguous() for key, value in sorted(weights.items())}, {"format": "pt"})
+    write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
     whole = {"format": _FORMAT, "panorgan": panorgan.__version__, **card}
-    (scratch / "model.json").write_text(json.dumps(whole, indent=1))
+    write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)
 
@@ -79,11 +79,13 @@ def load_model(folder: Path, device: torch.device) -> DeliveredModel:
             fix="Point to a finished run, or to its 'model' folder.",
         )
     try:
-        card: dict[str, Any] = json.loads(path.read_text())
+        card: dict[str, Any] = read_json(path.read_bytes())
         facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
-        network.load_state_dict(load_file(folder / "model.safetensors"))
+        weights = (folder / "model.safetensors").read_bytes()
+        refuse_damage(weights)
+        network.load_state_dict(load(weights))
         plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
     except (ValueError, KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
         raise RunError(

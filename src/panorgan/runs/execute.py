@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
+from panorgan.checksums import sealed_json
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
@@ -276,7 +276,7 @@ def _start_or_check(
     """Write the manifest of a new run; for a resumed one, make sure that the data is the same."""
     if not run.started:
         manifest = make_manifest(experiment, prepared, device)
-        write_atomically(run.manifest, json.dumps(manifest, indent=1))
+        write_atomically(run.manifest, sealed_json(manifest, indent=1))
         return manifest
     manifest = run.read_manifest()
     check_data(run, manifest, prepared)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from panorgan.checksums import read_json
 from panorgan.errors import RunError
 
 
@@ -102,7 +102,7 @@ class RunFolder:
     def read_manifest(self) -> dict[str, Any]:
         """The manifest, or an error that says what to do."""
         try:
-            content: dict[str, Any] = json.loads(self.manifest.read_text())
+            content: dict[str, Any] = read_json(self.manifest.read_bytes())
             return content
         except FileNotFoundError as error:
             raise RunError(

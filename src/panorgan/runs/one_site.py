@@ -13,6 +13,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store
 from panorgan.config import Agreement, SiteSettings
 from panorgan.federation.site import SiteData
+from panorgan.runs.cache import trim_cache
 from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
 from panorgan.runs.site_cases import SiteCases, by_split, facts_of, read_site
@@ -29,8 +30,10 @@ class SiteFolder:
         cache: Path,
         workers: int | None = None,
         on_progress: OnProgress | None = None,
+        cache_limit_gb: float | None = None,
     ) -> None:
         self.name, self.settings, self.agreement = name, settings, agreement
+        self._cache, self._cache_limit_gb = cache, cache_limit_gb
         self._store = Store(cache / "store")
         self._work = InParallel(workers, on_progress or (lambda what, done, total: None))
 
@@ -72,4 +75,5 @@ class SiteFolder:
         self._store.sweep()
         todo = [partial(self._store.add, case, agreed) for case in (*cases.train, *cases.validation)]
         done = list(self._work("preparing cases", todo))
+        trim_cache(self._cache, self._cache_limit_gb)
         return SiteData(done[: len(cases.train)], done[len(cases.train) :])

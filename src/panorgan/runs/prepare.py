@@ -14,6 +14,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment
 from panorgan.errors import DataError
+from panorgan.runs.cache import trim_cache
 from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
 from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
@@ -77,6 +78,7 @@ def prepare(
         todo += [partial(store.add, case, plan) for case in (*site.train, *site.validation)]
         todo += [partial(store.check, case) for case in site.test]
     done = iter(work("preparing cases", todo))
+    trim_cache(cache)
     return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics)
 
 

@@ -21,7 +21,7 @@ from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.inference import cleaned, predict_organs, predict_volume, structure_mask
 from panorgan.evaluation.metrics import METRICS, score
-from panorgan.federation.files import write_atomically
+from panorgan.federation.files import read_with_checksum, write_with_checksum
 from panorgan.federation.local_models import load_weights
 from panorgan.runs.delivered import DeliveredModel
 from panorgan.runs.prepare import PreparedFederation
@@ -152,7 +152,7 @@ def write_metrics(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLU
     writer.writeheader()
     for row in rows:
         writer.writerow({name: repr(float(value)) if name in METRICS else value for name, value in row.items()})
-    write_atomically(path, text.getvalue())
+    write_with_checksum(path, text.getvalue())
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -163,8 +163,15 @@ def read_metrics(path: Path) -> list[Row]:
             where=str(path),
             fix="Finish it with 'panorgan train --resume', or run 'panorgan evaluate'.",
         )
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(_parsed(csv.DictReader(file)))
+    try:
+        return list(_parsed(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
+    except ValueError as error:
+        raise RunError(
+            "The scores of a run are damaged.",
+            where=str(path),
+            why=str(error),
+            fix="Score the model again with 'panorgan evaluate'.",
+        ) from error
 
 
 def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.cache_use import mark_in_use
 from panorgan.cases.case import Case
+from panorgan.cases.entry_files import mark_used
 from panorgan.cases.layouts import read_cases
 from panorgan.cases.phantom import recipe, withheld_folder, write_federation
 from panorgan.cases.splits import split_cases
@@ -89,11 +91,14 @@ def site_settings(experiment: Experiment, cache: Path, progress: OnProgress) -> 
         return dict(experiment.sites)
     key = hashlib.sha256(json.dumps(recipe(experiment.phantom)).encode()).hexdigest()[:16]
     folder = cache / "phantom" / key
+    mark_in_use(folder)
     folders = write_federation(
         experiment.phantom,
         folder,
         on_case=lambda case, done, total: progress("generating phantoms", done, total),
+        remake=True,
     )
+    mark_used(folder)
     return {
         site.name: SiteSettings(
             folder=folders[site.name],

@@ -16,8 +16,10 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.cases.entry_files import OncePerProcess
 from panorgan.cases.phantom.case import PhantomCase, case_id, generate_case
 from panorgan.cases.phantom.config import TUMOURS, PhantomConfig, PhantomSite
+from panorgan.checksums import DamagedError, file_checksum, read_json, sealed_json
 from panorgan.errors import DataError
 
 RECIPE = "phantom.json"
@@ -30,22 +32,43 @@ Task = tuple[PhantomConfig, PhantomSite, int, Path, Path]
 """Config, site, number of the case, the site's own folder and the one with its withheld labels."""
 
 
+_WHOLE = OncePerProcess()
+
+
+class DamagedPhantomError(DataError):
+    """A file of the phantoms is not what was written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            "A generated scan or its description is gone or damaged.",
+            where=str(path),
+            fix="Delete the folder and generate it anew.",
+        )
+
+
 def write_federation(
     config: PhantomConfig,
     folder: Path,
     on_case: Callable[[str, int, int], None] | None = None,
     workers: int = 1,
     plain: bool = False,
+    remake: bool = False,
 ) -> dict[str, Path]:
     """Generate every site's cases into `folder`, or reuse them if they are already there.
 
     The folder appears only once it is complete. `on_case` hears (case id, cases done, cases in all). `plain`: folders
-    are called as the sites are, not as nnU-Net numbers its data sets. Returns each site's folder by site name.
+    are called as the sites are, not as nnU-Net numbers its data sets. `remake`: what is damaged is generated anew
+    instead of being refused. Returns each site's folder by site name.
     """
     folder = Path(folder)
     wanted = recipe(config, plain)
-    if _is_there(wanted, folder):
-        return site_folders(config, folder, plain)
+    try:
+        if _is_there(wanted, folder):
+            return site_folders(config, folder, plain)
+    except DamagedPhantomError:
+        if not remake:
+            raise
+        shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(mkdtemp(prefix=f".{folder.name}-", suffix="-building", dir=folder.parent))
     try:
@@ -59,7 +82,8 @@ def write_federation(
         for done, name in enumerate(_write_cases(tasks, workers), start=1):
             if on_case is not None:
                 on_case(name, done, len(tasks))
-        _dump(building / RECIPE, wanted)
+        files = {path.relative_to(building).as_posix(): file_checksum(path) for path in _files(building)}
+        (building / RECIPE).write_text(sealed_json({**wanted, "files": files}, indent=2) + "\n", encoding="utf-8")
         building.chmod(0o755)
         try:
             os.rename(building, folder)
@@ -114,7 +138,9 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
         return False
     fix = "choose another folder, or delete this one to generate it anew"
     try:
-        found = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        found = read_json((folder / RECIPE).read_bytes())
+    except DamagedError as error:
+        raise DamagedPhantomError(folder / RECIPE) from error
     except (OSError, ValueError) as error:
         raise DataError(
             "The folder for the phantoms holds other files.",
@@ -122,6 +148,7 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
             why=f"no readable {RECIPE}",
             fix=fix,
         ) from error
+    files = found.pop("files", {}) if isinstance(found, dict) else {}
     if found != wanted:
         raise DataError(
             "The folder holds phantoms of another config.",
@@ -129,7 +156,14 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
             why="differs in: " + ", ".join(_differences(found, wanted)),
             fix=fix,
         )
+    for name, expected in files.items():
+        if not _WHOLE.holds(folder / name, lambda path, expected=expected: file_checksum(path) == expected):  # type: ignore[misc]
+            raise DamagedPhantomError(folder / name)
     return True
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _differences(found: Any, wanted: dict[str, Any]) -> list[str]:

@@ -1,0 +1,25 @@
+"""Messages that lie on disk and are read back: written with their checksum, and read only if it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from panorgan.checksums import DAMAGED, is_damaged
+from panorgan.errors import MessageError
+from panorgan.federation.message import MessageFile
+
+
+def open_checked(path: Path) -> MessageFile:
+    """Open what was written as `sealed_tensors`; raises MessageError for what cannot be read, or is damaged."""
+    refuse_damaged(path)
+    return MessageFile(path)
+
+
+def refuse_damaged(path: Path) -> None:
+    """Raise MessageError if a file is not what was written."""
+    try:
+        damaged = is_damaged(path)
+    except OSError as error:
+        raise MessageError("A file cannot be read.", where=str(path), why=str(error)) from error
+    if damaged:
+        raise MessageError("A file is damaged.", where=str(path), why=DAMAGED)
