@@ -6,18 +6,16 @@ question. It holds names of cases, so it never leaves the site.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from panorgan.checksums import read_json, sealed_json
 from panorgan.federation.failures import LostStateError
 from panorgan.federation.files import write_atomically
 
 FILE = "run.json"
-_CHECKSUM = "sha256"
 
 Scores = dict[str, float]
 
@@ -34,30 +32,19 @@ class RunRecord:
 
     def save(self, folder: Path) -> None:
         """Write it as a whole; it survives a power cut, as the state does."""
-        content = asdict(self)
-        write_atomically(
-            folder / FILE, json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=1) + "\n", durable=True
-        )
+        write_atomically(folder / FILE, sealed_json(asdict(self), indent=1), durable=True)
 
 
 def read_record(folder: Path, run: str) -> RunRecord | None:
     """The record of a run; None if there is none, or that of another run. Raises where it is damaged."""
     path = folder / FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        checksum = content.pop(_CHECKSUM)
-        record = RunRecord(**content)
+        record = RunRecord(**read_json(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    if checksum != _checksum(content):
-        raise _damaged(path, "its checksum does not fit its content")
     return record if record.run == run else None
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(path: Path, why: str) -> LostStateError:
