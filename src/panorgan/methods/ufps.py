@@ -137,6 +137,8 @@ class UFPS(PseudoLabelMethod):
             super().__init__(*args, **kwargs)
             self.active: frozenset[Module] = frozenset()
             """The modules that act in this round."""
+            self.lacks_labels = False
+            """Whether some training case needs a teacher."""
             self.filling = False
             """Whether the bank is asked in this round or later."""
             self.last_of_schedule = 0
@@ -155,6 +157,7 @@ class UFPS(PseudoLabelMethod):
             """In training, take over the global model; once it knows an organ, keep a frozen copy as main teacher."""
             super().before_round()
             self.active = active(self.config, self.moment)
+            self.lacks_labels = any(self.organs_without_label(case) for case in self.tools.cases)
             self.filling = fills_bank(self.config, self.moment)
             self.last_of_schedule = max(rounds_of("WS", self.config, self.moment.rounds), default=0)
             if not self.in_training:
@@ -176,8 +179,13 @@ class UFPS(PseudoLabelMethod):
             return "SAM" in self.active and self.config.sharpness in ("topk", "susam")
 
         def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
-            """Eq. 6 hears every teacher, the site's own too; a label needs those of the organs it lacks alone."""
-            return self.teachers.known() if has_bank(self.config) else super().organs_asked(case)
+            """Eq. 6 hears every teacher, the site's own too; a label needs those of the organs it lacks alone.
+
+            Where no case lacks any there is no pseudo label to be unsure of.
+            """
+            if not has_bank(self.config):
+                return super().organs_asked(case)
+            return self.teachers.known() if self.lacks_labels else ()
 
         # -- what a batch is taught with
 
