@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from ufps_pieces import OFF, ORGANS, Told, enter, make_batch, site_of
+from ufps_pieces import FACTS, OFF, ORGANS, Told, enter, make_batch, site_of
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
-from panorgan.losses.label_values import disagreed_value
+from panorgan.losses.label_values import disagreed_value, undecided_value
 from panorgan.methods import ufps as ufps_module
+from panorgan.methods.exchange import Federation
 from panorgan.methods.sharpness import pack
 from panorgan.methods.ufps import UFPS
 from panorgan.networks import SegmentationNetwork
@@ -116,6 +117,18 @@ def test_uncertainty_hears_the_sites_own_teacher_and_the_label_does_not():
     moved = replace(batch, annotated=torch.ones(2, 1, dtype=torch.bool), extra=batch.extra.flip(2))
     site.prepare(moved)
     assert site.label.values.flatten(1).tolist() == [[1, 0, 0, 2]] * 2, "liver where its label is"
+
+
+def test_labels_hear_the_teachers_that_fedavg_on_pseudo_labels_hears():
+    """A case that labels kidneys asks nobody about their sides, though eq. 6 does: the side stays undecided."""
+    sides = Vocabulary(["kidney_left", "kidney_right"])
+    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+    enter(site, 1, 10)
+    site.federation = Federation(sides, FACTS)
+    batch = with_own_teacher(make_batch(), labels_liver=True)
+    site.prepare(replace(batch, structures=("kidney",), extra_names=tuple(sides)))
+    assert site.label.values.flatten(1)[:, 0].tolist() == [undecided_value(0, sides)] * 2
+    assert len(site.bank) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ text and formulas disagree:
 
 - GMT begins when training has converged, says Note 5; 300 of 500 rounds is where that was. Here it begins organ by
   organ, not before `main_teacher_start`, once the global model's validation Dice has settled above
-  `main_teacher_dice` (`readiness`). Organs it does not know are left to the teachers: it would erase them at every site
-  without a label of them. Without validation GMT never begins, and a notice says so; `main_teacher_dice: 0` asks for
-  none.
+  `main_teacher_dice` (`readiness`; two validations at least, or one with `main_teacher_gain: 1`). Organs it does not
+  know are left to the teachers: it would erase them at every site without a label of them. Without validation GMT
+  never begins, and a notice says so; `main_teacher_dice: 0` asks for none.
 - Eq. 5 intersects one-hot labels: a voxel on which they differ has no class. It is left out of the loss, but for
   what ground truth says of it (which organs it is not, which union it is in). `main_teacher_disagreement: background`
   calls it background. Agreement is measured where ground truth leaves something open.
