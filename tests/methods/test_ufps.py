@@ -180,7 +180,7 @@ def test_the_main_teacher_is_the_model_that_came():
     both = {**OFF, "main_teacher": True, "main_teacher_share": 0.3}
     left_out = disagreed_value(("liver",), Vocabulary(ORGANS))
     for disagreement, value in (("left_out", left_out), ("background", 0)):
-        site = site_of(Told(logits), **both, main_teacher_disagreement=disagreement)
+        site = site_of(Told(logits), **both, disagreement=disagreement)
         enter(site, 3, 5)
         site.step(make_batch())
         assert site.label.values.flatten(1).tolist() == [[1, 2, value, value]] * 2, "1/3 of agreement: what both say"

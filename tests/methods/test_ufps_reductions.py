@@ -191,7 +191,7 @@ def test_the_switches_here_are_all_there_are():
     """A module that is added must come in here too."""
     kept = {"name", "larger_first", "merge", "pretrain", "teacher_cache", "dice_weight", "ce_weight", "weighting"}
     kept |= {"teacher_select"}
-    numbers = {"main_teacher_gain", "main_teacher_disagreement", "scale_biases"}
+    numbers = {"main_teacher_gain", "disagreement", "scale_biases"}
     numbers |= {"schedule_tail", "main_teacher_share", "mean_temperature", "variance_temperature", "rho", "eta"}
     numbers |= {"local_share", "global_share", "gradient_momentum", "augmentation", "organ_parts"}
     assert set(UFPSConfig.model_fields) == (kept | numbers | set(OFF) | set(FROM_THE_START)) - {"name"}

@@ -34,8 +34,8 @@ class PseudoLabelConfig(MethodConfig):
     teacher_select: Literal["best", "last"] = stated(
         "best",
         "not told",
-        "which round's model is a site's teacher: the best on its own validation cases (`training.validate_every`; the "
-        "last without any), or the last",
+        "which round's model is a site's teacher: the best on its own validation cases (without any the last), or the "
+        "last",
     )
     teacher_cache: bool = stated(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"

@@ -21,7 +21,7 @@ text and formulas disagree:
   know are left to the teachers: it would erase them at every site without a label of them. Without validation GMT
   never begins, and a notice says so; `main_teacher_dice: 0` asks for none.
 - Eq. 5 intersects one-hot labels: a voxel on which they differ has no class. It is left out of the loss, but for
-  what ground truth says of it (which organs it is not, which union it is in). `main_teacher_disagreement: background`
+  what ground truth says of it (which organs it is not, which union it is in). `disagreement: background`
   calls it background. Agreement is measured where ground truth leaves something open.
 - Eq. 6 hears all teachers, the site's own too, as Algorithm 3 does (lines 3 and 4), while labels do not need that one:
   else a site would look the surer the more organs it annotates, and UA would reward it for that.
@@ -196,9 +196,7 @@ class UFPS(PseudoLabelMethod):
             if self.global_model is not None:
                 with torch.no_grad(), self.tools.autocast():
                     scores = self.global_model(batch.image)
-                main = MainTeacher(
-                    scores, config.main_teacher_share, self.taught_by_main, config.main_teacher_disagreement
-                )
+                main = MainTeacher(scores, config.main_teacher_share, self.taught_by_main, config.disagreement)
             heard = without_own_teachers(batch, self.federation.vocabulary)
             self.label = merge(heard, self.federation.vocabulary, self.order, config.merge, main)
             self.weights = None

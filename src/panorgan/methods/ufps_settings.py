@@ -49,7 +49,7 @@ class UFPSConfig(PseudoLabelConfig):
         le=1,
     )
     main_teacher_share: float = stated(0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1)
-    main_teacher_disagreement: Disagreement = stated(
+    disagreement: Disagreement = stated(
         "left_out",
         "left_out",
         "voxels on which main teacher and teachers differ where both count: left out of the loss, or background",
