@@ -84,9 +84,9 @@ def test_a_turn_holds_every_kind_of_round(step_cost):
     assert plain.turn(0) == [(1, 1.0)]
     assert plain.turn(3) == [(4, 1.0)]
     late = step_cost.CONTENDERS["ufps_susam"]
-    # Masks are due in round 6000 of 10 000 and every five rounds from there on.
-    assert late.turn(0) == [(6000, 0.2), (6001, 0.8)]
-    assert late.turn(1) == [(6005, 0.2), (6006, 0.8)]
+    # Masks are made in round 6001 of 10 000 and every five rounds from there on: where r mod 5 = 1.
+    assert late.turn(0) == [(6001, 0.2), (6002, 0.8)]
+    assert late.turn(1) == [(6006, 0.2), (6007, 0.8)]
 
 
 def test_fuzzing_finds_faults_and_keeps_the_messages(monkeypatch, tmp_path):

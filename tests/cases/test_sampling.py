@@ -115,6 +115,29 @@ def test_foreground_patches_hold_a_structure(cases) -> None:
     assert share(0.0) < share(0.5) < 1.0
 
 
+def test_tissue_may_be_the_foreground(store_case) -> None:
+    """The left half of a scan is denser than water; its only structure lies in the other half, and attracts nobody."""
+    tissue = box((0, 10), (0, 18), (0, 16))
+    case = store_case("half", tissue * 500.0, {"spleen": SPLEEN})
+
+    def inside(foreground: float) -> tuple[bool, bool]:
+        """Whether every patch holds tissue, and whether every patch holds anything else."""
+        chosen = SamplingSettings(patch_size=(2, 2, 2), batch_size=8, foreground=foreground, foreground_is="tissue")
+        images = torch.cat([b.image for b in PatchSampler([case], ("spleen",), chosen).batches(25, seed=0)])
+        return bool((images > 0).flatten(1).any(1).all()), bool((images <= 0).flatten(1).any(1).all())
+
+    assert inside(1.0) == (True, False)
+    assert inside(0.0) == (False, True)
+    assert inside(0.5) == (False, False)
+
+
+@pytest.mark.parametrize("hu", [-500.0, 500.0])
+def test_a_scan_without_tissue_or_of_tissue_alone_still_gives_patches(store_case, hu) -> None:
+    case = store_case("flat", np.full(SHAPE, hu), {"spleen": SPLEEN})
+    chosen = SamplingSettings(patch_size=(8, 8, 8), foreground=0.5, foreground_is="tissue")
+    assert len(list(PatchSampler([case], ("spleen",), chosen).batches(3, seed=0))) == 3
+
+
 def test_foreground_of_structures_outside_the_batch_does_not_attract_patches(store_case) -> None:
     case = store_case("a", np.zeros(SHAPE), {"liver": LIVER, "spleen": SPLEEN})
     for packed in PatchSampler([case], ("liver",), settings(foreground=1, size=6)).batches(10, seed=0):

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 import panorgan.losses.label_values as module
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
-from panorgan.losses.label_values import inside_rows, left_out_value, possible_channels, told, undecided_value
+from panorgan.losses.label_values import (
+    disagreed_value,
+    inside_rows,
+    left_out_value,
+    possible_channels,
+    told,
+    undecided_value,
+)
 
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour", "spleen"])
 
@@ -29,6 +36,7 @@ def make_batch(annotated: list[list[bool]], known: list[list[bool]]) -> Batch:
 def test_values_follow_one_another():
     assert [undecided_value(t, KIDNEYS) for t in range(2)] == [5, 6]
     assert left_out_value(("kidney", "spleen"), KIDNEYS) == 7
+    assert disagreed_value(("kidney", "spleen"), KIDNEYS) == 8
 
 
 def test_told_by_annotation_or_teacher():
@@ -64,7 +72,16 @@ def test_a_table_by_hand():
         [0, 1, 1, 0, 0],
         [0, 0, 0, 0, 1],
         [1, 1, 1, 1, 1],
+        [1, 0, 0, 0, 0],
     ]
+
+
+def test_where_teachers_disagree_ground_truth_still_denies_what_it_annotates():
+    """A voxel outside the masks of kidney and spleen is neither, nor a tumour of a kidney. Nothing annotated: nothing
+    is denied."""
+    batch = make_batch([[True, False], [False, True], [False, False]], [[True, True]] * 3)
+    found = possible_channels(batch, KIDNEYS)[:, disagreed_value(batch.structures, KIDNEYS)].int().tolist()
+    assert found == [[1, 0, 0, 0, 1], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
 
 
 def test_a_table_of_a_sample_that_tells_nothing_by_hand():

@@ -9,15 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from voxel_lines import make_batch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import membership
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 from panorgan.losses.label_values import inside_rows, left_out_value, undecided_value
+from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import (
     allowed_channels,
-    global_main_teacher,
     merge,
     painting_order,
     pseudo_label,
@@ -26,20 +27,6 @@ from panorgan.losses.unified_label import (
 ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
 LIVER = Vocabulary(["liver", "liver_tumour", "spleen"])
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])
-
-
-def make_batch(
-    structures: tuple[str, ...], masks: list, annotated: list, teachers: dict[str, list] | None = None
-) -> Batch:
-    """One sample: masks [T][voxels], annotated [T], and what teachers say about each voxel."""
-    mask = torch.tensor([masks], dtype=torch.bool)
-    batch = Batch(torch.zeros(1, 1, mask.shape[-1]), mask, torch.tensor([annotated]), structures, ("case",))
-    if not teachers:
-        return batch
-    extra = torch.tensor([list(teachers.values())], dtype=torch.float32)
-    return replace(
-        batch, extra=extra, extra_names=tuple(teachers), extra_known=torch.ones(1, len(teachers), dtype=torch.bool)
-    )
 
 
 def values(batch: Batch, vocabulary: Vocabulary, **options: object) -> list[int]:
@@ -200,72 +187,6 @@ def test_a_smaller_union_narrows_a_larger_one():
     assert label.channels()[0, :, 1].tolist() == [False, False, False, True, True, True]
 
 
-# -- the main teacher ------------------------------------------------------------------------------------------------
-
-
-def test_main_teacher_alone_where_they_agree_too_little():
-    teachers = torch.tensor([[1, 1, 1, 2, 0, 0]])
-    main = torch.tensor([[1, 1, 1, 1, 1, 0]])  # they share 3 of 5 voxels, less than 4
-    assert torch.equal(global_main_teacher(teachers, main), main)
-
-
-def test_main_teacher_with_the_others_where_they_agree():
-    teachers = torch.tensor([[1, 1, 1, 1, 0, 2]])
-    main = torch.tensor([[1, 1, 1, 1, 1, 0]])  # 4 of 5 voxels: not less than 0.8 · 5
-    assert global_main_teacher(teachers, main).tolist() == [[1, 1, 1, 1, 0, 0]]
-    assert torch.equal(global_main_teacher(teachers, main, share=0.81), main)
-
-
-def test_main_teacher_counts_the_same_organ_only():
-    teachers, main = torch.tensor([[2, 2, 2]]), torch.tensor([[1, 1, 1]])
-    assert torch.equal(global_main_teacher(teachers, main), main)
-
-
-def test_main_teacher_without_foreground():
-    empty, some = torch.tensor([[0, 0, 0]]), torch.tensor([[1, 1, 0]])
-    assert torch.equal(global_main_teacher(some, empty), empty)
-    assert torch.equal(global_main_teacher(empty, empty), empty)
-    assert torch.equal(global_main_teacher(empty, some), some)
-
-
-def test_main_teacher_decides_patch_by_patch_on_counted_voxels():
-    teachers = torch.tensor([[1, 0, 1, 1], [1, 0, 1, 1]])
-    main = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1]])
-    counted = torch.tensor([[True] * 4, [True, False, True, True]])
-    # 3 of 4 is too little; 3 of 3 is not
-    assert global_main_teacher(teachers, main, 0.8, counted).tolist() == [[1, 1, 1, 1], [1, 0, 1, 1]]
-
-
-def one_hot(channels: list[int], count: int) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.tensor([channels]), count).movedim(-1, 1).float()
-
-
-def test_ground_truth_wins_over_the_main_teacher():
-    spleen = [False, True, True, False, False, False]
-    batch = make_batch(("spleen",), [spleen], [True], {"liver": [0.9] * 2 + [0.1] + [0.9] * 3, "pancreas": [0.0] * 6})
-    # It claims liver where spleen is, spleen where none is: there its next best is told by the logits, background.
-    main = one_hot([2, 1, 0, 1, 1, 1], 4)
-    # open voxels: 1, 4, 5, 6; the main teacher has liver at 4, 5, 6, and the teacher agrees: both branch
-    assert values(batch, ABDOMEN, main=main) == [0, 2, 2, 1, 1, 1]
-    # a teacher who sees liver nowhere: the main teacher alone
-    batch = replace(batch, extra=torch.zeros_like(batch.extra))
-    assert values(batch, ABDOMEN, main=main) == [0, 2, 2, 1, 1, 1]
-
-
-def test_ground_truth_is_no_opinion_when_volumes_are_compared():
-    """Of five open voxels of liver both name four; three of annotated spleen, which teachers leave alone, count not."""
-    spleen = [True] * 3 + [False] * 5
-    batch = make_batch(("spleen",), [spleen], [True], {"liver": [0.0] * 3 + [0.9] * 4 + [0.1], "pancreas": [0.0] * 8})
-    assert values(batch, ABDOMEN, main=one_hot([2] * 3 + [1] * 5, 4)) == [2, 2, 2, 1, 1, 1, 1, 0]
-
-
-def test_where_teachers_disagree_ground_truth_still_names_the_union():
-    sides = {"kidney_left": [0.9] * 5 + [0.1], "kidney_right": [0.1] * 5 + [0.9], "kidney_tumour": [0.0] * 6}
-    batch = make_batch(("kidney",), [[True] * 6], [True], sides)
-    main = one_hot([1, 1, 1, 1, 1, 1], 4)  # 5 of 6 alike; the last becomes the main teacher's side, not background
-    assert values(batch, KIDNEYS, main=main) == [1] * 6
-
-
 # -- for every annotation and every teacher --------------------------------------------------------------------------
 
 WHOLE = Vocabulary(
@@ -290,12 +211,22 @@ def situations(draw: st.DrawFn) -> tuple[torch.Tensor, Batch]:
     return truth, Batch(image, masks, annotated, STRUCTURES, ("a", "b"), extra, tuple(WHOLE), known)
 
 
+@st.composite
+def main_teachers(draw: st.DrawFn) -> MainTeacher | None:
+    """One that says anything, of all organs or of some."""
+    if draw(st.booleans()):
+        return None
+    scores = torch.randn(2, len(WHOLE) + 1, VOXELS, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    known = draw(st.none() | st.lists(st.sampled_from(WHOLE.organs), unique=True).map(tuple))
+    share, disagreement = draw(st.sampled_from([0.0, 0.8])), draw(st.sampled_from(["left_out", "background"]))
+    return MainTeacher(scores, share, known, disagreement)
+
+
 @settings(max_examples=150, deadline=None)
-@given(situations(), st.sampled_from(["sequence", "confidence"]), st.permutations(list(WHOLE)), st.booleans())
-def test_no_label_says_what_ground_truth_denies(situation, conflicts, order, with_main):
+@given(situations(), st.sampled_from(["sequence", "confidence"]), st.permutations(list(WHOLE)), main_teachers())
+def test_no_label_says_what_ground_truth_denies(situation, conflicts, order, main):
     """Whatever teachers say, every voxel has one value, and it stands for channels that the annotation allows."""
     _, batch = situation
-    main = torch.randn(2, len(WHOLE) + 1, VOXELS, generator=torch.Generator().manual_seed(0)) if with_main else None
     label = merge(batch, WHOLE, order, conflicts, main)
     assert label.values.shape == (2, VOXELS)
     possible = label.channels()
@@ -406,7 +337,7 @@ def test_volumes_and_slices():
         extra = torch.rand(2, 2, *space, generator=generator)
         batch = Batch(torch.zeros(2, 1, *space), masks, torch.tensor([[True], [False]]), ("spleen",), ("a", "b"))
         batch = replace(batch, extra=extra, extra_names=("liver", "pancreas"), extra_known=torch.ones(2, 2) > 0)
-        label = merge(batch, ABDOMEN, main=torch.randn(2, 4, *space, generator=generator))
+        label = merge(batch, ABDOMEN, main=MainTeacher(torch.randn(2, 4, *space, generator=generator)))
         assert label.values.shape == (2, *space)
         assert label.channels().shape == (2, 4, *space)
         assert torch.equal(label.values[0] == 2, masks[0, 0])

@@ -15,7 +15,7 @@ from panorgan.cases.store import COMPANION
 from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
-from panorgan.losses.unified_label import UnifiedLabel, allowed_channels
+from panorgan.losses.unified_label import UnifiedLabel, allowed_channels, without_own_teachers
 from panorgan.methods.fedavg_pl import FedAvgPL
 from panorgan.methods.fedprox_pl import FedProxPL
 from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
@@ -236,14 +236,18 @@ def target_of(step: Step, organ: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", ["fedavg_pl", "ufps"])
 def test_sites_with_overlapping_organs_and_a_union(tiny, tmp_path, steps, name):
     """Every case is told of what it does not label itself, and ground truth is never overwritten."""
-    experiment = tiny(method={"name": name, "pretrain": 0.3}, phantom=OVERLAPPING, training=THREE_ROUNDS)
+    method = {"name": name, "pretrain": 0.3, **({"main_teacher_dice": 0} if name == "ufps" else {})}
+    experiment = tiny(method=method, phantom=OVERLAPPING, training=THREE_ROUNDS)
     coordinator = run(experiment, tmp_path)
     assert coordinator.finished
     assert not told(tmp_path, "notice")
     assert not told(tmp_path, "refused")
     assert {step.round for step in steps} == {1, 2, 3}
     for step in steps:
-        assert set(step.batch.extra_names) == set(LACKS[step.site].split())
+        lacking = set(LACKS[step.site].split())
+        assert set(step.batch.extra_names) == (set(ORGANS) if name == "ufps" else lacking), "UFPS's eq. 6 hears all"
+        heard = without_own_teachers(step.batch, coordinator.federation.vocabulary)
+        assert {o for o, known in zip(heard.extra_names, heard.extra_known[0], strict=True) if known} == lacking
         allowed = allowed_channels(step.batch, coordinator.federation.vocabulary)
         sure = step.label.possible.sum(2) == 1
         values = step.label.values

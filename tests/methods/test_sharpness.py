@@ -50,6 +50,19 @@ def test_asam_by_hand():
     torch.testing.assert_close(model.weights(), torch.tensor([3 + 1.2, 5.0, 0.0, -1 - 0.8]))
 
 
+def test_asam_that_leaves_the_scale_of_biases_alone():
+    # A weight 3 and a bias −1, gradients (0.75, 4), η = 1: T = (4, 1), as in ASAM's own code. T·g = (3, 4), norm 5.
+    # ε = 0.5·T·(T·g)/5 = (1.2, 0.4). In its own scale, T = (4, 2), the bias would go further.
+    model = torch.nn.Linear(1, 1)
+    for parameter, value, gradient in zip(model.parameters(), (3.0, -1.0), (0.75, 4.0), strict=True):
+        parameter.data.fill_(value)
+        parameter.grad = torch.full_like(parameter, gradient)
+    with ascend(model, rho=0.5, eta=1.0, scale_biases=False):
+        assert [model.weight.item(), model.bias.item()] == pytest.approx([4.2, -0.6])
+    with ascend(model, rho=0.5, eta=1.0):
+        assert model.bias.item() == pytest.approx(-1 + 0.5 * 2 * 8 / (9 + 64) ** 0.5)
+
+
 def test_sam_by_hand():
     # g = (3, −4), norm 5. ε = 0.5·g/5 = (0.3, −0.4). η plays no part.
     model = Quadratic(1.0, 4.0).backward()

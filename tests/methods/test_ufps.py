@@ -1,184 +1,23 @@
-"""UFPS rule by rule: what is active when, the loss and the step of eq. 14 by hand."""
+"""UFPS rule by rule: the loss, the main teacher, and the step of eq. 14 by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from ufps_pieces import FACTS, OFF, ORGANS, Told, enter, make_batch, site_of
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
+from panorgan.losses.label_values import disagreed_value, undecided_value
 from panorgan.methods import ufps as ufps_module
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.exchange import Federation
 from panorgan.methods.sharpness import pack
-from panorgan.methods.sparse_masks import GLOBAL, LOCAL
-from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
+from panorgan.methods.ufps import UFPS
 from panorgan.networks import SegmentationNetwork
-
-OFF = {
-    "weight_schedule": "none",
-    "reverse_ce": False,
-    "main_teacher": False,
-    "uncertainty_aware": "none",
-    "sharpness": "none",
-}
-ORGANS = ("liver", "spleen")
-FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
-FEDERATION = Federation(Vocabulary(ORGANS), FACTS)
-
-
-# -- sites that are told what to say ---------------------------------------------------------------------------------
-
-
-class Told(SegmentationNetwork):
-    """Logits [B, 3, 2, 2], whatever the image."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        super().__init__(Vocabulary(ORGANS), "exclusive")
-        self.logits = nn.Parameter(logits.clone())
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.logits
-
-
-def site_of(
-    model: nn.Module, kind: type[UFPS.Site] = UFPS.Site, cases: Sequence[str] = ("x", "y"), **config: object
-) -> UFPS.Site:
-    stored = [StoredCase(case, case, "a", ("liver",), Path("nowhere")) for case in cases]
-    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1), cases=stored)
-    return kind(UFPSConfig(**config), FACTS["a"], FEDERATION, tools)
-
-
-def enter(site: UFPS.Site, round_: int, rounds: int, contested: torch.Tensor | None = None) -> None:
-    """Begin a training round with the weights that the model has."""
-    arrays = {key: value.clone() for key, value in site.model.state_dict().items()}
-    site.moment = Moment("train", round_, rounds)
-    site.received = Content(arrays if contested is None else {**arrays, GLOBAL: contested})
-    site.before_round()
-
-
-def make_batch(sure: Sequence[float] = (0.9, 0.6)) -> Batch:
-    """Two samples of four voxels: one liver by ground truth, one spleen by a teacher (so sure), two of nothing."""
-    masks = torch.tensor([[[[True, False], [False, False]]]] * 2)
-    extra = torch.tensor([[[[0.0, p], [0.0, 0.0]]] for p in sure])
-    return Batch(
-        torch.full((2, 1, 2, 2), 0.5),
-        masks,
-        torch.ones(2, 1, dtype=torch.bool),
-        ("liver",),
-        ("x", "y"),
-        extra,
-        ("spleen",),
-        torch.ones(2, 1, dtype=torch.bool),
-    )
-
-
-# -- what is active when ---------------------------------------------------------------------------------------------
-
-
-def active_in(site: UFPS.Site, round_: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The modules that leave a trace in a round of one step."""
-    seen: set[str] = set()
-    for name, module in (("adaptive_rce", "aRCE"), ("cmidg", "SAM")):
-        original = getattr(ufps_module, name)
-
-        def traced(*arguments, original=original, module=module):
-            seen.add(module)
-            return original(*arguments)
-
-        monkeypatch.setattr(ufps_module, name, traced)
-    enter(site, round_, rounds)
-    seen |= {"GMT"} if site.global_model is not None else set()
-    site.step(make_batch())
-    seen |= {"WS"} if site.weights is not None else set()
-    site.after_round()
-    assert site.global_model is None, "between rounds it takes no room"
-    seen |= {"UA"} if {MEAN, VARIANCE} <= site.update().numbers.keys() else set()
-    monkeypatch.undo()
-    return seen
-
-
-LATE = {"aRCE", "GMT", "UA", "SAM"}
-PHASES = {
-    # rounds of the run; round → what is active then
-    5: {1: {"WS"}, 2: {"aRCE"}, 3: LATE, 5: LATE},
-    100: {1: set(), 2: {"WS"}, 39: {"WS"}, 40: {"aRCE"}, 59: {"aRCE"}, 60: LATE, 100: LATE},
-    500: {9: set(), 10: {"WS"}, 199: {"WS"}, 200: {"aRCE"}, 299: {"aRCE"}, 300: LATE},
-}
-
-
-@pytest.mark.parametrize("rounds", PHASES)
-def test_what_is_active_when(rounds, monkeypatch):
-    """The paper's rounds of 500 are shares: from r ≥ share·R on."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
-    found = {r: active_in(site, r, rounds, monkeypatch) for r in PHASES[rounds]}
-    assert found == PHASES[rounds]
-
-
-@pytest.mark.parametrize(
-    ("start", "round_", "active"),
-    [
-        ({"schedule_start": 0.5, "schedule_end": 0.6}, 5, {"WS"}),
-        ({"schedule_start": 0.5, "schedule_end": 0.6}, 6, {"aRCE", *LATE}),
-        ({"reverse_ce_start": 0.9}, 8, {"GMT", "UA", "SAM"}),
-        ({"main_teacher_start": 0.1}, 2, {"WS", "GMT"}),
-        ({"uncertainty_start": 0.1}, 2, {"WS", "UA"}),
-        ({"sharpness_start": 0.1}, 2, {"WS", "SAM"}),
-        ({"sharpness": "none"}, 8, LATE - {"SAM"}),
-        ({"rho": 0}, 8, LATE - {"SAM"}),
-        ({"main_teacher": False}, 8, LATE - {"GMT"}),
-        ({"uncertainty_aware": "none"}, 8, LATE - {"UA"}),
-        ({"reverse_ce": False}, 8, LATE - {"aRCE"}),
-        ({"weight_schedule": "none"}, 2, set()),
-    ],
-)
-def test_every_module_has_its_own_switch_and_start(monkeypatch, start, round_, active):
-    if round_ == 5:
-        start = {**start, "reverse_ce_start": 0.6}
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **start)
-    assert active_in(site, round_, 10, monkeypatch) == active
-
-
-@pytest.mark.parametrize(("every", "expected"), [(5, [12, 17]), (3, [12, 15, 18]), (1, list(range(12, 21)))])
-@pytest.mark.parametrize("sharpness", ["topk", "susam"])
-def test_masks_are_made_in_the_first_round_of_sharpness_and_every_so_many_after_it(every, expected, sharpness):
-    """20 rounds, sharpness from 0.6 on. Only sUSAM sends its masks."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=sharpness, mask_every=every)
-    refreshed, sent = [], []
-    for round_ in range(1, 21):
-        enter(site, round_, 20)
-        site.step(make_batch())
-        refreshed += [round_] if site.refreshing else []
-        sent += [round_] if LOCAL in site.update().arrays else []
-    assert refreshed == expected
-    assert sent == (expected if sharpness == "susam" else [])
-
-
-def test_a_site_without_a_mask_makes_one_when_it_comes():
-    """It missed round 12 of 20, and is back in 14: it need not wait for 17, and sends its mask at once."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
-    sent = []
-    for round_ in (11, 14, 15, 17, 18):
-        enter(site, round_, 20)
-        site.step(make_batch())
-        sent += [round_] if LOCAL in site.update().arrays else []
-    assert sent == [14, 17]
-
-
-def test_dense_kinds_have_no_masks():
-    for sharpness in ("asam", "usam"):
-        site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=sharpness)
-        enter(site, 20, 20)
-        site.step(make_batch())
-        assert site.masks.current is None
-        assert not site.masks.state()
-
 
 # -- the loss --------------------------------------------------------------------------------------------------------
 
@@ -200,11 +39,34 @@ def test_the_plain_loss_by_hand():
 
 
 def test_the_weighted_loss_by_hand():
-    """Two cases in the bank: norm(U) = ∓½. The less sure one is above the 0.7 quantile, and shifted by r/R = 0.2."""
-    weights = 2 - math.exp(-0.5), 2 - math.exp(0.5 - 0.2)
-    assert loss_in(1, 5, weight_schedule="tail_shift") == pytest.approx(sum(weights) / 2 * PLAIN)
-    weights = (2 - ((1 - math.e) * 0.2 + math.e) ** norm for norm in (-0.5, 0.5))
-    assert loss_in(1, 5, weight_schedule="base_decrement") == pytest.approx(sum(weights) / 2 * PLAIN)
+    """Two cases in the bank: norm(U) = ∓½. The less sure one is above the 0.7 quantile, and shifted by r/R. WS of ten
+    rounds ends with the third: that is its R."""
+    for round_ in (2, 3):
+        way = round_ / 3
+        weights = 2 - math.exp(-0.5), 2 - math.exp(0.5 - way)
+        assert loss_in(round_, 10, weight_schedule="tail_shift") == pytest.approx(sum(weights) / 2 * PLAIN)
+        weights = (2 - ((1 - math.e) * way + math.e) ** norm for norm in (-0.5, 0.5))
+        assert loss_in(round_, 10, weight_schedule="base_decrement") == pytest.approx(sum(weights) / 2 * PLAIN)
+
+
+def weights_in(schedule: str, round_: int, rounds: int) -> list[float]:
+    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **{**OFF, "weight_schedule": schedule})
+    enter(site, round_, rounds)
+    site.step(make_batch())
+    return site.weights.tolist()
+
+
+def test_weights_at_the_end_of_their_own_phase():
+    """Round 199 of 500 is WS's last. The tail has moved by 1; base decrement treats all alike; the Gaussian is back
+    where it was, at the surest case: G(−½) = 1/(√(2π)·0.28), G(½) = e^{−1/(2·0.28²)} of that."""
+    assert weights_in("tail_shift", 199, 500) == pytest.approx([2 - math.exp(-0.5), 2 - math.exp(-0.5)])
+    assert weights_in("base_decrement", 199, 500) == pytest.approx([1.0, 1.0])
+    peak = 1 / (math.sqrt(2 * math.pi) * 0.28)
+    by_hand = [
+        0.3 * peak * math.exp(-((norm + 0.5) ** 2) / (2 * 0.28**2)) + 0.7 * (2 - math.exp(norm)) for norm in (-0.5, 0.5)
+    ]
+    assert weights_in("round_trip_gaussian", 199, 500) == pytest.approx(by_hand)
+    assert weights_in("round_trip_gaussian", 99, 500) != pytest.approx(by_hand), "half-way it is elsewhere"
 
 
 @pytest.mark.parametrize(("round_", "factor"), [(2, math.exp(-12)), (4, math.exp(-4)), (5, 1.0)])
@@ -228,6 +90,65 @@ def test_uncertainty_by_hand_and_one_value_per_case():
     kept = site.state().numbers
     assert kept == pytest.approx({"uncertainty/x": entropy(0.9) / 18, "uncertainty/y": entropy(0.6) / 18}, rel=1e-3)
     assert len(site.bank) == 2
+
+
+def with_own_teacher(batch: Batch, labels_liver: bool) -> Batch:
+    """The same teachers of both organs, for a site that labels the liver and for one that labels nothing of it."""
+    liver = torch.tensor([[[[0.8, 0.0], [0.0, 0.0]]]] * 2)
+    known = torch.ones(2, 2, dtype=torch.bool)
+    annotated = torch.full((2, 1), labels_liver)
+    return replace(
+        batch, extra=torch.cat([liver, batch.extra], 1), extra_names=ORGANS, extra_known=known, annotated=annotated
+    )
+
+
+def test_uncertainty_hears_the_sites_own_teacher_and_the_label_does_not():
+    """U = ⅓·(½·H(0.8)/3 + ½·H(p)/3): one voxel of liver, one of spleen. It is the same whatever the site labels."""
+
+    def entropy(p: float) -> float:
+        return -(p * math.log(p) + (1 - p) * math.log(1 - p))
+
+    by_hand = [(entropy(0.8) + entropy(p)) / 18 for p in (0.9, 0.6)]
+    for labels_liver in (True, False):
+        site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+        enter(site, 1, 10)
+        batch = with_own_teacher(make_batch(), labels_liver)
+        assert site.uncertainty(batch).tolist() == pytest.approx(by_hand, rel=1e-3)
+    moved = replace(batch, annotated=torch.ones(2, 1, dtype=torch.bool), extra=batch.extra.flip(2))
+    site.prepare(moved)
+    assert site.label.values.flatten(1).tolist() == [[1, 0, 0, 2]] * 2, "liver where its label is"
+
+
+def test_labels_hear_the_teachers_that_fedavg_on_pseudo_labels_hears():
+    """A case that labels kidneys asks nobody about their sides, though eq. 6 does: the side stays undecided."""
+    sides = Vocabulary(["kidney_left", "kidney_right"])
+    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+    enter(site, 1, 10)
+    site.federation = Federation(sides, FACTS)
+    batch = with_own_teacher(make_batch(), labels_liver=True)
+    site.prepare(replace(batch, structures=("kidney",), extra_names=tuple(sides)))
+    assert site.label.values.flatten(1)[:, 0].tolist() == [undecided_value(0, sides)] * 2
+    assert len(site.bank) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        ({}, ORGANS),
+        ({"weight_schedule": "none"}, ORGANS),
+        ({"uncertainty_aware": "none"}, ORGANS),
+        (OFF, ("spleen",)),
+    ],
+)
+def test_own_teachers_are_asked_where_uncertainty_is(config, asked):
+    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **config)
+    for name in "ab":
+        site.teachers.keep(name, site.model.state_dict())
+    enter(site, 1, 10)
+    assert site.organs_asked(site.tools.cases[0]) == asked
+    site.teachers.owners = {"a": ("liver",)}
+    site.lacks_labels = False
+    assert site.organs_asked(site.tools.cases[0]) == (), "everything is labelled"
 
 
 def test_a_sample_without_teachers_has_no_uncertainty():
@@ -256,10 +177,26 @@ def test_the_main_teacher_is_the_model_that_came():
         site.prepare(make_batch())
         assert site.label.values.flatten(1).tolist() == [expected] * 2
     assert not torch.equal(site.model.logits, site.global_model.logits)
-    site = site_of(Told(logits), **{**OFF, "main_teacher": True, "main_teacher_share": 0.3})
-    enter(site, 3, 5)
-    site.step(make_batch())
-    assert site.label.values.flatten(1).tolist() == [[1, 2, 0, 0]] * 2, "with 1/3 of agreement, what both say"
+    both = {**OFF, "main_teacher": True, "main_teacher_share": 0.3}
+    left_out = disagreed_value(("liver",), Vocabulary(ORGANS))
+    for disagreement, value in (("left_out", left_out), ("background", 0)):
+        site = site_of(Told(logits), **both, disagreement=disagreement)
+        enter(site, 3, 5)
+        site.step(make_batch())
+        assert site.label.values.flatten(1).tolist() == [[1, 2, value, value]] * 2, "1/3 of agreement: what both say"
+
+
+def test_the_main_teacher_speaks_of_organs_that_it_knows():
+    """It sees no spleen; the teacher sees one voxel, and is believed if the main teacher is not ready to teach it."""
+    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **{**OFF, "main_teacher": True})
+    left_out = disagreed_value(("liver",), Vocabulary(ORGANS))
+    for ready, expected in ((ORGANS, [1, left_out, 0, 0]), (("liver",), [1, 2, 0, 0])):
+        enter(site, 3, 5, ready=ready)
+        site.prepare(make_batch())
+        assert site.label.values.flatten(1).tolist() == [expected] * 2
+        site.after_round()
+    enter(site, 3, 5, ready=())
+    assert site.global_model is None, "nobody would ask it"
 
 
 # -- eq. 14 ----------------------------------------------------------------------------------------------------------
@@ -343,6 +280,19 @@ def test_one_step_by_hand(monkeypatch, config, contested, ascent, there, end):
     assert told["loss"].item() == pytest.approx(0.5 * (0.5 * there[0] ** 2 + 2 * there[1] ** 2))
     assert len(site.labels) == 1, "one label for both gradients"
     assert augmented == ([] if config.get("sharpness") == "asam" else [site.config.augmentation])
+
+
+def test_the_scale_of_biases_is_as_set(monkeypatch):
+    asked = []
+    original = ufps_module.ascend
+    monkeypatch.setattr(
+        ufps_module, "ascend", lambda *args, **options: asked.append(options) or original(*args, **options)
+    )
+    for scale_biases in (True, False):
+        site = site_of(Quadratic(), QuadraticSite, **{**OFF, "sharpness": "usam", "scale_biases": scale_biases})
+        enter(site, 3, 5)
+        site.step(make_batch())
+    assert [options["scale_biases"] for options in asked] == [True, False]
 
 
 def test_before_sharpness_begins_a_step_is_plain():

@@ -162,7 +162,8 @@ def test_what_travels_in_which_round(tiny, tmp_path):
         assert [set(message.arrays) for message in site.received] == [
             set(), others, weights, weights, weights, asked, asked
         ]  # fmt: skip
-        assert [set(m.numbers) for m in site.sent] == [plain, {"cases"}, plain, plain, *[certain] * 3]
+        volumes = {f"volume_ml/{structure}" for structure in site.worker.facts().annotated}
+        assert [set(m.numbers) for m in site.sent] == [plain | volumes, {"cases"}, plain, plain, *[certain] * 3]
         rule = site.worker._rule
         assert site.sent[-1].numbers[MEAN] == float(rule.bank.statistics().mean)
         assert site.sent[-1].numbers[VARIANCE] == float(rule.bank.statistics().variance)

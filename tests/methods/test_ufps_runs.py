@@ -23,7 +23,7 @@ from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
 from panorgan.runs.execute import train
 
 # Rounds in all: 1, 2 pretrain; 3 exchange; 4 to 8 train, of which 6 to 8 with everything; masks are made in 6 and 8.
-LONG: dict[str, Any] = {"name": "ufps", "pretrain": 0.4, "mask_every": 2}
+LONG: dict[str, Any] = {"name": "ufps", "pretrain": 0.4, "mask_every": 2, "main_teacher_dice": 0}
 TRAINING: dict[str, Any] = {"rounds": 5, "validate_every": 0, "local_steps": 2, "optimizer": {"keep_state": True}}
 NETWORK = {"dropout": 0.2}
 

@@ -341,7 +341,7 @@ def test_evaluate_says_when_the_manifest_does_not_fit_this_version(finished, tmp
 def test_the_card_never_gives_the_score_of_another_round(tiny, tmp_path, monkeypatch, select, chosen, score):
     """Every site scores 0.8 in the first round and less in the second."""
     calls = iter([0.8] * 3 + [0.1] * 3)  # north has one structure, south two; one validation case each
-    monkeypatch.setattr("panorgan.federation.site.dice", lambda predicted, truth: next(calls))
+    monkeypatch.setattr("panorgan.federation.validation.dice", lambda predicted, truth: next(calls))
     train(tiny(training={"rounds": 2, "validate_every": 1, "select": select}), tmp_path / "run")
     card = json.loads((tmp_path / "run" / "model" / "model.json").read_text())
     assert (card["round"], card["validation_dice"]) == (chosen, score)

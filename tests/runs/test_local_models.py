@@ -74,7 +74,7 @@ def test_evaluate_repeats_their_scores(finished):
 def test_like_is_compared_with_like_when_an_earlier_round_is_delivered(tiny, tmp_path, monkeypatch):
     """Round 1 is delivered; the sites' models are of round 2, and so is the global model beside them."""
     calls = iter([0.8] * 3 + [0.1] * 3)  # north has one structure, south two; one validation case each
-    monkeypatch.setattr("panorgan.federation.site.dice", lambda predicted, truth: next(calls))
+    monkeypatch.setattr("panorgan.federation.validation.dice", lambda predicted, truth: next(calls))
     train(tiny(training={"rounds": 2, "validate_every": 1}, local_models=True), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["round"] == 1
     last = load_file(tmp_path / "run" / "local_models" / "global.safetensors")

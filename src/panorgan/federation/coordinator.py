@@ -289,6 +289,9 @@ class Coordinator:
         self.state.rounds_done = number
         aggregated = time.perf_counter()
         validation = self._validate(moment, traffic) if self._validates_now(moment) else None
+        if validation is not None:
+            self.rule.validated(validation)
+            self.state.rule = self.rule.state()
         validated = time.perf_counter()
         told: dict[str, Any] = {
             "number": number,

@@ -25,7 +25,12 @@ class OptimizerSettings(Settings):
         True, description="carry the optimiser's moments over rounds, on the site's disk; they are never sent"
     )
     clip_norm: float | None = Field(12.0, gt=0, description="largest gradient norm; null for none")
-    schedule: Literal["constant", "poly", "cosine"] = Field("poly", description="over all steps of a stage")
+    schedule: Literal["constant", "poly", "cosine", "cosine_restarts"] = Field(
+        "poly", description="over all steps of a stage"
+    )
+    restarts: int = Field(
+        4, ge=0, description="for cosine_restarts: how often the rate starts anew, at equal distances after the warm-up"
+    )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the stage with a linearly rising learning rate")
 
     def rate(self, progress: float) -> float:
@@ -36,6 +41,9 @@ class OptimizerSettings(Settings):
             return float(self.learning_rate * (1 - progress) ** 0.9)
         if self.schedule == "cosine":
             return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+        if self.schedule == "cosine_restarts":
+            cycles = (progress - self.warmup) / (1 - self.warmup) * (self.restarts + 1)
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (cycles % 1)))
         return self.learning_rate
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from panorgan.anatomy import Vocabulary
@@ -21,8 +19,7 @@ from panorgan.cases.planning import PlanSettings
 from panorgan.cases.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
 from panorgan.cases.seeds import derive_seed
 from panorgan.errors import RunError
-from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
-from panorgan.evaluation.metrics import dice
+from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.federation.agreement_checks import check_model, check_received, check_request, network_outline
 from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import DIVERGED, WrongExperimentError
@@ -34,6 +31,7 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.site_data import SiteData, SiteSource
 from panorgan.federation.site_memory import SiteMemory
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
+from panorgan.federation.validation import validation_dice
 from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.exchange import Arrays, Content, Federation, Moment, SiteFacts
@@ -245,6 +243,8 @@ class SiteWorker:
                 inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
                 network_of=lambda site: setup.method.build_network(setup.network, federation, site=site),
                 patch_size=setup.training.sampling.patch_size,
+                validate=lambda network, organs: validation_dice(network, self.data.validation, self._predict, organs),
+                validate_every=setup.training.validate_every,
             )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
 
@@ -364,15 +364,12 @@ class SiteWorker:
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered
         network.load_state_dict(dict(content.arrays))
-        scores: dict[str, list[float]] = {}
-        for case in self.data.validation:
-            image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
-            found = with_room(setup.device, partial(predict_probabilities, network, image, self._inference))
-            labels = decide(list(found.cpu()), network)
-            for structure, truth in case.masks():
-                predicted = structure_mask(labels, structure, network.vocabulary)
-                scores.setdefault(structure, []).append(dice(predicted, truth))
-        numbers = {f"dice/{name}": sum(values) / len(values) for name, values in scores.items()}
+
+        def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
+            return with_room(setup.device, lambda: predict_probabilities(network, image, self._inference))
+
+        scores = validation_dice(network, self.data.validation, predict)
+        numbers = {f"dice/{name}": value for name, value in scores.items()}
         return {**numbers, "cases": float(len(self.data.validation))}
 
 

@@ -6,6 +6,7 @@ With C organs and T annotated structures:
     1 … C        an organ of the vocabulary
     C + 1 + t    inside structure t, which is a union, and nobody knows in which of its parts
     C + 1 + T    left out: the sample's own masks contradict each other here
+    C + 2 + T    disagreed: outside all annotated masks, and teachers and main teacher say different things (eq. 5)
 
 A value stands for the channels that a voxel may belong to. Mostly that is one. It is several where nobody, neither the
 sample's annotation nor a teacher, tells of an organ: "background" is then "background or that organ".
@@ -31,8 +32,13 @@ def undecided_value(structure: int, vocabulary: Vocabulary) -> int:
 
 
 def left_out_value(structures: tuple[str, ...], vocabulary: Vocabulary) -> int:
-    """The value of a voxel that teaches nothing; the largest there is."""
+    """The value of a voxel that teaches nothing."""
     return undecided_value(len(structures), vocabulary)
+
+
+def disagreed_value(structures: tuple[str, ...], vocabulary: Vocabulary) -> int:
+    """The value of a voxel of which only ground truth tells: it is none of the annotated. The largest there is."""
+    return left_out_value(structures, vocabulary) + 1
 
 
 def possible_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
@@ -81,11 +87,13 @@ def _worked_out(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     unseen = untold & ~((~untold).float() @ within > 0)
     unseen_inside = inside & untold.unsqueeze(1)
     besides = torch.cat([unseen.unsqueeze(1), unseen_inside], dim=1) & ~_kept_apart(batch, vocabulary)
-    values = left_out_value(structures, vocabulary) + 1
+    values = disagreed_value(structures, vocabulary) + 1
     table = torch.eye(values, organs + 1, dtype=torch.bool, device=device).repeat(len(untold), 1, 1)
     table[:, : organs + 1, 1:] |= besides
-    table[:, organs + 1 : -1, 1:] = _parts_left(batch, vocabulary, untold)
-    table[:, -1] = True
+    table[:, organs + 1 : -2, 1:] = _parts_left(batch, vocabulary, untold)
+    table[:, -2:] = True
+    members = on_device(membership(structures, vocabulary), device)
+    table[:, -1, 1:] = batch.annotated.float() @ members == 0
     return table
 
 

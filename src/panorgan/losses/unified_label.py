@@ -9,7 +9,7 @@ Masks of all channels are handled at once, as bytes: few and small passes, whate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Literal
 
@@ -19,7 +19,14 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import shown
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
-from panorgan.losses.label_values import inside_rows, left_out_value, possible_channels, undecided_value
+from panorgan.losses.label_values import (
+    disagreed_value,
+    inside_rows,
+    left_out_value,
+    possible_channels,
+    undecided_value,
+)
+from panorgan.losses.main_teacher import MainTeacher, global_main_teacher
 from panorgan.losses.partial import checked_members, on_device
 
 Conflicts = Literal["sequence", "confidence"]
@@ -90,10 +97,9 @@ def merge(
     vocabulary: Vocabulary,
     order: Sequence[str] = (),
     conflicts: Conflicts = "sequence",
-    main: torch.Tensor | None = None,
-    share: float = 0.8,
+    main: MainTeacher | None = None,
 ) -> UnifiedLabel:
-    """The unified label of a batch.
+    """The unified label of a batch; with a main teacher that of eq. 5.
 
     Background is where every teacher says background. Where the annotation says "one of these organs" (a liver that may
     hold a tumour, a kidney of one side or the other), a teacher's claim decides; without one it is the outer organ, and
@@ -103,35 +109,44 @@ def merge(
     ----------
     batch : masks and annotated flags, and teachers' probabilities in `extra`.
     order : organs from large to small for `sequence`, see `painting_order`.
-    main : [B, C + 1, *S] logits or probabilities of the global model; the main teacher of eq. 5 if given.
-    share : v of eq. 5.
     """
     allowed = allowed_channels(batch, vocabulary)
     values = pseudo_label(batch, vocabulary, order, conflicts, allowed)
-    if main is not None:
-        chosen = _best_allowed(main.detach(), allowed)
-        values = global_main_teacher(values, chosen, share, counted=_more_than_one(allowed.unbind(1)))
-    values = _where_an_organ_must_be(values, batch, vocabulary, allowed, main)
+    if main is None:
+        values = _where_an_organ_must_be(values, batch, vocabulary, allowed)
+    else:
+        values = _with_main_teacher(values, batch, vocabulary, allowed, main)
     # Where nothing is allowed nobody had a say: the value is still 0.
     values.add_(_bytes(~_any(allowed)), alpha=left_out_value(batch.structures, vocabulary))
     return UnifiedLabel(values, possible_channels(batch, vocabulary))
 
 
-def global_main_teacher(
-    teachers: torch.Tensor, main: torch.Tensor, share: float = 0.8, counted: torch.Tensor | None = None
+def _with_main_teacher(
+    teachers: torch.Tensor, batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor, main: MainTeacher
 ) -> torch.Tensor:
-    """Eq. 5, for labels [B, *S] of the teachers and of the main teacher (0 is background).
+    """The values of eq. 5, from those of the teachers; ground truth has the last word."""
+    open_to, left_alone = allowed, None
+    if unknown := [channel for channel, organ in enumerate(vocabulary, 1) if not main.knows(organ)]:
+        open_to = allowed.clone()
+        for channel in unknown:
+            open_to[:, channel] = False
+        left_alone = reduce(torch.logical_or, (teachers == channel for channel in unknown))
+    chosen = _best_allowed(main.scores.detach(), open_to)
+    counted = _more_than_one(open_to.unbind(1))
+    values, disagreed = global_main_teacher(teachers, chosen, main.share, counted, left_alone)
+    leave_out = main.disagreement == "left_out"
+    torn = disagreed & (teachers > 0) & (chosen > 0) if leave_out else None
+    scores = main.scores if _knows_all_parts(main, batch, vocabulary) else None
+    values = _where_an_organ_must_be(values, batch, vocabulary, allowed, scores, torn)
+    if leave_out:
+        _paint(values, disagreed & allowed[:, 0], disagreed_value(batch.structures, vocabulary))
+    return values
 
-    A patch in which both name the same organ in less than `share` of the main teacher's foreground takes its label from
-    the main teacher. Otherwise from both: where they disagree it becomes background. So it does all over a patch in
-    which the main teacher sees no organ (0 < v · 0 is false). `counted` [B, *S] bool: the voxels that volumes are
-    measured on; ground truth is no opinion.
-    """
-    foreground = main > 0 if counted is None else (main > 0) & counted
-    agree = teachers == main
-    together = (foreground & agree).flatten(1).sum(1)
-    alone = together < share * foreground.flatten(1).sum(1)
-    return torch.where(alone.view(-1, *(1,) * (main.ndim - 1)) | agree, main, torch.zeros_like(main))
+
+def _knows_all_parts(main: MainTeacher, batch: Batch, vocabulary: Vocabulary) -> bool:
+    """Whether it is asked about all parts of the annotated unions: else it cannot weigh one against another."""
+    rows = (row for row in shown(batch.structures, vocabulary) if sum(row) > 1)
+    return all(main.knows(organ) for row in rows for organ, part in zip(vocabulary, row, strict=True) if part)
 
 
 def pseudo_label(
@@ -161,6 +176,15 @@ def _teachers_channels(
     """The channel of every teacher, and the same channels in the order in which they are painted."""
     painted = (organ for organ in painting_order(vocabulary, order) if organ in names)
     return tuple(vocabulary.index(name) + 1 for name in names), tuple(vocabulary.index(organ) + 1 for organ in painted)
+
+
+def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
+    """The batch with teachers for what a sample does not label itself, and no others."""
+    if batch.extra_known is None or not batch.extra_names:
+        return batch
+    labelled = batch.annotated.float() @ on_device(shown(batch.structures, vocabulary), batch.annotated.device) > 0
+    own = torch.stack([labelled[:, vocabulary.index(name)] for name in batch.extra_names], dim=1)
+    return replace(batch, extra_known=batch.extra_known & ~own)
 
 
 def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
@@ -274,9 +298,18 @@ def _more_than_one(planes: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _where_an_organ_must_be(
-    values: torch.Tensor, batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor, main: torch.Tensor | None
+    values: torch.Tensor,
+    batch: Batch,
+    vocabulary: Vocabulary,
+    allowed: torch.Tensor,
+    main: torch.Tensor | None = None,
+    torn: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fill in the voxels that nobody claims and that are no background by ground truth; writes into `values`."""
+    """Fill in the voxels that nobody claims and that are no background by ground truth; writes into `values`.
+
+    `main` [B, C + 1, *S] chooses among the parts of a union, in place of the teachers. `torn` [B, *S] bool: where two
+    parts are claimed, so that none is chosen.
+    """
     lacking = (values == 0) & ~allowed[:, 0]
     outer = _outermost(allowed, vocabulary)
     channels = range(1, len(vocabulary) + 1)
@@ -285,6 +318,7 @@ def _where_an_organ_must_be(
     if parts:  # only a union leaves several organs to choose from
         several = lacking & _more_than_one(outer.unbind(1))
         undecided = several & ~_choose_part(values, several, outer.unbind(1), batch, vocabulary, main)
+        undecided = undecided if torn is None else undecided | (several & torn)
         for t in sorted(parts, key=lambda t: -parts[t]):
             here = undecided & batch.masks[:, t] & batch.annotated[:, t].view(-1, *(1,) * (values.ndim - 1))
             _paint(values, here, undecided_value(t, vocabulary))

@@ -6,7 +6,7 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -87,6 +87,8 @@ class SiteTools:
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
+    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, of a network that
+    was taught these organs alone; `validate_every` says after how many rounds, 0 for never.
     """
 
     model: SegmentationNetwork
@@ -99,6 +101,8 @@ class SiteTools:
     inference_key: str = ""
     network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
     patch_size: tuple[int, int, int] = (64, 64, 64)
+    validate: Callable[[SegmentationNetwork, Collection[str]], Numbers] = lambda network, organs: {}
+    validate_every: int = 0
 
 
 class SiteRule:
@@ -242,6 +246,9 @@ class ServerRule:
     def weight(self, site: str, key: str) -> float:
         """How much a site counts in the mean of a key."""
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
+
+    def validated(self, scores: Mapping[str, Numbers]) -> None:
+        """Told after a round that was validated: by site, the Dice of `delivered()` on each structure it annotates."""
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
         """The weights that are validated and delivered; not those of `broadcast` when a method averages over rounds."""

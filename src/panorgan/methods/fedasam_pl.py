@@ -10,10 +10,9 @@ import torch
 from panorgan.cases.sampling import Batch
 from panorgan.methods.asam_step import asam_step
 from panorgan.methods.fedasam import FedASAMConfig
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
+from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.registry import register
 from panorgan.methods.swa import AveragesRounds
-from panorgan.methods.teaching import TaughtServer
 
 
 class FedASAMPLConfig(PseudoLabelConfig, FedASAMConfig):
@@ -42,5 +41,5 @@ class FedASAMPL(PseudoLabelMethod):
             self.prepare(batch)
             return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
 
-    class Server(AveragesRounds, TaughtServer):
+    class Server(AveragesRounds, PseudoLabelServer):
         """The exchange of teachers, FedAvg's mean, and over late rounds the mean of those."""

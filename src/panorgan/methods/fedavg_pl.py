@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
+from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.registry import register
-from panorgan.methods.teaching import TaughtServer
 
 
 @register("fedavg_pl", config=PseudoLabelConfig)
@@ -20,5 +19,5 @@ class FedAvgPL(PseudoLabelMethod):
     class Site(PseudoLabelSite):
         """Inherited: Dice + BCE on the unified label."""
 
-    class Server(TaughtServer):
+    class Server(PseudoLabelServer):
         """Inherited: the exchange of teachers, then FedAvg's mean."""

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.proximal import squared_distance
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
+from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.registry import register
-from panorgan.methods.teaching import TaughtServer
 
 
 class FedProxPLConfig(PseudoLabelConfig):
@@ -42,5 +41,5 @@ class FedProxPL(PseudoLabelMethod):
                 return loss
             return loss + self.config.mu / 2 * squared_distance(self.model, self.received.arrays)
 
-    class Server(TaughtServer):
+    class Server(PseudoLabelServer):
         """Inherited: the exchange of teachers, then FedAvg's mean."""

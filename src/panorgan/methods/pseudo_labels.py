@@ -15,9 +15,12 @@ from pydantic import Field
 
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
+from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
-from panorgan.methods.base import Federation, Method, MethodConfig, Stage, stated
+from panorgan.methods.base import Content, Federation, Method, MethodConfig, Stage, Updates, stated
+from panorgan.methods.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.teachers import PREFIX
 from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
@@ -32,6 +35,12 @@ class PseudoLabelConfig(MethodConfig):
         "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
     )
     pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
+    teacher_select: Literal["best", "last"] = stated(
+        "best",
+        "not told",
+        "which round's model is a site's teacher: the best on its own validation cases (without any the last), or the "
+        "last",
+    )
     teacher_cache: bool = stated(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
     )
@@ -44,7 +53,8 @@ class PseudoLabelConfig(MethodConfig):
     larger_first: tuple[str, ...] = stated(
         (),
         "liver, kidney, spleen, pancreas",
-        "organs from large to small, for `merge: sequence`; those not named follow in vocabulary order",
+        "organs from large to small, for `merge: sequence`; those not named follow by the mean volume that sites "
+        "measure on their labels",
     )
 
 
@@ -54,12 +64,28 @@ class PseudoLabelSite(TaughtSite):
     config: PseudoLabelConfig
     label: UnifiedLabel
     """Of the batch at hand: made once per step, however often its loss is asked for."""
+    order: tuple[str, ...] = ()
+    """Organs from large to small."""
+
+    @property
+    def selects_teacher(self) -> bool:
+        """As the config says."""
+        return self.config.teacher_select == "best"
+
+    def before_round(self) -> None:
+        """Inherited; then put the organs in order."""
+        super().before_round()
+        self.order = larger_first(self.config.larger_first, self.received.numbers, self.federation.vocabulary)
 
     def companions(self) -> Companions | None:
         """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
         if self.moment.stage == PRETRAIN or not self.teachers.known():
             return None
-        return self.teachers.predictions(self.organs_without_label, self.config.teacher_cache)
+        return self.teachers.predictions(self.organs_asked, self.config.teacher_cache)
+
+    def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
+        """The organs of a case that teachers are asked about: those it has no label of."""
+        return self.organs_without_label(case)
 
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One step on the unified label; in pretrain, on the annotation alone."""
@@ -69,7 +95,7 @@ class PseudoLabelSite(TaughtSite):
 
     def prepare(self, batch: Batch) -> None:
         """What a batch is to be taught with."""
-        self.label = merge(batch, self.federation.vocabulary, self.config.larger_first, self.config.merge)
+        self.label = merge(batch, self.federation.vocabulary, self.order, self.config.merge)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Dice + BCE on the unified label; a teacher in the making has its own organs only, against the rest."""
@@ -86,14 +112,52 @@ class PseudoLabelSite(TaughtSite):
         super().after_round()
         vars(self).pop("label", None)
 
+    def update(self) -> Content:
+        """Inherited; with a teacher go the volumes of what it was taught."""
+        whole = super().update()
+        if not any(key.startswith(PREFIX) for key in whole.arrays):
+            return whole
+        return Content(whole.arrays, {**whole.numbers, **measured_volumes(self.tools.cases)})
+
+
+class PseudoLabelServer(TaughtServer):
+    """The exchange of teachers and of organs' volumes; then the mean of the models."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.volumes = ServerVolumes()
+
+    def broadcast(self, site: str) -> Content:
+        """Whatever goes out after pretrain names the organs' volumes."""
+        whole = super().broadcast(site)
+        if self.moment.stage == PRETRAIN:
+            return whole
+        return Content(whole.arrays, {**whole.numbers, **self.volumes.pooled(self.federation)})
+
+    def aggregate(self, updates: Updates) -> None:
+        """Inherited, and keep the volumes."""
+        self.volumes.collect(updates, self.federation)
+        super().aggregate(updates)
+
+    def state(self) -> Content:
+        """Who has the teachers, and volumes."""
+        whole = super().state()
+        return Content(whole.arrays, {**whole.numbers, **self.volumes.numbers()})
+
+    def load_state(self, state: Content) -> None:
+        """Take that back."""
+        super().load_state(state)
+        self.volumes.load(state.numbers)
+
 
 class PseudoLabelMethod(Method):
     """A method that trains on pseudo labels."""
 
     organs: ClassVar[OrganParts] = "channels"
+    numbers: ClassVar[Mapping[str, str]] = {**Method.numbers, **VOLUMES}
     tensors: ClassVar[Mapping[str, str]] = TEACHERS
     Site = PseudoLabelSite
-    Server = TaughtServer
+    Server = PseudoLabelServer
 
     def network_settings(self, settings: UNetSettings) -> UNetSettings:
         """Exclusive channels, whatever the experiment says: the unified label has one value per voxel."""

@@ -59,7 +59,13 @@ class Perturbation:
 
 @torch.no_grad()
 def ascend(
-    model: nn.Module, rho: float, eta: float = 0.0, *, mask: torch.Tensor | None = None, adaptive: bool = True
+    model: nn.Module,
+    rho: float,
+    eta: float = 0.0,
+    *,
+    mask: torch.Tensor | None = None,
+    adaptive: bool = True,
+    scale_biases: bool = True,
 ) -> Perturbation:
     """Move the weights of a model by ε along the gradients that it holds.
 
@@ -70,6 +76,7 @@ def ascend(
     mask : [n] bool, the weights that may move; all by default. The norm is that of the *whole* gradient: the mask
         multiplies ε and does not stretch it (eq. 14, and the convergence proof takes it so). A sparse ε is the shorter.
     adaptive : ASAM; otherwise SAM.
+    scale_biases : T = |w| + η for biases too. Otherwise T = 1 for them, as in the code released with ASAM.
     """
     parameters: list[torch.Tensor] = list(model.parameters())
     home = _flat(parameters)
@@ -85,6 +92,8 @@ def ascend(
     step = flat_gradient(model).to(weights)
     scale = weights.abs().add_(eta) if adaptive else None
     if scale is not None:
+        if not scale_biases:
+            _of_biases_is_one(scale, model)
         step *= scale
     norm = _norm(step)
     step *= torch.where(norm > 0, rho / norm, 0.0)  # nowhere to go without a gradient
@@ -93,6 +102,14 @@ def ascend(
     step += weights
     _write(parameters, step if mask is None else torch.where(mask, step, weights, out=step))
     return perturbation
+
+
+def _of_biases_is_one(scale: torch.Tensor, model: nn.Module) -> None:
+    """Write 1 where flat values [n] belong to biases."""
+    named = list(model.named_parameters())
+    for (name, _), piece in zip(named, scale.split([parameter.numel() for _, parameter in named]), strict=True):
+        if name.rpartition(".")[2] == "bias":
+            piece.fill_(1.0)
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

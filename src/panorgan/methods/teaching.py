@@ -24,6 +24,9 @@ TEACHERS = {
     "teacher/*": "a model trained at this site alone on its own organs, sent once; every other site receives it."
 }
 """What leaves a site besides weights, for `Method.tensors`."""
+BEST = "best_round"
+"""Name in a site's vault: its teacher in the making, as it was after its best validated round."""
+_BEST_DICE = "teacher_dice"
 
 
 def stages_with_teachers(rounds: int, pretrain: float) -> tuple[Stage, ...]:
@@ -39,12 +42,19 @@ class TaughtSite(SiteRule):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.alone = False
         """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
+        self.best_dice = -1.0
+        """The best mean validation Dice of the teacher in the making; the model it belongs to lies in the vault."""
         self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
 
     @property
     def in_training(self) -> bool:
         """Whether this is a round of the last stage."""
         return self.moment.stage == TRAIN
+
+    @property
+    def selects_teacher(self) -> bool:
+        """Whether the teacher is the model of its best validated round, and not that of the last."""
+        return False
 
     def before_round(self) -> None:
         """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model."""
@@ -58,9 +68,11 @@ class TaughtSite(SiteRule):
             self.alone = False
 
     def after_round(self) -> None:
-        """At the end of its stage, the model is the teacher."""
+        """At the end of its stage, the model is the teacher; or what it was after its best round."""
         if self.moment.stage == PRETRAIN:
             self.alone = True
+            if self.selects_teacher:
+                self._remember_if_best()
             if self.moment.is_last:
                 self._keep_teacher()
 
@@ -74,7 +86,9 @@ class TaughtSite(SiteRule):
 
     def state(self) -> Content:
         """While it pre-trains nobody else holds its weights."""
-        return Content(self._own_part() if self.moment.stage == PRETRAIN else {})
+        if self.moment.stage != PRETRAIN:
+            return Content()
+        return Content(self._own_part(), {_BEST_DICE: self.best_dice} if self.best_dice >= 0 else {})
 
     def load_state(self, state: Content) -> None:
         """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
@@ -82,6 +96,7 @@ class TaughtSite(SiteRule):
         kept = {key: value for key, value in state.arrays.items() if key in own}
         self.model.load_state_dict({**own, **kept})
         self.alone = bool(kept)
+        self.best_dice = state.numbers.get(_BEST_DICE, -1.0)
 
     def organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
         """The organs of a case for which somebody's teacher has to speak."""
@@ -93,10 +108,23 @@ class TaughtSite(SiteRule):
         """The model without the parts of organs that this site does not teach."""
         return serving(self.model.state_dict(), self.own_organs)
 
+    def _remember_if_best(self) -> None:
+        """Score the teacher in the making on the site's own validation cases, as often as the global model is."""
+        every = self.tools.validate_every
+        due = every > 0 and (self.moment.round % every == 0 or self.moment.is_last)
+        scores = self.tools.validate(self.model, self.own_organs) if due else {}
+        dice = sum(scores.values()) / len(scores) if scores else -1.0
+        own = self._own_part()
+        if dice > self.best_dice and _is_finite(own):
+            self.best_dice = dice
+            self.tools.vault.put(BEST, own)
+
     def _keep_teacher(self) -> None:
         """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
+        if self.alone and self.best_dice >= 0:
+            self.model.load_state_dict({**self.model.state_dict(), **self.tools.vault.get(BEST)})
         own = self._own_part()
-        if self.alone and all(bool(value.isfinite().all()) for value in own.values()):
+        if self.alone and _is_finite(own):
             self.teachers.keep(self.facts.name, own)
 
     def _empty_teacher(self, site: str) -> SegmentationNetwork:
@@ -165,6 +193,10 @@ class TaughtServer(ServerRule):
     def load_state(self, state: Content) -> None:
         """Take that back."""
         self.teachers.load(state.numbers)
+
+
+def _is_finite(weights: Mapping[str, torch.Tensor]) -> bool:
+    return all(bool(value.isfinite().all()) for value in weights.values())
 
 
 def who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:

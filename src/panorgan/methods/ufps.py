@@ -6,15 +6,37 @@ distribution". Every module is one switch; with all of them off it is FedAvg* (`
 - *PL* (eq. 4): teachers label what a site does not; ground truth always wins;
 - *WS* (eq. 8), early: a sample counts by how sure the teachers are of it, compared with the site's other cases;
 - *aRCE* (eq. 9), after that: the prediction judges the label, more and more;
-- *GMT* (eq. 5), late: the round's global model becomes the main teacher;
+- *GMT* (eq. 5), late: the round's global model becomes the main teacher of the organs that it knows;
 - *UA* (eq. 7), late: sites whose teachers are sure count more in the mean of the decoder;
 - *sUSAM* (eqs. 11 to 14), late: step by the gradient at the worst point nearby. That point is looked for on images as
   another scanner might have shown them (CMIDG), and only some weights move there: the largest gradients, and a few
   that the sites disagree on.
 
-Starts and ends are shares of the rounds. Settled where the paper is silent, or its text and formulas disagree: eq. 11
-takes magnitudes (signed gradients that swing would cancel), the bank holds one value per case, WS's weights end at 0,
-and eq. 5 measures agreement where ground truth leaves something open.
+Starts and ends are shares of the rounds; `ufps_phases` has them in one table. Settled where the paper is silent, or its
+text and formulas disagree:
+
+- GMT begins when training has converged, says Note 5; 300 of 500 rounds is where that was. Here it begins organ by
+  organ, not before `main_teacher_start`, once the global model's validation Dice has settled above
+  `main_teacher_dice` (`readiness`; two validations at least, or one with `main_teacher_gain: 1`). Organs it does not
+  know are left to the teachers: it would erase them at every site without a label of them. Without validation GMT
+  never begins, and a notice says so; `main_teacher_dice: 0` asks for none.
+- Eq. 5 intersects one-hot labels: a voxel on which they differ has no class. It is left out of the loss, but for
+  what ground truth says of it (which organs it is not, which union it is in). `disagreement: background`
+  calls it background. Agreement is measured where ground truth leaves something open.
+- Eq. 6 hears all teachers, the site's own too, as Algorithm 3 does (lines 3 and 4), while labels do not need that one:
+  else a site would look the surer the more organs it annotates, and UA would reward it for that.
+- R in eq. 8 is the last round of WS. The text calls R all rounds; the shift would then stop at 0.4 when WS ends, base
+  decrement would never make samples equal, and the round-trip Gaussian would not come back as Note 8 draws it.
+- WS waits for one round at least, whatever share of a short run that is: it compares cases of a bank that must have
+  some. Runs of five rounds or fewer have no WS by default. Its weights end at 0; the bank holds one value per case.
+- Masks are made in the first round of sUSAM and where r mod r_fre = 1 (Algorithm 3). Eq. 11 takes magnitudes: signed
+  gradients that swing would cancel. T = |w| + η for all weights; `scale_biases: false` is ASAM's own code, T = 1 there.
+- Teachers are those of their best validated round, like the global model; the paper does not say.
+- The predefined sequence in which foreground classes are merged is large to small, by volumes that sites measure
+  (`larger_first` overrules them).
+- The recipe: restarts at equal distances (the paper has a warm-up restart scheduler and no numbers), so that 40 % of
+  the learning-rate mass lies after 0.6 R, and moments that are kept. Crops are centred on tissue, HU > 0, as often as
+  elsewhere. Scans are cropped to the body, where the paper takes the box of all voxels with HU > 0, table included.
 """
 
 from __future__ import annotations
@@ -24,25 +46,28 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field, model_validator
 
-from panorgan.cases.cmidg import CMIDGSettings, cmidg
+from panorgan.cases.cmidg import cmidg
 from panorgan.cases.sampling import Batch
-from panorgan.errors import ConfigError
+from panorgan.cases.store import StoredCase
+from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.reverse_ce import adaptive_rce
 from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
-from panorgan.losses.unified_label import merge, pseudo_label
+from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.asam_step import statistics_kept
-from panorgan.methods.base import Content, Moment, Numbers, Updates, stated
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelSite
+from panorgan.methods.base import Content, Numbers, Updates
+from panorgan.methods.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
+from panorgan.methods.readiness import READY, Readiness
 from panorgan.methods.registry import register
 from panorgan.methods.sharpness import ascend, flat_gradient
 from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
-from panorgan.methods.teaching import TEACHERS, TaughtServer
+from panorgan.methods.teaching import TEACHERS
+from panorgan.methods.ufps_phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of
+from panorgan.methods.ufps_settings import UFPSConfig
 from panorgan.methods.ufps_table import TABLE_3
 from panorgan.methods.uncertainty_bank import UncertaintyBank
 from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
@@ -51,67 +76,6 @@ from panorgan.networks import SegmentationNetwork
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
 _PARTS: dict[str, tuple[str, ...]] = {"decoder": ("decoder", "head"), "encoder": ("encoder", "bottleneck")}
-
-
-def _has_come(share: float, moment: Moment) -> bool:
-    """Whether a share of the rounds has come."""
-    return moment.progress >= share
-
-
-class UFPSConfig(PseudoLabelConfig):
-    """A switch for every module, and its numbers."""
-
-    # WS
-    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = stated(
-        "tail_shift", "tail_shift", "WS: how samples are weighted (eq. 8)"
-    )
-    schedule_start: float = stated(0.02, "10/500", "WS from this share of the rounds on", ge=0, le=1)
-    schedule_end: float = stated(0.4, "200/500", "WS up to this share of the rounds", ge=0, le=1)
-    schedule_tail: float = stated(0.7, "0.7", "the quantile above which a case is in the tail, U_T", ge=0, le=1)
-    # aRCE
-    reverse_ce: bool = stated(True, "on", "aRCE: reverse cross-entropy that grows with time (eq. 9)")
-    reverse_ce_weight: float = stated(0.01, "0.01", "its weight", ge=0)
-    reverse_ce_start: float = stated(0.4, "200/500", "aRCE from this share of the rounds on", ge=0, le=1)
-    # GMT
-    main_teacher: bool = stated(True, "on", "GMT: the global model as the main teacher (eq. 5)")
-    main_teacher_start: float = stated(0.6, "300/500", "GMT from this share of the rounds on", ge=0, le=1)
-    main_teacher_share: float = stated(0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1)
-    # UA
-    uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = stated(
-        "decoder", "decoder", "UA: the part of the network that is averaged by certainty too (eq. 7)"
-    )
-    uncertainty_start: float = stated(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
-    mean_temperature: float = stated(0.05, "0.05", "τ^μ", gt=0)
-    variance_temperature: float = stated(0.001, "0.001", "τ^σ", gt=0)
-    # sUSAM
-    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = stated(
-        "susam",
-        "susam",
-        "asam: look for the worst point on the same images; usam: on augmented ones; topk: and move the largest "
-        "gradients only; susam: and some that sites disagree on",
-    )
-    sharpness_start: float = stated(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
-    rho: float = stated(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
-    eta: float = stated(
-        0.001, "0.001", "what keeps weights near zero mobile: the scale is the size of a weight plus η", ge=0
-    )
-    local_share: float = stated(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
-    global_share: float = stated(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
-    mask_every: int = stated(5, "5", "rounds from one refresh of the masks to the next, r_fre", ge=1)
-    gradient_momentum: float = stated(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
-    augmentation: CMIDGSettings = Field(
-        CMIDGSettings(), description="CMIDG of the images on which the worst point is looked for"
-    )
-
-    @model_validator(mode="after")
-    def _schedule_has_rounds(self) -> UFPSConfig:
-        if self.weight_schedule != "none" and self.schedule_start >= self.schedule_end:
-            raise ConfigError(
-                f"WS would begin at {self.schedule_start} of the rounds and end at {self.schedule_end}.",
-                where="method.schedule_start",
-                fix="Let it begin before it ends, or set weight_schedule: none.",
-            )
-        return self
 
 
 @register("ufps", config=UFPSConfig)
@@ -124,16 +88,18 @@ class UFPS(PseudoLabelMethod):
     )
     equations: ClassVar[Mapping[str, str]] = {
         "eq. 4": "`Site.prepare`: `losses.unified_label.merge`",
-        "eq. 5": "`losses.unified_label.global_main_teacher`",
-        "eq. 6": "`Site.uncertainty`: `losses.uncertainty`",
+        "eq. 5": "`Site.prepare`: `losses.main_teacher.global_main_teacher`; `readiness` says for which organs",
+        "eq. 6": "`Site.uncertainty`: `losses.uncertainty`, of all teachers",
         "eq. 7": "`Server.aggregate`: `uncertainty_weights`, on the decoder",
-        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`; Note 8's others beside it",
+        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others beside it",
         "eq. 9": "`Site.sample_losses`: `losses.reverse_ce`",
         "eqs. 11, 13": "`Site.worst_point_nearby`: `sparse_masks.SiteMasks.refresh`",
         "eq. 12": "`Server.broadcast`: `sharpness.global_mask`",
         "eq. 14": "`Site.step`",
+        "Algorithms 2 to 4": "`ufps_phases.PHASES`: who is active when",
     }
     recipe: ClassVar[Mapping[str, object]] = {
+        "plan.crop": "body",
         "plan.intensity": "window",
         "plan.window_hu": [-500, 500],
         "training.rounds": 500,
@@ -143,10 +109,13 @@ class UFPS(PseudoLabelMethod):
         "training.optimizer.learning_rate": 0.0001,
         "training.optimizer.weight_decay": 0.000001,
         "training.optimizer.warmup": 0.02,
-        "training.optimizer.schedule": "cosine",
+        "training.optimizer.schedule": "cosine_restarts",
+        "training.optimizer.restarts": 4,
+        "training.optimizer.keep_state": True,
         "training.sampling.patch_size": [192, 192, 80],
         "training.sampling.batch_size": 2,
         "training.sampling.foreground": 0.5,
+        "training.sampling.foreground_is": "tissue",
     }
     ablation: ClassVar[tuple[AblationRow, ...]] = TABLE_3
     numbers: ClassVar[Mapping[str, str]] = {
@@ -168,7 +137,17 @@ class UFPS(PseudoLabelMethod):
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
+            self.active: frozenset[Module] = frozenset()
+            """The modules that act in this round."""
+            self.lacks_labels = False
+            """Whether some training case needs a teacher."""
+            self.filling = False
+            """Whether the bank is asked in this round or later."""
+            self.last_of_schedule = 0
+            """WS's R: its last round, 0 if it has none."""
             self.global_model: SegmentationNetwork | None = None
+            self.taught_by_main: tuple[str, ...] = ()
+            """The organs that the global model is ready to teach."""
             self.weights: torch.Tensor | None = None
             """[B], how much the samples of the batch at hand count; all alike if None."""
             self.bank = self._bank_from(Content())
@@ -176,19 +155,21 @@ class UFPS(PseudoLabelMethod):
             self.refreshing = False
             """Whether this round makes new masks."""
 
-        # -- what is active when
-
         def before_round(self) -> None:
-            """In training, take over the global model; late, keep a frozen copy as the main teacher."""
+            """In training, take over the global model; once it knows an organ, keep a frozen copy as main teacher."""
             super().before_round()
+            self.active = active(self.config, self.moment)
+            self.lacks_labels = any(self.organs_without_label(case) for case in self.tools.cases)
+            self.filling = fills_bank(self.config, self.moment)
+            self.last_of_schedule = max(rounds_of("WS", self.config, self.moment.rounds), default=0)
             if not self.in_training:
                 return
-            if self.config.main_teacher and _has_come(self.config.main_teacher_start, self.moment):
+            ready = {name.removeprefix(READY) for name in self.received.numbers if name.startswith(READY)}
+            self.taught_by_main = tuple(organ for organ in self.federation.vocabulary if organ in ready)
+            if "GMT" in self.active and self.taught_by_main:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
-            rounds = (replace(self.moment, round=r) for r in range(1, self.moment.rounds + 1))
-            first = next(moment.round for moment in rounds if _has_come(self.config.sharpness_start, moment))
-            due = (self.moment.round - first) % self.config.mask_every == 0
-            self.refreshing = self._is_sparse and (due or self.masks.current is None)
+            due = self._is_sparse and refreshes_masks(self.config, self.moment)
+            self.refreshing = due or (self._is_sparse and self.masks.current is None)
             # Streams of their own: masks that are drawn change no image, and neither changes the dropout.
             device = next(self.model.parameters()).device
             seed = torch.initial_seed()
@@ -196,42 +177,42 @@ class UFPS(PseudoLabelMethod):
             self.mask_draws = torch.Generator(device).manual_seed(seed ^ 2)
 
         @property
-        def _is_sharp(self) -> bool:
-            chosen = self.config.sharpness != "none" and self.config.rho > 0
-            return chosen and self.in_training and _has_come(self.config.sharpness_start, self.moment)
-
-        @property
         def _is_sparse(self) -> bool:
-            return self._is_sharp and self.config.sharpness in ("topk", "susam")
+            return "SAM" in self.active and self.config.sharpness in ("topk", "susam")
 
-        @property
-        def _is_weighted(self) -> bool:
-            early = self.config.schedule_start <= self.moment.progress < self.config.schedule_end
-            return self.config.weight_schedule != "none" and early
+        def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
+            """Eq. 6 hears every teacher, the site's own too; a label needs those of the organs it lacks alone.
+
+            Where no case lacks any there is no pseudo label to be unsure of.
+            """
+            if not has_bank(self.config):
+                return super().organs_asked(case)
+            return self.teachers.known() if self.lacks_labels else ()
 
         # -- what a batch is taught with
 
         def prepare(self, batch: Batch) -> None:
             """The unified label (eqs. 4, 5), and how much each sample counts (eq. 8)."""
-            config, vocabulary = self.config, self.federation.vocabulary
+            config = self.config
             main = None
             if self.global_model is not None:
                 with torch.no_grad(), self.tools.autocast():
-                    main = self.global_model(batch.image)
-            self.label = merge(batch, vocabulary, config.larger_first, config.merge, main, config.main_teacher_share)
+                    scores = self.global_model(batch.image)
+                main = MainTeacher(scores, config.main_teacher_share, self.taught_by_main, config.disagreement)
+            heard = without_own_teachers(batch, self.federation.vocabulary)
+            self.label = merge(heard, self.federation.vocabulary, self.order, config.merge, main)
             self.weights = None
-            schedule_ended = config.weight_schedule == "none" or _has_come(config.schedule_end, self.moment)
-            if batch.extra is None or (schedule_ended and config.uncertainty_aware == "none"):
-                return  # nobody will ask the bank
+            if batch.extra is None or not self.filling:
+                return
             uncertainty = self.uncertainty(batch)
             self.bank.put(batch.cases, uncertainty)
-            if self._is_weighted and config.weight_schedule != "none":
+            if "WS" in self.active and config.weight_schedule != "none":
                 self.weights = sample_weights(
                     config.weight_schedule,
                     uncertainty,
                     self.bank,
                     self.moment.round,
-                    self.moment.rounds,
+                    self.last_of_schedule,
                     config.schedule_tail,
                 )
 
@@ -241,7 +222,7 @@ class UFPS(PseudoLabelMethod):
             assert batch.extra_known is not None
             vocabulary = self.federation.vocabulary
             classes = len(vocabulary) + 1
-            said = pseudo_label(batch, vocabulary, self.config.larger_first, self.config.merge)
+            said = pseudo_label(batch, vocabulary, self.order, self.config.merge)
             entropy = voxel_entropy(teacher_logits(batch.extra, batch.extra_known), classes)
             return sample_uncertainty(entropy, said, classes)
 
@@ -250,7 +231,7 @@ class UFPS(PseudoLabelMethod):
             losses = super().sample_losses(logits)
             if self.weights is not None:
                 losses = losses * self.weights
-            if self.config.reverse_ce and _has_come(self.config.reverse_ce_start, self.moment):
+            if "aRCE" in self.active:
                 rce = adaptive_rce(logits, self.label, self.moment.round, self.moment.rounds)
                 losses = losses + self.config.reverse_ce_weight * rce
             return losses
@@ -259,7 +240,7 @@ class UFPS(PseudoLabelMethod):
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
             """Eq. 14: the gradient at the worst point nearby, applied where the weights are; early, a plain step."""
-            if not self._is_sharp:
+            if "SAM" not in self.active:
                 return super().step(batch)
             self.prepare(batch)
             with self.worst_point_nearby(batch):
@@ -280,7 +261,7 @@ class UFPS(PseudoLabelMethod):
                 contested = self.received.arrays.get(GLOBAL) if config.sharpness == "susam" else None
                 self.masks.refresh(flat_gradient(self.model), contested, self.mask_draws)
             mask = self.masks.current if self._is_sparse else None
-            with ascend(self.model, config.rho, config.eta, mask=mask):
+            with ascend(self.model, config.rho, config.eta, mask=mask, scale_biases=config.scale_biases):
                 yield
 
         # -- what travels, and what stays
@@ -296,8 +277,7 @@ class UFPS(PseudoLabelMethod):
             arrays, numbers = dict(whole.arrays), dict(whole.numbers)
             if self.refreshing and self.config.sharpness == "susam":
                 arrays[LOCAL] = self.masks.to_send()
-            aware = self.config.uncertainty_aware != "none" and _has_come(self.config.uncertainty_start, self.moment)
-            if self.in_training and aware and len(self.bank):
+            if "UA" in self.active and len(self.bank):
                 statistics = self.bank.statistics()
                 numbers |= {MEAN: float(statistics.mean), VARIANCE: float(statistics.variance)}
             return Content(arrays, numbers)
@@ -317,22 +297,50 @@ class UFPS(PseudoLabelMethod):
             device = next(self.model.parameters()).device
             return UncertaintyBank.from_content(state, (case.id for case in self.tools.cases), device)
 
-    class Server(TaughtServer):
-        """FedAvg's mean, by certainty too where UA says so; and the mask that sites disagree on."""
+    class Server(PseudoLabelServer):
+        """FedAvg's mean, by certainty too where UA says so; what the global model may teach; the mask that sites
+        disagree on."""
 
         config: UFPSConfig
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             self.masks = ServerMasks()
+            self.readiness = Readiness(self.config.main_teacher_dice, self.config.main_teacher_gain)
             self.certainty: Mapping[str, float] = {}
             """Eq. 7's weights of this round; empty before UA begins."""
 
         def broadcast(self, site: str) -> Content:
-            """With the model goes M_G: also between refreshes, for whoever has no mask yet."""
+            """With the model go the organs that it may teach, and M_G: also between refreshes, for whoever has no mask
+            yet."""
             whole = super().broadcast(site)
+            arrays, numbers = dict(whole.arrays), dict(whole.numbers)
+            if "GMT" in active(self.config, self.moment):
+                numbers |= {f"{READY}{organ}": 1.0 for organ in self.readiness.ready(self.federation)}
             contested = self.masks.contested(parameter_count(self.weights)) if self._masks_travel else None
-            return whole if contested is None else Content({**whole.arrays, GLOBAL: contested}, whole.numbers)
+            return Content(arrays if contested is None else {**arrays, GLOBAL: contested}, numbers)
+
+        def validated(self, scores: Mapping[str, Numbers]) -> None:
+            """What sites say of the organs they annotate shows which of them the global model knows."""
+            self.readiness.validated(scores, self.federation)
+
+        def notices(self) -> tuple[str, ...]:
+            """Inherited; and for which organs GMT does not begin."""
+            told = super().notices()
+            if "GMT" not in active(self.config, self.moment):
+                return told
+            ready, scored = self.readiness.ready(self.federation), self.readiness.dice(self.federation)
+            waiting = [organ for organ in self.federation.taught() if organ not in ready]
+            unscored = ", ".join(organ.replace("_", " ") for organ in waiting if organ not in scored)
+            unknown = ", ".join(organ.replace("_", " ") for organ in waiting if organ in scored)
+            if unscored:
+                told += (
+                    f"GMT leaves {unscored} to the teachers: no site has scored the global model on it. It needs "
+                    "validation cases and training.validate_every; method.main_teacher_dice: 0 does without.",
+                )
+            if unknown:
+                told += (f"GMT leaves {unknown} to the teachers: the global model does not know it well enough yet.",)
+            return told
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """A mask may come along."""
@@ -346,8 +354,7 @@ class UFPS(PseudoLabelMethod):
             """Collect the masks, work out who counts how much (eq. 7), average."""
             self.masks.collect({s: updates.array(s, LOCAL) for s in updates.sites if LOCAL in updates.keys(s)})
             self.certainty = {}
-            aware = self.config.uncertainty_aware != "none" and self.in_training
-            if aware and _has_come(self.config.uncertainty_start, self.moment):
+            if "UA" in active(self.config, self.moment):
                 self.certainty = uncertainty_weights(
                     {site: self._certainty_of(site, updates.numbers(site)) for site in updates.sites},
                     self.config.mean_temperature,
@@ -368,16 +375,15 @@ class UFPS(PseudoLabelMethod):
 
         @property
         def _masks_travel(self) -> bool:
-            config = self.config
-            sparse = config.sharpness == "susam" and config.rho > 0 and self.in_training
-            return sparse and _has_come(config.sharpness_start, self.moment)
+            return "SAM" in active(self.config, self.moment) and self.config.sharpness == "susam"
 
         def state(self) -> Content:
-            """Who has the teachers, and the newest masks."""
+            """Who has the teachers, the newest masks, and what is known of the global model."""
             whole = super().state()
-            return Content({**whole.arrays, **self.masks.state()}, whole.numbers)
+            return Content({**whole.arrays, **self.masks.state()}, {**whole.numbers, **self.readiness.numbers()})
 
         def load_state(self, state: Content) -> None:
             """Take that back."""
             super().load_state(state)
             self.masks.load(state.arrays)
+            self.readiness.load(state.numbers)

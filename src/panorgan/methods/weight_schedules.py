@@ -26,7 +26,8 @@ def sample_weights(
 ) -> torch.Tensor:
     """Weights [B] for the uncertainties [B] of a batch, by a schedule's name.
 
-    `tail` is the quantile at which U_T lies. The formulas go below 0 where norm(U) > log 2, one case far from all
+    `rounds` is R: the last round in which weights count, so that every schedule gets where it goes. `tail` is the
+    quantile at which U_T lies. The formulas go below 0 where norm(U) > log 2, one case far from all
     others; training would then unlearn it, so that weights end at `least`.
     """
     statistics, threshold = bank.statistics(), bank.quantile(tail)

@@ -1,0 +1,39 @@
+"""How well a network does on a site's validation cases, on the prepared grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+import torch
+
+from panorgan.cases.store import StoredCase
+from panorgan.evaluation.inference import decide, structure_mask
+from panorgan.evaluation.metrics import dice
+from panorgan.networks import SegmentationNetwork
+
+
+def validation_dice(
+    network: SegmentationNetwork,
+    cases: Iterable[StoredCase],
+    predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor],
+    taught: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Mean Dice per annotated structure.
+
+    `predict(network, image [X, Y, Z])` gives probabilities [channels, X, Y, Z]. `taught`: the only organs that the
+    network was taught. Of exclusive channels all others then count as background, as when it is asked as a teacher.
+    """
+    scores: dict[str, list[float]] = {}
+    for case in cases:
+        image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
+        found = predict(network, image).cpu()
+        if taught is not None and network.convention == "exclusive":
+            others = [place for place, name in enumerate(network.channels) if place > 0 and name not in taught]
+            found[0] += found[others].sum(0)
+            found[others] = 0.0
+        labels = decide(list(found), network)
+        for structure, truth in case.masks():
+            predicted = structure_mask(labels, structure, network.vocabulary)
+            scores.setdefault(structure, []).append(dice(predicted, truth))
+    return {name: sum(values) / len(values) for name, values in scores.items()}

@@ -1,0 +1,80 @@
+"""UFPS's sites without a federation: a network that is told what to say, a round that begins, a batch to be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.sampling import Batch
+from panorgan.cases.store import StoredCase
+from panorgan.methods.base import Content, SiteTools
+from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.readiness import READY
+from panorgan.methods.sparse_masks import GLOBAL
+from panorgan.methods.ufps import UFPS, UFPSConfig
+from panorgan.networks import SegmentationNetwork
+
+OFF = {
+    "weight_schedule": "none",
+    "reverse_ce": False,
+    "main_teacher": False,
+    "uncertainty_aware": "none",
+    "sharpness": "none",
+}
+ORGANS = ("liver", "spleen")
+FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
+FEDERATION = Federation(Vocabulary(ORGANS), FACTS)
+
+
+class Told(SegmentationNetwork):
+    """Logits [B, 3, 2, 2], whatever the image."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__(Vocabulary(ORGANS), "exclusive")
+        self.logits = nn.Parameter(logits.clone())
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.logits
+
+
+def site_of(
+    model: nn.Module, kind: type[UFPS.Site] = UFPS.Site, cases: Sequence[str] = ("x", "y"), **config: object
+) -> UFPS.Site:
+    stored = [StoredCase(case, case, "a", ("liver",), Path("nowhere")) for case in cases]
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1), cases=stored)
+    return kind(UFPSConfig(**config), FACTS["a"], FEDERATION, tools)
+
+
+def enter(
+    site: UFPS.Site,
+    round_: int,
+    rounds: int,
+    contested: torch.Tensor | None = None,
+    ready: Sequence[str] = ORGANS,
+) -> None:
+    """Begin a training round with the weights that the model has, which may teach some organs."""
+    arrays = {key: value.clone() for key, value in site.model.state_dict().items()}
+    site.moment = Moment("train", round_, rounds)
+    numbers = {f"{READY}{organ}": 1.0 for organ in ready}
+    site.received = Content(arrays if contested is None else {**arrays, GLOBAL: contested}, numbers)
+    site.before_round()
+
+
+def make_batch(sure: Sequence[float] = (0.9, 0.6)) -> Batch:
+    """Two samples of four voxels: one liver by ground truth, one spleen by a teacher (so sure), two of nothing."""
+    masks = torch.tensor([[[[True, False], [False, False]]]] * 2)
+    extra = torch.tensor([[[[0.0, p], [0.0, 0.0]]] for p in sure])
+    return Batch(
+        torch.full((2, 1, 2, 2), 0.5),
+        masks,
+        torch.ones(2, 1, dtype=torch.bool),
+        ("liver",),
+        ("x", "y"),
+        extra,
+        ("spleen",),
+        torch.ones(2, 1, dtype=torch.bool),
+    )
