@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from federations import run
+
+from panorgan.federation.events import read_events
 from panorgan.federation.watchdog import Watchdog
+from panorgan.runs.execute import train
 
 FINE = {"north": {"liver": 0.8}, "south": {"spleen": 0.7}}
 LOST = {"north": {"liver": 0.8}, "south": {"spleen": 0.01}}
@@ -57,3 +62,30 @@ def test_an_organ_that_came_back_and_went_again_is_named_again() -> None:
     dog = Watchdog()
     told = [named(dog.look(0.5, dice, {})) for dice in (LOST, LOST, FINE, LOST, LOST)]
     assert told == [[], ["spleen"], [], [], ["spleen"]]
+
+
+LONG = {"rounds": 4, "local_steps": 1, "validate_every": 1}
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, dice: dict[str, float]) -> None:
+    """Every site scores every model like this."""
+    monkeypatch.setattr("panorgan.federation.site.validation_dice", lambda *about: dict(dice))
+
+
+def notices(folder: Path) -> list[tuple[int, str]]:
+    events = read_events(folder / "events.jsonl")
+    return [(event.facts["number"], event.facts["text"].split()[0]) for event in events if event.kind == "notice"]
+
+
+def test_a_run_names_the_organ_it_loses_once(tiny, tmp_path, monkeypatch):
+    scripted(monkeypatch, {"liver": 0.6, "spleen": 0.0})
+    train(tiny(training=LONG), tmp_path / "run")
+    assert notices(tmp_path / "run") == [(2, "spleen")]
+
+
+def test_a_resumed_run_remembers_what_earlier_validations_said(tiny, tmp_path, monkeypatch):
+    experiment = tiny(training=LONG)
+    scripted(monkeypatch, {"liver": 0.6, "spleen": 0.0})
+    for _ in range(3):  # new workers and a new coordinator for every round
+        run(experiment, tmp_path, rounds=1)
+    assert notices(tmp_path) == [(2, "spleen")]

@@ -29,6 +29,7 @@ from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.vault import DiskVault
+from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
 from panorgan.networks import UNetSettings
@@ -86,6 +87,7 @@ class Coordinator:
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
         self._noted: set[str] = set()
+        self._watchdog = Watchdog()
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
         self._tell_fallback()
@@ -252,6 +254,9 @@ class Coordinator:
             self.events.record("joined", sites=state.sites, plan=state.plan)
         if told is not None and told["number"] not in {e.facts["number"] for e in happened if e.kind == "round"}:
             self.events.record("round", **told)
+        for event in read_events(self.events.path):
+            if event.kind == "round" and event.facts["validation"]:
+                self._look_after_organs(event.facts)
         known = {site for sites in joined for site in sites}
         known |= {event.facts["site"] for event in happened if event.kind == "late_join"}
         for site in sorted(state.sites.keys() - known):
@@ -317,13 +322,23 @@ class Coordinator:
         shutil.rmtree(self._spool, ignore_errors=True)
         seconds = {**told["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
         self.events.record("round", **{**told, "seconds": seconds})
+        if validation:
+            self._look_after_organs(told)
 
     def _tell_notices(self, number: int) -> None:
         """What the method wants people to know, each sentence once in a run."""
         for text in self.rule.notices():
-            if text not in self._noted:
-                self._noted.add(text)
-                self.events.record("notice", number=number, text=text)
+            self._note(number, text)
+
+    def _note(self, number: int, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.events.record("notice", number=number, text=text)
+
+    def _look_after_organs(self, told: Mapping[str, Any]) -> None:
+        """Name organs that the round's validation shows in trouble."""
+        for text in self._watchdog.look(told["round"] / told["rounds"], told["validation"] or {}, {}):
+            self._note(told["number"], text)
 
     def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup
