@@ -61,6 +61,20 @@ def joined_in_words(facts: dict[str, Any]) -> str:
     )
 
 
+def split_in_words(facts: dict[str, Any]) -> str:
+    """`north 8 train, 2 validation, 3 test; south …`, in cases."""
+    sites = sorted(facts["sites"].items())
+    return "; ".join(
+        f"{site} {', '.join(f'{count} {split}' for split, count in own.items() if count or split == 'train')}"
+        for site, own in sites
+    )
+
+
+def shared_in_words(facts: dict[str, Any]) -> str:
+    """A warning that names the scans."""
+    return f"WARNING: scans are used twice (allow_shared_scans): {'; '.join(facts['scans'])}"
+
+
 def duration(seconds: float) -> str:
     """`75` → `1:15`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -86,6 +100,10 @@ class PlainView:
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
             self._line("resuming" if event.kind == "resumed" else "a new run")
+        elif event.kind == "split":
+            self._line(f"split {split_in_words(facts)}")
+        elif event.kind == "shared_scans":
+            self._line(shared_in_words(facts))
         elif event.kind == "joined":
             self._line(f"training on {joined_in_words(facts)}")
         elif event.kind == "late_join":
@@ -112,7 +130,7 @@ class LiveView:
     def __init__(self, title: str) -> None:
         self.title = title
         self._clock = _Clock()
-        self._sites = ""
+        self._sites = self._split = ""
         self._organs: dict[str, float] = {}
         self._notes: list[str] = []
         self._began = time.monotonic()
@@ -137,6 +155,10 @@ class LiveView:
             self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
+        elif event.kind == "split":
+            self._split = split_in_words(facts)
+        elif event.kind == "shared_scans":
+            self._notes.append(shared_in_words(facts))
         elif event.kind == "joined":
             self._sites = joined_in_words(facts)
         elif event.kind == "late_join":
@@ -163,8 +185,9 @@ class LiveView:
     def render(self) -> Group:
         """The current picture."""
         parts: list[Any] = [Text(self.title, style="bold"), self._progress]
-        if self._sites:
-            parts.insert(1, Text(self._sites, style="dim", no_wrap=True, overflow="ellipsis"))
+        for line in (self._split, self._sites):
+            if line:
+                parts.insert(1, Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
         if self._organs:
             scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
             parts.append(Text(f"validation Dice  {scores}", style="dim"))

@@ -21,7 +21,7 @@ from panorgan.deployment.reachability import TITLES, check_reachability, parse_a
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
 from panorgan.deployment.versions import check_versions
 from panorgan.errors import PanorganError
-from panorgan.runs.site_cases import read_site
+from panorgan.runs.site_cases import by_split, read_site
 from panorgan.runs.sources import source_of
 
 if TYPE_CHECKING:
@@ -259,7 +259,8 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return Check("data", "failed", "An external site trains on nothing, and every site here trains.", fix)
     vocabulary = Vocabulary(agreement.vocabulary)
     try:
-        own = read_site(site.name, site.data, vocabulary, "annotated").own
+        read = read_site(site.name, site.data, vocabulary, "annotated")
+        own, sizes = read.own, by_split(site.name, False, read, agreement).sizes()
     except PanorganError as error:
         return failed_by("data", error)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -267,7 +268,8 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return Check("data", "failed", what, f"panorgan doctor {site.data.folder}")
     structures = sorted({structure for case in own for structure in case.annotated})
     patients = len({case.patient for case in own})
-    return Check("data", "ok", f"{len(own)} cases of {patients} patients teach {', '.join(structures)}")
+    split = ", ".join(f"{count} {name}" for name, count in sizes.items())
+    return Check("data", "ok", f"{len(own)} cases of {patients} patients ({split}) teach {', '.join(structures)}")
 
 
 def _finding_check(group: Group, folder: Path) -> Check:

@@ -14,6 +14,7 @@ from panorgan.cases.store import Store
 from panorgan.config import Agreement, SiteSettings
 from panorgan.federation.site import SiteData
 from panorgan.runs.parallel import InParallel, OnProgress
+from panorgan.runs.shared_scans import check_shared_scans
 from panorgan.runs.site_cases import SiteCases, by_split, facts_of, read_site
 
 
@@ -38,7 +39,10 @@ class SiteFolder:
         """The site's cases by split, as they lie in the folder."""
         vocabulary = Vocabulary(self.agreement.vocabulary)
         read = read_site(self.name, self.settings, vocabulary, "annotated")
-        return by_split(self.name, False, read, self.agreement)
+        cases = by_split(self.name, False, read, self.agreement)
+        # A site sees its own cases alone, so this is all that can be known of scans that are used twice.
+        check_shared_scans([cases], self._store, self._work, self.agreement.allow_shared_scans)
+        return cases
 
     def counts(self) -> tuple[int, Mapping[str, int]]:
         """Number of training cases, and per structure of those that annotate it."""
