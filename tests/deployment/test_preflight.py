@@ -85,7 +85,7 @@ def test_a_site_that_is_ready(kit: SiteKit) -> None:
     before = {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()}
     checks = preflight(kit, on_progress=lambda *told: heard.append(told))
     assert {check.verdict for check in checks} == {"ok"}, checks
-    assert by_name(checks)["data"].what == "5 cases of 5 patients teach liver"
+    assert by_name(checks)["data"].what == "5 cases of 5 patients (3 train, 1 validation, 1 test) teach liver"
     assert by_name(checks)["scans"].what == "the doctor found nothing wrong in 5 cases"
     assert heard[-1] == ("reading cases", 5, 5)
     assert {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()} == before

@@ -65,8 +65,7 @@ def split_in_words(facts: dict[str, Any]) -> str:
     """`north 8 train, 2 validation, 3 test; south …`, in cases."""
     sites = sorted(facts["sites"].items())
     return "; ".join(
-        f"{site} {', '.join(f'{count} {split}' for split, count in own.items() if count or split == 'train')}"
-        for site, own in sites
+        f"{site} {', '.join(f'{count} {split}' for split, count in own.items() if count)}" for site, own in sites
     )
 
 
