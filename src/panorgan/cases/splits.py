@@ -1,7 +1,7 @@
 """Deterministic train / validation / test splits by patient, which hold when patients are added.
 
-A patient's place is a number in [0, 1): a hash of seed, site and patient. Test begins at 0, validation follows, the rest
-trains. So a new patient finds a place without moving anybody else's.
+A patient's place is a number in [0, 1): a hash of seed, site and patient. Test begins at 0, validation follows, the
+rest trains. So a new patient finds a place without moving anybody else's.
 """
 
 from __future__ import annotations

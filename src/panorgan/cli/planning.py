@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from panorgan.cases.planning import SiteStatistics, proposed_patch
 from panorgan.cases.preprocess import Plan, PlanChoices
 from panorgan.cases.sampling import sliced_axis
+from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.config import load_experiment
 from panorgan.federation.events import EventLog

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from panorgan.cli.console import Console, say
 from panorgan.federation.events import Event, Listener
 
 
@@ -120,7 +120,7 @@ class PlainView:
             self._line(f"round {facts['number']}/{facts['total']}{losses}{validated}  {left}")
 
     def _line(self, text: str) -> None:
-        print(f"{self.title}: {text}", file=sys.stdout, flush=True)
+        say(f"{self.title}: {text}")
 
 
 class LiveView:

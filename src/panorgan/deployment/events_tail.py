@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from panorgan.federation.events import Event
+from panorgan.federation.events import Event, parse_event
 
 
 class EventsTail:
@@ -26,8 +25,5 @@ class EventsTail:
                 if not line.endswith(b"\n"):
                     return
                 self._place += len(line)
-                try:
-                    content = json.loads(line)
-                    yield Event(content.pop("event"), content, content.pop("time"))
-                except (ValueError, KeyError, AttributeError):
-                    continue
+                if (event := parse_event(line)) is not None:
+                    yield event

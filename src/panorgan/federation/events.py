@@ -57,13 +57,20 @@ def mend_tail(path: Path) -> None:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """All events in a file; a line torn by a kill is passed over."""
+    """All events in a file; a line torn by a kill, or damaged, is passed over."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
-            try:
-                content = json.loads(line)
-                yield Event(content.pop("event"), content, content.pop("time"))
-            except (ValueError, KeyError, AttributeError):
-                continue
+            if (event := parse_event(line)) is not None:
+                yield event
+
+
+def parse_event(line: bytes) -> Event | None:
+    """One line of a file; None where it is no event: torn, of other bytes than text, or something else altogether."""
+    try:
+        content = json.loads(line)
+        kind, when = content.pop("event"), content.pop("time")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # bytes that are no text: a ValueError
+        return None
+    return Event(kind, content, when) if isinstance(kind, str) and isinstance(when, int | float) else None

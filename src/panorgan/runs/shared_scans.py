@@ -1,4 +1,4 @@
-"""No scan is trained on and tested, or lies at two sites: the content of the files says so, whatever their names are."""
+"""No scan is trained on and tested, or lies at two sites: the files' content decides, whatever their names are."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def check_shared_scans(sites: Sequence[SiteCases], store: Store, work: InParalle
         f"{len(shared)} {'scan is' if len(shared) == 1 else 'scans are'} used twice.",
         where="\n".join([*shared[:_NAMED], *more]),
         why="a test on a scan that was trained on measures memory, and a scan at two sites is one patient, not two",
-        fix="Name one of each pair in 'leave_out' under its site. To go on as it is, set 'allow_shared_scans: true': the "
-        "report will then say so.",
+        fix="Name one of each pair in 'leave_out' under its site. To go on as it is, set 'allow_shared_scans: true': "
+        "the report will then say so.",
         kind="shared-scan",
     )
 
