@@ -14,6 +14,7 @@ from nibabel.arrayproxy import ArrayProxy
 from numpy.typing import NDArray
 
 from panorgan.cases.formats import ITK_ENDINGS, one_slice, read_dicom_files, read_dicom_series, read_itk_file
+from panorgan.cases.scan_size import check_nifti_room
 from panorgan.errors import DataError
 
 # Nobody is scanned with finer voxels or over a longer way: such a header is in other units than millimetres.
@@ -151,6 +152,7 @@ def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
         return read_dicom_series(path)
     if path.name.endswith(ITK_ENDINGS):
         return read_itk_file(path)
+    check_nifti_room(path)
     image: Any = nib.load(path)
     return _scaled(image.dataobj), np.asarray(image.affine, dtype=np.float64)
 
