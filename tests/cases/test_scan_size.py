@@ -10,7 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-import SimpleITK as sitk
+import SimpleITK as sitk  # noqa: N813
 from dicom_files import write_series
 
 from panorgan.cases import scan_size

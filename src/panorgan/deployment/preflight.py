@@ -16,6 +16,7 @@ from panorgan.deployment.certificates import Credentials, check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
+from panorgan.deployment.open_policy import check_open_policy
 from panorgan.deployment.processes import running_process
 from panorgan.deployment.reachability import TITLES, check_reachability, parse_address
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
@@ -149,7 +150,7 @@ def _check_egress(kit: SiteKit, agreement: Agreement | None) -> Check:
     except PanorganError as error:
         return failed_by(name, error)
     objection = _check_policy(policy, agreement) if agreement is not None else None
-    return objection or Check(name, "ok", "what may leave is written down and understood")
+    return objection or check_open_policy(policy) or Check(name, "ok", "what may leave is written down and understood")
 
 
 def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:

@@ -22,8 +22,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
-
-_FORMAT = 1
+from panorgan.runs.model_checks import FORMAT, check_format, check_weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     path = scratch / "model.safetensors"
     save_file({key: value.contiguous() for key, value in sorted(weights.items())}, path)
     path.chmod(0o644)  # the library makes it readable by its owner alone; a model is there to be shared
-    whole = {"format": _FORMAT, "panorgan": panorgan.__version__, **card}
+    whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
     (scratch / "model.json").write_text(json.dumps(whole, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)
@@ -80,12 +79,15 @@ def load_model(folder: Path, device: torch.device) -> DeliveredModel:
         )
     try:
         card: dict[str, Any] = json.loads(path.read_text())
+        check_format(card, folder)
         facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
-        network.load_state_dict(load_file(folder / "model.safetensors"))
+        weights = load_file(folder / "model.safetensors")
+        check_weights(weights, folder)
+        network.load_state_dict(weights)
         plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         raise RunError(
             "The model cannot be loaded.",
             where=str(folder),
