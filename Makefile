@@ -3,22 +3,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP_QUIET := --quiet --disable-pip-version-check
+LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
 
-.PHONY: help venv demo test lint clean
+.PHONY: help venv demo test lint sbom clean
 
 help:
 	@echo "make demo   train a phantom federation, compare, and write a report (minutes on two cores)"
 	@echo "make test   run all tests"
 	@echo "make lint   ruff, mypy and the import contract"
+	@echo "make sbom   write build/sbom.cdx.json: what panorgan is made of, for the hospital's IT"
 	@echo "make venv   only create .venv"
 
 venv: $(READY)
 
-$(READY): requirements.txt requirements-network.txt requirements-dev.txt pyproject.toml
+$(READY): requirements.txt requirements-torch.txt requirements-network.txt requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("panorgan needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+# The files name every package with its hashes: these very files, or none. PyTorch's build depends on the machine, so pip
+# chooses it and its file is checked afterwards (a wheel runs nothing when it is installed).
+	$(BIN)/pip install $(PIP_QUIET) --no-deps --require-hashes $(LOCKED)
+	$(BIN)/pip install $(PIP_QUIET) --report $(VENV)/torch.json "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-torch.txt)"
+	$(BIN)/python scripts/check_hashes.py $(VENV)/torch.json requirements-torch.txt || ($(BIN)/pip uninstall -q -y torch; false)
+	$(BIN)/pip install $(PIP_QUIET) --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: $(READY)
@@ -37,5 +44,8 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+sbom: $(READY)
+	$(BIN)/python scripts/sbom.py build/sbom.cdx.json
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

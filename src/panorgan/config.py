@@ -87,6 +87,9 @@ class Agreement(Settings):
     vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
     splits: SplitSettings = SplitSettings()
+    allow_shared_scans: bool = Field(
+        False, description="go on although a scan is in two splits or at two sites; the report then says so"
+    )
     plan: PlanSettings = PlanSettings()
     network: UNetSettings = UNetSettings()
     training: TrainingSettings = TrainingSettings()

@@ -1,17 +1,18 @@
-"""Splits by patient: deterministic, disjoint, and fair to small sites."""
+"""Splits by patient: deterministic, disjoint, fair to small sites, and the same when patients are added."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from panorgan.cases.case import Case
 from panorgan.cases.seeds import derive_seed
 from panorgan.cases.splits import SplitSettings, split_cases
+from panorgan.errors import DataError
 
 
 def case(number: int, patient: int, site: str = "north") -> Case:
@@ -27,37 +28,130 @@ def ids(split: list[Case]) -> list[str]:
 
 
 case_lists = st.lists(st.integers(0, 12), max_size=40).map(lambda ps: [case(n, p) for n, p in enumerate(ps)])
-shares = (
-    st.tuples(st.floats(0, 0.98), st.floats(0, 0.98))
-    .filter(lambda pair: sum(pair) < 1)
-    .map(lambda pair: SplitSettings(validation=pair[0], test=pair[1]))
-)
 seeds = st.integers(0, 2**32)
+pairs = st.tuples(st.floats(0, 0.98), st.floats(0, 0.98)).filter(lambda pair: sum(pair) < 1)
+stable = pairs.map(lambda pair: SplitSettings(validation=pair[0], test=pair[1]))
+balanced = pairs.map(lambda pair: SplitSettings(validation=pair[0], test=pair[1], balanced=True))
+grown = st.tuples(st.sets(st.integers(0, 99), min_size=2, max_size=12), st.sets(st.integers(0, 99), max_size=6))
 
 
-@given(case_lists, shares, seeds)
-def test_splits_partition_the_cases_by_patient(cases, settings, seed) -> None:
-    splits = split_cases(cases, settings, seed)
+def named(cases: list[Case], shares: SplitSettings, seed: int) -> dict[str, str] | None:
+    """Split by patient; None where nobody is left to train on."""
+    try:
+        shared = split_cases(cases, shares, seed)
+    except DataError as error:
+        if error.kind != "nobody-to-train-on":
+            raise
+        return None
+    return {each.patient: split for split, own in shared.items() for each in own}
+
+
+@given(case_lists, stable | balanced, seeds)
+def test_splits_partition_the_cases_by_patient(cases, shares, seed) -> None:
+    if named(cases, shares, seed) is None:
+        return
+    splits = split_cases(cases, shares, seed)
     assert sorted(ids([each for split in splits.values() for each in split])) == ids(cases)
     patients = [{each.patient for each in split} for split in splits.values()]
     assert sum(map(len, patients)) == len({each.patient for each in cases})
 
 
-@given(case_lists, shares, seeds, st.randoms(use_true_random=False))
-def test_the_order_of_cases_does_not_matter(cases, settings, seed, random) -> None:
+@given(case_lists, stable | balanced, seeds, st.randoms(use_true_random=False))
+def test_the_order_of_cases_does_not_matter(cases, shares, seed, random) -> None:
     shuffled = list(cases)
     random.shuffle(shuffled)
-    assert split_cases(shuffled, settings, seed) == split_cases(cases, settings, seed)
+    assert named(shuffled, shares, seed) == named(cases, shares, seed)
+    if named(cases, shares, seed) is not None:
+        assert split_cases(shuffled, shares, seed) == split_cases(cases, shares, seed)
 
 
-@given(st.integers(0, 40), shares, seeds)
-def test_every_share_gets_a_patient_as_long_as_one_is_left_to_train(count, settings, seed) -> None:
-    splits = split_cases(one_scan_each(count), settings, seed)
-    wanted = (settings.validation > 0) + (settings.test > 0)
+@given(st.integers(0, 40), balanced, seeds)
+def test_every_share_gets_a_patient_as_long_as_one_is_left_to_train(count, shares, seed) -> None:
+    splits = split_cases(one_scan_each(count), shares, seed)
+    wanted = (shares.validation > 0) + (shares.test > 0)
     assert bool(splits["train"]) == (count > 0)
     assert (len(splits["validation"]) > 0) + (len(splits["test"]) > 0) == min(wanted, max(count - 1, 0))
-    for name, share in (("validation", settings.validation), ("test", settings.test)):
+    for name, share in (("validation", shares.validation), ("test", shares.test)):
         assert len(splits[name]) <= max(share * count + 0.5, share > 0)
+
+
+@given(st.integers(2, 40), stable, seeds)
+def test_a_stable_split_leaves_no_share_empty_that_it_can_fill(count, shares, seed) -> None:
+    """Nobody of the test share is lent to another split, so validation needs two patients outside of it."""
+    found = named(one_scan_each(count), shares, seed)
+    if found is None:
+        assert shares.test > 0
+        return
+    sizes = {split: list(found.values()).count(split) for split in ("train", "validation", "test")}
+    assert sizes["train"] > 0
+    assert (sizes["test"] > 0) == (shares.test > 0)
+    assert (sizes["validation"] > 0) == (shares.validation > 0 and count - sizes["test"] > 1)
+
+
+@settings(max_examples=500)
+@given(grown, stable, seeds)
+def test_whoever_was_trained_on_is_never_tested_when_patients_are_added(patients, shares, seed) -> None:
+    before, added = patients
+    small = named([case(n, n) for n in before], shares, seed)
+    large = named([case(n, n) for n in before | added], shares, seed)
+    if small is None or large is None:
+        return  # refused: no model, so nothing that was trained on
+    tested = {patient for patient, split in large.items() if split == "test"}
+    assert tested & small.keys() <= {patient for patient, split in small.items() if split == "test"}
+
+
+@settings(max_examples=300)
+@given(st.sets(st.integers(0, 99), min_size=20, max_size=60), st.integers(0, 99), seeds)
+def test_a_new_patient_moves_nobody_where_every_share_has_somebody(before, new, seed) -> None:
+    shares = SplitSettings()
+    small = named([case(n, n) for n in before], shares, seed)
+    large = named([case(n, n) for n in before | {new}], shares, seed)
+    moved = {patient for patient in small if small[patient] != large[patient]}
+    sizes = [list(small.values()).count(split) for split in ("validation", "test")]
+    assert not moved or min(sizes) == 1, "only who filled an empty split may be moved"
+
+
+def test_one_more_patient_among_forty_moves_nobody() -> None:
+    for seed in range(20):
+        before = named(one_scan_each(40), SplitSettings(), seed)
+        after = named(one_scan_each(41), SplitSettings(), seed)
+        assert {patient: after[patient] for patient in before} == before
+
+
+@settings(max_examples=500)
+@given(st.sets(st.integers(0, 99), min_size=2, max_size=30), st.integers(0, 99), balanced, seeds)
+def test_one_addition_to_a_balanced_split_takes_nobody_from_training_to_test(before, new, shares, seed) -> None:
+    small = named([case(n, n) for n in before], shares, seed)
+    large = named([case(n, n) for n in before | {new}], shares, seed)
+    moved = {patient for patient in small if small[patient] == "train" and large[patient] == "test"}
+    assert not moved or shares.validation == 0
+
+
+def test_a_balanced_split_does_move_others() -> None:
+    """The trade-off is real: it is why stable splits are the default."""
+    moves = 0
+    for seed in range(20):
+        shares = SplitSettings(balanced=True)
+        before, after = (named(one_scan_each(count), shares, seed) for count in (40, 41))
+        moves += sum(before[patient] != after[patient] for patient in before)
+    assert moves > 0
+
+
+def test_stable_shares_are_right_on_average() -> None:
+    found = [named(one_scan_each(50), SplitSettings(validation=0.15, test=0.25), seed) for seed in range(100)]
+    everyone = [split for names in found for split in names.values()]
+    assert everyone.count("test") / len(everyone) == pytest.approx(0.25, abs=0.02)
+    assert everyone.count("validation") / len(everyone) == pytest.approx(0.15, abs=0.02)
+
+
+def test_a_site_whose_patients_all_fall_into_test_is_refused_with_ways_out() -> None:
+    shares = SplitSettings(test=0.9, validation=0.0)
+    seed = next(seed for seed in range(50) if named(one_scan_each(3), shares, seed) is None)
+    with pytest.raises(DataError) as refused:
+        split_cases(one_scan_each(3), shares, seed)
+    assert refused.value.kind == "nobody-to-train-on"
+    assert "splits.seed" in refused.value.fix
+    assert named(one_scan_each(3), shares.model_copy(update={"balanced": True}), seed) is not None
 
 
 @pytest.mark.parametrize(
@@ -74,8 +168,8 @@ def test_every_share_gets_a_patient_as_long_as_one_is_left_to_train(count, setti
         (0, 0.15, 0.25, (0, 0, 0)),
     ],
 )
-def test_sizes_by_hand(count, validation, test, sizes) -> None:
-    splits = split_cases(one_scan_each(count), SplitSettings(validation=validation, test=test), seed=0)
+def test_balanced_sizes_by_hand(count, validation, test, sizes) -> None:
+    splits = split_cases(one_scan_each(count), SplitSettings(validation=validation, test=test, balanced=True), seed=0)
     assert tuple(len(splits[name]) for name in ("train", "validation", "test")) == sizes
 
 

@@ -48,3 +48,12 @@ def test_what_is_said_stays(experiment_file) -> None:
     arguments = ["plan", str(experiment_file), "--set", "plan.spacing_mm=[20, 20, 20]", "--json"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert json.loads(result.output.splitlines()[-1])["result"]["plan"]["spacing_mm"] == [20, 20, 20]
+
+
+def test_the_sizes_of_the_split_are_shown(experiment_file) -> None:
+    told = CliRunner().invoke(app, ["plan", str(experiment_file), "--json"], catch_exceptions=False).output
+    patients = json.loads(told.splitlines()[-1])["result"]["patients"]
+    assert patients["north"] == {"train": 3, "validation": 1, "test": 1}
+    assert patients["south"] == {"train": 2, "validation": 1, "test": 1}
+    shown = CliRunner().invoke(app, ["plan", str(experiment_file)], catch_exceptions=False, env={"COLUMNS": "160"})
+    assert "3, 1, 1" in shown.output

@@ -34,3 +34,20 @@ def test_what_a_method_wants_people_to_know_is_shown(capsys):
     view(notice)
     assert "No teacher knows liver." in [str(part) for part in view.render().renderables]
     assert event_line(notice) == "round 4: No teacher knows liver."
+
+
+def test_the_split_and_scans_used_twice_are_shown(capsys):
+    split = Event(
+        "split", {"sites": {"north": {"train": 8, "validation": 2, "test": 3}, "isle": {"train": 0, "test": 4}}}
+    )
+    shared = Event("shared_scans", {"scans": ["north/a (train) = north/b (test)"]})
+    view, plain = LiveView("tiny"), PlainView("tiny")
+    for event in (split, shared):
+        view(event)
+        plain(event)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny: split isle 4 test; north 8 train, 2 validation, 3 test"
+    assert "WARNING" in lines[1]
+    shown = [str(part) for part in view.render().renderables]
+    assert any("8 train, 2 validation, 3 test" in part for part in shown)
+    assert any("north/a (train) = north/b (test)" in part for part in shown)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import platform
+import re
 import shutil
 import subprocess
 from contextlib import nullcontext
@@ -149,6 +151,16 @@ def test_a_site_publishes_no_port_and_the_server_one(made: KitsReport) -> None:
     assert services["coordinator"]["ports"] == []
     # The image is built from a folder without keys.
     assert [path.name for path in (made.server / site["build"]).iterdir()] == ["Dockerfile"]
+
+
+def test_the_image_has_a_base_of_an_exact_version(made: KitsReport) -> None:
+    for kit in (made.server, made.sites["north"]):
+        lines = (kit / "image" / "Dockerfile").read_text().splitlines()
+        bases = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
+        assert bases == [f"python:{platform.python_version()}-slim-bookworm"]
+        assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", bases[0]), "no tag that moves with every release"
+        assert [line for line in lines if line.startswith("FROM")] == ["FROM ${BASE}"]
+        assert any(".RepoDigests 0" in line for line in lines), "how to pin the digest"
 
 
 def test_units_run_as_nobody_special_and_come_back(made: KitsReport) -> None:

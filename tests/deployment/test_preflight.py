@@ -22,8 +22,10 @@ from panorgan.deployment import machine, versions
 from panorgan.deployment.check import Check
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import FILL_IN
+from panorgan.deployment.open_policy import check_open_policy
 from panorgan.deployment.preflight import preflight, preflight_server
 from panorgan.federation.egress import default_policy
+from panorgan.methods.registry import methods
 from panorgan.runs.site_cases import site_settings
 
 
@@ -85,7 +87,7 @@ def test_a_site_that_is_ready(kit: SiteKit) -> None:
     before = {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()}
     checks = preflight(kit, on_progress=lambda *told: heard.append(told))
     assert {check.verdict for check in checks} == {"ok"}, checks
-    assert by_name(checks)["data"].what == "5 cases of 5 patients teach liver"
+    assert by_name(checks)["data"].what == "5 cases of 5 patients (3 train, 1 validation, 1 test) teach liver"
     assert by_name(checks)["scans"].what == "the doctor found nothing wrong in 5 cases"
     assert heard[-1] == ("reading cases", 5, 5)
     assert {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()} == before
@@ -116,6 +118,24 @@ def agree_on(kit: SiteKit, tiny: Callable[..., Experiment], **method: object) ->
     change(kit, experiment_fingerprint=other.fingerprint())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"numbers": ["*"]}, {"numbers": ["cases", "*/*", "**"]}, {"numbers": ["?*"]}, {"tensors": {"*": {}}}],
+    ids=["all numbers", "among others", "of any length", "all tensors"],
+)
+def test_a_policy_that_lets_anything_leave_is_a_warning(kit: SiteKit, changes: dict[str, Any]) -> None:
+    policy = yaml.safe_load(kit.egress_policy.read_text())
+    kit.egress_policy.write_text(yaml.safe_dump({**policy, **changes}))
+    found = by_name(preflight(kit, data=False))["egress.yaml"]
+    assert found.verdict == "warning"
+    assert found.fix
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_no_policy_that_comes_with_a_kit_lets_anything_leave(name: str) -> None:
+    assert check_open_policy(default_policy(name)) is None
+
+
 def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[..., Experiment]) -> None:
     """It was made for FedAvg. Nobody would notice before the end of pre-training."""
     agree_on(kit, tiny, name="flkd")
@@ -137,9 +157,9 @@ def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[
     ("changes", "verdict"),
     [
         ({}, "ok"),
-        ({"numbers": ["*"]}, "ok"),
+        ({"numbers": ["*"]}, "warning"),  # it lets anything leave
         ({"weights": False}, "failed"),
-        ({"tensors": {"*": {}}}, "ok"),
+        ({"tensors": {"*": {}}}, "warning"),
         ({"tensors": {}}, "failed"),
         ({"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "loss", "loss/*"]}, "failed"),
         ({"numbers": ["train_cases", "annotated/*", "cases", "loss", "loss/*", "dice/*"]}, "warning"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from panorgan.deployment.events_tail import EventsTail
 from panorgan.federation.events import EventLog, mend_tail, read_events
 
 
@@ -30,3 +31,18 @@ def test_a_line_torn_by_a_kill_does_not_swallow_the_next(tmp_path):
 def test_no_file_means_no_events(tmp_path):
     mend_tail(tmp_path / "absent.jsonl")
     assert list(read_events(tmp_path / "absent.jsonl")) == []
+
+
+def test_lines_that_are_no_events_are_passed_over_by_both_readers(tmp_path):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.record("round", number=1)
+    deep = b"[" * 100_000
+    for damage in (b'{"time": 1, "event": "round\xff\xfe"}', b"\xff\xfe\x00", b"[1]", b'"text"', b"7", deep, b"null"):
+        with path.open("ab") as file:
+            file.write(damage + b"\n")
+    with path.open("ab") as file:
+        file.write(b'{"time": "now", "event": "round"}\n{"time": 1, "event": ["round"]}\n')
+    log.record("round", number=2)
+    for events in (read_events(path), EventsTail(path, from_start=True).new()):
+        assert [event.facts for event in events] == [{"number": 1}, {"number": 2}]

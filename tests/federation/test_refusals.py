@@ -231,7 +231,7 @@ TASK = Task("evaluate", "run", experiment="e")
 @pytest.mark.parametrize("score", [0.0, 1.0])
 def test_the_ends_of_the_scale_are_scores(score):
     answer = Message(numbers={"dice/liver": score}, meta=answer_meta(TASK, "a")).to_bytes()
-    assert read_scores(answer, TASK, "a") == {"liver": score}
+    assert read_scores(answer, TASK, "a", Vocabulary(["liver"])) == {"liver": score}
 
 
 def test_a_site_may_annotate_nothing_and_all_of_its_cases():
@@ -288,3 +288,38 @@ def test_outliers_are_let_through_where_the_experiment_says_so(three, tmp_path):
     experiment = three(outlier_factor=None)
     make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
     assert not happened(tmp_path, "refused")
+
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+@pytest.mark.parametrize("organ", ["gallbladder", f"liver{ESCAPE}", "", "=cmd()"])
+def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ):
+    answer = Message(numbers={"dice/liver": 0.5, f"dice/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
+    with pytest.raises(MessageError, match="no part of the vocabulary") as refused:
+        read_scores(answer, TASK, "a", Vocabulary(["liver"]))
+    assert str(refused.value).replace("\n", "").isprintable()
+
+
+def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
+    def meddle(site: str, kind: str, answer: bytes):
+        change = edited(answer, lambda arrays, numbers, meta: numbers.update({f"dice/{ESCAPE}": 1.0}))
+        return [(site, change if (site, kind) == ("north", "evaluate") else answer)]
+
+    experiment = three(validate_every=1)
+    coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
+    coordinator.run()
+    (refused,) = happened(tmp_path, "refused")
+    assert refused["site"] == "north"
+    assert refused["why"].isprintable()
+    assert set(coordinator.state.scores) == {"south", "west"}
+
+
+@pytest.mark.parametrize("name", [f"loss{ESCAPE}", "a" * 300, "loss\nround 9/9"])
+def test_a_number_whose_name_cannot_be_shown_is_refused(name, tmp_path):
+    task = Task("train", "run", experiment="e")
+    path = tmp_path / "answer.safetensors"
+    path.write_bytes(Message({"w": torch.zeros(1)}, {name: 1.0}, answer_meta(task, "a")).to_bytes())
+    with pytest.raises(MessageError, match="cannot be shown") as refused:
+        check_answer(MessageFile(path), task, "a", {"w": torch.zeros(1)})
+    assert refused.value.why.isprintable()

@@ -71,7 +71,7 @@ def asked_with(monkeypatch, patience: Patience, takes: float, deadline: float | 
     transport = AlwaysFailing(clock, takes, task)
 
     def read(site: str, answer: bytes) -> None:
-        read_scores(answer, task, site)
+        read_scores(answer, task, site, Vocabulary(["liver"]))
 
     collector = Collector(transport, EventLog(), patience)
     heard = collector.ask(["north"], Question(task, lambda site: Content(), 1), read, deadline)

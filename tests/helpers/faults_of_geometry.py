@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,6 +216,16 @@ def truncated_label(bench: Bench) -> Where:
 @fault("file-unreadable")
 def empty_file(bench: Bench) -> Where:
     bench.image.write_bytes(b"")
+    return bench.case
+
+
+@fault("too-large")
+def header_of_a_giant(bench: Bench) -> Where:
+    """A few kilobytes that claim eight terabytes."""
+    path = bench.image if bench.rng.random() < 0.5 else bench.label
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    content[42:48] = struct.pack("<3h", 20000, 20000, 20000)
+    path.write_bytes(gzip.compress(bytes(content)))
     return bench.case
 
 

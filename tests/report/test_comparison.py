@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import blocked, visit
 
 from panorgan.config import Experiment
 from panorgan.errors import DataError, RunError
@@ -367,3 +368,9 @@ def test_page_never_scrolls_sideways(page: Page, tmp_path: Path, width: int) -> 
     found = re.search(r"<title>width (\d+)</title>", answer.stdout)
     assert found is not None, answer.stderr[-500:]
     assert int(found[1]) <= width
+
+
+@pytest.mark.slow
+def test_the_content_policy_blocks_nothing_of_the_comparison(page: Page, tmp_path: Path) -> None:
+    assert "Content-Security-Policy" in page.source
+    assert blocked(visit(page.source, tmp_path)[1]) == []

@@ -17,6 +17,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+from browser import blocked, visit
 
 from panorgan.cases.volume import write_labels
 from panorgan.config import Experiment
@@ -104,7 +105,8 @@ def make_experiment(data: Path, name: str) -> Experiment:
         write_site(data / site, annotated or ORGANS, 6, site == "south", seed)
         write_site(data / "withheld" / site, ORGANS, 6, site == "south", seed)
         sites[site] = {"folder": data / site, "withheld": data / "withheld" / site, "external": not annotated}
-    return Experiment(name=name, vocabulary=ORGANS, sites=sites, plan={"spacing_mm": (8, 8, 8)})
+    shared: dict[str, Any] = {"plan": {"spacing_mm": (8, 8, 8)}, "splits": {"balanced": True}}  # two tests per site
+    return Experiment(name=name, vocabulary=ORGANS, sites=sites, **shared)
 
 
 def write_predictions(experiment: Experiment, run: Path, cache: Path) -> list[Row]:
@@ -430,3 +432,11 @@ def test_page_never_scrolls_sideways(run: Path, tmp_path: Path, width: int) -> N
     found = re.search(r"<title>width (\d+)</title>", answer.stdout)
     assert found is not None, answer.stderr[-500:]
     assert int(found[1]) <= width
+
+
+@pytest.mark.slow
+def test_the_content_policy_blocks_nothing_of_the_report(run: Path, tmp_path: Path) -> None:
+    page = report(run).source
+    assert "Content-Security-Policy" in page
+    assert "data:image" in page
+    assert blocked(visit(page, tmp_path)[1]) == []

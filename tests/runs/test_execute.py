@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_the_run_folder_holds_what_is_promised(finished, tiny):
     assert manifest["sites"]["island"]["external"]
     assert {"torch", "monai", "panorgan", "python"} <= set(manifest["versions"])
     kinds = [event.kind for event in read_events(finished / "events.jsonl")]
-    assert kinds == ["started", "joined", "round", "round", "round", "finished"]
+    assert kinds == ["started", "split", "joined", "round", "round", "round", "finished"]
     with (finished / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     promised = "split,site,case,organ,dice,jaccard,hd,hd95,assd,nsd,sensitivity,specificity,rve"
@@ -172,8 +173,6 @@ def test_a_folder_with_a_run_is_not_overwritten(finished, tiny, tmp_path):
 @pytest.fixture
 def folders(tiny, cache, tmp_path) -> dict[str, Any]:
     """The tiny phantoms as ordinary folders that a test may damage."""
-    import shutil
-
     content: dict[str, Any] = {}
     for name, site in site_settings(tiny(), cache, lambda *_: None).items():
         shutil.copytree(site.folder, tmp_path / name)
@@ -326,6 +325,18 @@ def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
         evaluate(tmp_path / "run")
     assert caught.value.fix
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+
+
+def test_a_run_that_was_split_by_an_older_version_says_so(finished, tiny, tmp_path):
+    """Its test cases were others: today's may have been trained on."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["split_rule"]
+    manifest["data_fingerprint"] = "0" * 16
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="older panorgan version") as caught:
+        evaluate(run)
+    assert "trained on" in caught.value.why
 
 
 def test_evaluate_says_when_the_manifest_does_not_fit_this_version(finished, tmp_path):

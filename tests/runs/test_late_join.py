@@ -50,7 +50,7 @@ def finished(content, cache, tmp_path_factory) -> Path:
 
 def test_the_run_folder_tells_of_the_join(finished):
     kinds = [event.kind for event in read_events(finished / "events.jsonl")]
-    assert kinds == ["started", "joined", "round", "round", "late_join", "round", "round", "finished"]
+    assert kinds == ["started", "split", "joined", "round", "round", "late_join", "round", "round", "finished"]
     record = read_record(finished)
     assert {site.name: site.joined_in for site in record.training_sites} == {"north": 1, "south": 3}
     (south,) = [site for site in record.sites if site.name == "south"]

@@ -50,6 +50,7 @@ def two_sites(tmp_path: Path) -> dict:
     }
     return {
         "vocabulary": ["liver", "spleen"],
+        "splits": {"balanced": True},
         "sites": {name: {"folder": str(folder)} for name, folder in folders.items()},
         "network": {"features": [4, 8]},
         "training": {

@@ -33,7 +33,7 @@ def real(tiny_content: Callable[..., dict[str, Any]], folders: dict[str, Path]) 
     """An experiment on real folders: `real(north={...}, south={...})`."""
 
     def make(**sites: dict[str, Any]) -> Experiment:
-        content = tiny_content()
+        content = tiny_content(splits={"balanced": True})  # halves of a small site must not lack a split
         del content["phantom"]
         return Experiment(**content, sites={name: {"folder": folders[name], **own} for name, own in sites.items()})
 

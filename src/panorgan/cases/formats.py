@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.cases.scan_size import check_itk_room, check_room
 from panorgan.errors import DataError
 
 ITK_ENDINGS = (".mha", ".mhd", ".nrrd", ".nhdr")
@@ -27,6 +28,8 @@ _DRIFT = 1e-3
 _DATA_FILE = re.compile(rb"^\s*(?:ElementDataFile\s*=|data ?file:)[ \t]*([^\r\n]*)\r?\n?", re.IGNORECASE | re.MULTILINE)
 # Headers are text and short; in a file with its data inside, the rest need not be read.
 _HEADER_BYTES = 1 << 20
+# Rescaled slices may become floats, and are there twice for a moment: as an image and as an array.
+_DICOM_BYTES = 8
 
 Scan = tuple[NDArray[Any], NDArray[np.float64]]
 
@@ -78,6 +81,7 @@ def read_itk_file(path: Path) -> Scan:
     """Voxels [X, Y, Z] and affine of a MetaImage or NRRD file; a flat picture is one slice."""
     import SimpleITK as sitk  # noqa: N813 - its own documentation's name
 
+    check_itk_room(path)
     return _from_itk(sitk.ReadImage(str(path)))
 
 
@@ -113,6 +117,8 @@ def read_dicom_files(files: Sequence[Path], where: Path) -> Scan:
     import SimpleITK as sitk  # noqa: N813
 
     slices = [_read_header(path) for path in files]
+    frames = sum(one.frames for one in slices)
+    check_room(where, (*(max(axis) for axis in zip(*(one.size for one in slices), strict=True)), frames), _DICOM_BYTES)
     if len(slices) == 1 and slices[0].frames > 1:
         return _read_frames(files[0])
     slices = _stacked(slices, where)

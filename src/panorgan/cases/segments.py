@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from panorgan.anatomy import Organ, ancestors, catalogue, find_organ
 from panorgan.cases.case import Mask, another_grid
 from panorgan.cases.formats import LPS_TO_RAS, POSITION_ROUNDING_MM, SLICE_TOLERANCE, functional_group, import_pydicom
+from panorgan.cases.scan_size import check_room
 from panorgan.cases.volume import Volume
 from panorgan.errors import AnatomyError, DataError
 
@@ -20,6 +21,8 @@ from panorgan.errors import AnatomyError, DataError
 _TOLERANCE_MM = 1e-2
 # SNOMED CT is written in several schemes; pydicom knows the old codes as SRT.
 _OLD_SNOMED = ("SNM3", "99SDM")
+# A frame while it is unpacked and compared.
+_PIXEL_BYTES = 4
 _SIDES = {"left": "7771000", "right": "24028007"}
 
 
@@ -99,6 +102,7 @@ def _frames(path: Path, numbers: set[int]) -> Iterator[tuple[int, NDArray[np.flo
     pydicom = import_pydicom()
     try:
         dataset = pydicom.dcmread(path)
+        check_room(path, (dataset.Rows, dataset.Columns), _PIXEL_BYTES)
         for frame in range(int(dataset.get("NumberOfFrames") or 1)):
             if dataset.SegmentationType == "LABELMAP":
                 stored = _pixels(dataset, frame)

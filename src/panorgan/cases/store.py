@@ -152,6 +152,13 @@ class Store:
         """A key of what a case holds and how it is read, whatever is made of it by whichever version."""
         return self._key(case, "content")
 
+    def scan_of(self, case: Case) -> str:
+        """A key of the scan alone, whatever is annotated; slices count as a set, because their names may differ."""
+        digest = hashlib.sha256()
+        for one in sorted(self._hashes.of(path) for path in case.image_files):
+            digest.update(one)
+        return digest.hexdigest()[:32]
+
     def sweep(self) -> None:
         """Remove what killed processes have left, and companions of cases that nobody has used for two weeks."""
         for path in _entries(self.folder):

@@ -14,6 +14,7 @@ from nibabel.arrayproxy import ArrayProxy
 from numpy.typing import NDArray
 
 from panorgan.cases.formats import ITK_ENDINGS, one_slice, read_dicom_files, read_dicom_series, read_itk_file
+from panorgan.cases.scan_size import check_nifti_room
 from panorgan.cases.whole_gzip import whole_gzip
 from panorgan.errors import DataError
 
@@ -152,6 +153,7 @@ def _read_any(path: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
         return read_dicom_series(path)
     if path.name.endswith(ITK_ENDINGS):
         return read_itk_file(path)
+    check_nifti_room(path)
     with whole_gzip(nib.load(path), path) as image:
         return _scaled(image.dataobj), np.asarray(image.affine, dtype=np.float64)
 

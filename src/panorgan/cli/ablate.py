@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from panorgan.cli.compare import FAILED, distance_table, print_result, show_ending, summary, train_missing
+from panorgan.cli.console import Console
 from panorgan.config import load_experiment
 from panorgan.evaluation.comparison import ALL_ORGANS, FEDERATION, Comparison, Place
 from panorgan.report.ablation import PAPER_NOTE, TICK, difference, p_number, places, shows_paper, write_ablation

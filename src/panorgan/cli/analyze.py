@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.config import validated
 from panorgan.report import write_report

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.config import load_experiment
 from panorgan.errors import PanorganError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
+from panorgan.cli.console import Console
 from panorgan.cli.training import in_words
 from panorgan.cli.view import watch
 from panorgan.config import Experiment, parse_experiment

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from panorgan.cases.doctor import Checkup, Finding, Severity, Source
+from panorgan.cli.console import Console, say
 from panorgan.errors import DataError
 
 CLEAN, WARNED, FAILED = 0, 1, DataError.exit_code
@@ -159,4 +159,4 @@ def _plain_line(what: str, done: int, total: int) -> None:
     """A line after every quarter; small folders get one at the end."""
     steps = 4 if total >= 40 else 1
     if done and done * steps // total > (done - 1) * steps // total:
-        print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+        say(f"{what}: {done} of {total}", file=sys.stderr)

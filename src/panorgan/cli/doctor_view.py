@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from panorgan.cases.doctor import CaseFacts, Checkup, Finding, Severity, StructureFacts
 from panorgan.cases.doctor.codes import CODES
 from panorgan.cases.doctor.summary import Group, Place, SourceSummary, Variant, group_findings, summarise_sources
+from panorgan.cli.console import Console
 
 if TYPE_CHECKING:
     from panorgan.cases.doctor.headers import FixedFile

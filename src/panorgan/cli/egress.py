@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from panorgan.cli.console import Console
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:

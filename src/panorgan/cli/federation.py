@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from panorgan.cli.console import say
 from panorgan.cli.egress import egress
 from panorgan.cli.federation_keys import renew, revoke
 from panorgan.errors import ConfigError
@@ -133,7 +134,7 @@ def stop(
     if not stops:
         print("The run is finished: there is nothing to stop.", flush=True)
         return
-    print(f"The run will stop {when}. Go on with: panorgan federation start {found.path}", flush=True)
+    say(f"The run will stop {when}. Go on with: panorgan federation start {found.path}")
 
 
 def stop_site(kit: SiteKit, as_json: bool) -> None:

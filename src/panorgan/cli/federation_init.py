@@ -7,10 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from panorgan.cli.console import Console, say
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def write_example(path: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"example": str(path)}), flush=True)
         return
-    print(f"Wrote {path}. Put your server, sites and experiment file into it, then:", flush=True)
-    print(f"  panorgan federation init {path}", flush=True)
+    say(f"Wrote {path}. Put your server, sites and experiment file into it, then:")
+    say(f"  panorgan federation init {path}")
 
 
 def make_all(federation: Path, out: Path | None, as_json: bool) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
 from panorgan.cli import federation_view, preflight_view
+from panorgan.cli.console import Console, say
 from panorgan.cli.doctor import reading
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit, SiteKit
@@ -56,11 +57,11 @@ def start_and_watch(kit: ServerKit, as_json: bool) -> None:
             drive(kit, listener)
     except KeyboardInterrupt:
         again = f"Go on with: panorgan federation start {kit.path}"
-        print(f"The rounds of the segment in hand go on at the server. {again}", file=sys.stderr, flush=True)
-        print(f"To end them too: panorgan federation stop {kit.path} --now", file=sys.stderr, flush=True)
+        say(f"The rounds of the segment in hand go on at the server. {again}", file=sys.stderr)
+        say(f"To end them too: panorgan federation stop {kit.path} --now", file=sys.stderr)
         raise
     if not as_json:
-        print(federation_view.closing_line(read_status(kit)), flush=True)
+        say(federation_view.closing_line(read_status(kit)))
 
 
 def show_status(kit: ServerKit, watch: bool, as_json: bool) -> str:
@@ -101,7 +102,7 @@ def _follow_json(kit: ServerKit) -> str:
         changed = {key: value for key, value in content.items() if key not in ("time", "eta_seconds", "updated")}
         if changed != last:
             last = changed
-            print(line, flush=True)
+            say(line)
         if status.state in _ENDED:
             return status.state
         time.sleep(_LOOK_SECONDS)
@@ -119,7 +120,7 @@ def _follow_lines(kit: ServerKit, status: FederationStatus) -> str:
             _print_line(sys.stdout, event)
         if status.state != state:
             state = status.state
-            print(" ".join(filter(None, (f"{_now()}  {state}:", status.why, status.advice))), flush=True)
+            say(" ".join(filter(None, (f"{_now()}  {state}:", status.why, status.advice))))
     return status.state
 
 
@@ -182,14 +183,14 @@ class _Lines:
             self._driver = now
         if self._as_json:
             line = json.dumps({"time": round(event.time, 3), "event": event.kind, **event.facts})
-            print(line, file=self._out, flush=True)
+            say(line, file=self._out)
         else:
             _print_line(self._out, event)
 
 
 def _print_line(out: IO[str], event: Event) -> None:
     if line := federation_view.event_line(event):
-        print(f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {line}", file=out, flush=True)
+        say(f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {line}", file=out)
 
 
 def _now() -> str:
@@ -207,4 +208,4 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
         print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
         return
     Console().print(score_table(rows, "Dice on this site's test cases (mean over cases)"))
-    print(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. Nothing of this has left.", flush=True)
+    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. Nothing of this has left.")

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from panorgan.cli.console import Console
 from panorgan.cli.view import duration, joined_in_words, mean_validation
 from panorgan.deployment.site_status import SiteStatus
 from panorgan.deployment.status import FederationStatus, Trouble

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.printable import one_line
 
 Say = Callable[[str], None]
 Phrases = Mapping[re.Pattern[str], Callable[[re.Match[str]], str]]
@@ -130,4 +131,4 @@ class LogTail:
 
 def say_with_time(words: str) -> None:
     """A line with the time in front, for a terminal or a journal."""
-    print(f"{time.strftime('%H:%M:%S')}  {words}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {one_line(words)}", flush=True)  # without rich: this runs for weeks

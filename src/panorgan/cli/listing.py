@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from panorgan.anatomy import catalogue
+from panorgan.cli.console import Console, say_lines
 
 if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
     from panorgan.methods.describing import FieldDescription, MethodDescription
@@ -31,7 +32,7 @@ def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
     if name is None:
         described = [describe(method) for method in methods().values()]
         if as_markdown:
-            print(methods_page(), end="")
+            say_lines(methods_page())
         elif as_json:
             print(json.dumps([_method_as_json(description) for description in described]))
         else:
@@ -39,7 +40,7 @@ def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
         return
     description = describe(find_method(name))
     if as_markdown:
-        print(method_section(description), end="")
+        say_lines(method_section(description))
     elif as_json:
         print(json.dumps(_method_as_json(description)))
     else:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import panorgan
+from panorgan.cli.console import Console, say
 from panorgan.cli.federation import app as federation_app
 from panorgan.cli.listing import print_methods, print_organs
 from panorgan.errors import PanorganError
@@ -343,7 +343,7 @@ def report(run: RunPath, as_json: AsJson = False) -> None:
     from panorgan.report import write_report
 
     path = write_report(run)
-    typer.echo(json.dumps({"report": str(path)}) if as_json else f"Report: {path}")
+    say(json.dumps({"report": str(path)}) if as_json else f"Report: {path}")
 
 
 @app.command()

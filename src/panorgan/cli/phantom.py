@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from panorgan.cases.phantom import PhantomConfig, withheld_folder, write_federation
+from panorgan.cli.console import Console
 from panorgan.cli.doctor import reading
 from panorgan.config import load_experiment, parse_experiment, read_yaml
 from panorgan.errors import ConfigError

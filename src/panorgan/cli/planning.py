@@ -6,16 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from panorgan.cases.planning import SiteStatistics, proposed_patch
 from panorgan.cases.preprocess import Plan, PlanChoices
 from panorgan.cases.sampling import sliced_axis
+from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.config import load_experiment
 from panorgan.federation.events import EventLog
 from panorgan.runs.prepare import make_plan
+from panorgan.runs.site_cases import cache_folder, read_sites
 
 
 def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
@@ -27,30 +28,34 @@ def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
             experiment,
             on_progress=lambda what, done, total: log.transient("prepare", what=what, done=done, total=total),
         )
+    read = read_sites(experiment, cache_folder(), lambda what, done, total: None)
+    sizes = {site.name: site.sizes() for site in read}
     sliced = sliced_axis(experiment.training.sampling.patch_size)
     patch = proposed_patch(plan, sites, experiment.network.divisor, sliced)
     if as_json:
         told = {name: site.as_numbers() for name, site in sites.items()}
-        result = {"plan": plan.as_json(), "patch_size": patch, "sites": told}
+        result = {"plan": plan.as_json(), "patch_size": patch, "sites": told, "patients": sizes}
         print(json.dumps({"result": result}), flush=True)
         return
     console = Console(highlight=False)
-    console.print(_table(sites))
+    console.print(_table(sites, sizes))
     console.print("[bold]The plan for every site.[/] In the experiment file, in place of its 'plan':")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
     now = list(experiment.training.sampling.patch_size)
     console.print(f"[bold]A patch that suits it:[/] {list(patch)} (training.sampling.patch_size, now {now}).")
 
 
-def _table(sites: Mapping[str, SiteStatistics]) -> Table:
+def _table(sites: Mapping[str, SiteStatistics], sizes: Mapping[str, Mapping[str, int]]) -> Table:
     table = Table(title="What the sites measure (numbers only, training cases)", title_justify="left")
-    for name in ("site", "cases", "CT", "middle voxel, mm", "middle extent, mm", "annotated tissue, HU"):
+    patients = "patients: train, validation, test"
+    for name in ("site", patients, "cases", "CT", "middle voxel, mm", "middle extent, mm", "annotated tissue, HU"):
         table.add_column(name, justify="left" if name == "site" else "right")
     for name, site in sites.items():
         voxel, extent = (" × ".join(f"{mm:.3g}" for mm in sizes) for sizes in (site.spacing_mm, site.extent_mm))
         ranges = site.hu_ranges.values()
         tissue = f"{min(r[0] for r in ranges):.0f} to {max(r[1] for r in ranges):.0f}" if ranges else "–"
-        table.add_row(name, str(site.cases), str(site.ct_cases), voxel, extent, tissue)
+        shares = ", ".join(str(count) for count in sizes[name].values())
+        table.add_row(name, shares, str(site.cases), str(site.ct_cases), voxel, extent, tissue)
     return table
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from panorgan.anatomy import catalogue
 from panorgan.cases.dicom import case_names, read_tree
 from panorgan.cases.formats import ITK_ENDINGS, import_pydicom
 from panorgan.cases.volume import read_scan, write_labels
+from panorgan.cli.console import Console
 from panorgan.errors import DataError, PanorganError
 from panorgan.evaluation.inference import label_ids
 from panorgan.federation.files import write_atomically

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.config import Experiment, load_experiment
 from panorgan.errors import ConfigError

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from panorgan.cli.console import Console, say
 from panorgan.federation.events import Event, Listener
 
 
@@ -61,6 +61,19 @@ def joined_in_words(facts: dict[str, Any]) -> str:
     )
 
 
+def split_in_words(facts: dict[str, Any]) -> str:
+    """`north 8 train, 2 validation, 3 test; south …`, in cases."""
+    sites = sorted(facts["sites"].items())
+    return "; ".join(
+        f"{site} {', '.join(f'{count} {split}' for split, count in own.items() if count)}" for site, own in sites
+    )
+
+
+def shared_in_words(facts: dict[str, Any]) -> str:
+    """A warning that names the scans."""
+    return f"WARNING: scans are used twice (allow_shared_scans): {'; '.join(facts['scans'])}"
+
+
 def duration(seconds: float) -> str:
     """`75` → `1:15`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -86,6 +99,10 @@ class PlainView:
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
             self._line("resuming" if event.kind == "resumed" else "a new run")
+        elif event.kind == "split":
+            self._line(f"split {split_in_words(facts)}")
+        elif event.kind == "shared_scans":
+            self._line(shared_in_words(facts))
         elif event.kind == "joined":
             self._line(f"training on {joined_in_words(facts)}")
         elif event.kind == "late_join":
@@ -103,7 +120,7 @@ class PlainView:
             self._line(f"round {facts['number']}/{facts['total']}{losses}{validated}  {left}")
 
     def _line(self, text: str) -> None:
-        print(f"{self.title}: {text}", file=sys.stdout, flush=True)
+        say(f"{self.title}: {text}")
 
 
 class LiveView:
@@ -112,7 +129,7 @@ class LiveView:
     def __init__(self, title: str) -> None:
         self.title = title
         self._clock = _Clock()
-        self._sites = ""
+        self._sites = self._split = ""
         self._organs: dict[str, float] = {}
         self._notes: list[str] = []
         self._began = time.monotonic()
@@ -137,6 +154,10 @@ class LiveView:
             self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
+        elif event.kind == "split":
+            self._split = split_in_words(facts)
+        elif event.kind == "shared_scans":
+            self._notes.append(shared_in_words(facts))
         elif event.kind == "joined":
             self._sites = joined_in_words(facts)
         elif event.kind == "late_join":
@@ -163,8 +184,9 @@ class LiveView:
     def render(self) -> Group:
         """The current picture."""
         parts: list[Any] = [Text(self.title, style="bold"), self._progress]
-        if self._sites:
-            parts.insert(1, Text(self._sites, style="dim", no_wrap=True, overflow="ellipsis"))
+        for line in (self._split, self._sites):
+            if line:
+                parts.insert(1, Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
         if self._organs:
             scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
             parts.append(Text(f"validation Dice  {scores}", style="dim"))

@@ -10,6 +10,7 @@ from typing import IO
 
 from panorgan.deployment.folders import ServerKit
 from panorgan.federation.transports.nvflare.handshakes import Handshakes
+from panorgan.printable import PrintableFormatter
 
 ENGINE_LOG = "engine.out"
 AUDIT_LOG = "audit.log"
@@ -25,7 +26,7 @@ def _keep(words: IO[bytes], kit: ServerKit) -> None:
     """It must never stop listening: an engine that nobody listens to would come to a halt."""
     log = logging.Logger("turned away")  # on its own: nobody else's settings apply
     log.addHandler(RotatingFileHandler(kit.turned_away, maxBytes=1_000_000, backupCount=3, encoding="utf-8"))
-    log.handlers[0].setFormatter(logging.Formatter("%(asctime)s turned away %(message)s"))
+    log.handlers[0].setFormatter(PrintableFormatter("%(asctime)s turned away %(message)s"))
     handshakes = Handshakes(lambda who, why: log.warning("%s: %s", who, why))
     with words, (kit.path / ENGINE_LOG).open("ab", buffering=0) as kept:
         for line in words:

@@ -143,7 +143,7 @@ def _words(settings: FederationSettings, experiment: Agreement) -> dict[str, Any
         "method": experiment.method["name"],
         "vocabulary": experiment.vocabulary,
         "version": panorgan.__version__,
-        "python": ".".join(platform.python_version_tuple()[:2]),
+        "base": f"python:{platform.python_version()}-slim-bookworm",
     }
 
 

@@ -17,12 +17,13 @@ from panorgan.deployment.certificates import Credentials, check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
+from panorgan.deployment.open_policy import check_open_policy
 from panorgan.deployment.processes import running_process
 from panorgan.deployment.reachability import TITLES, check_reachability, parse_address
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
 from panorgan.deployment.versions import check_versions
 from panorgan.errors import PanorganError
-from panorgan.runs.site_cases import read_site
+from panorgan.runs.site_cases import by_split, read_site
 from panorgan.runs.sources import source_of
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _check_egress(kit: SiteKit, agreement: Agreement | None) -> Check:
     except PanorganError as error:
         return failed_by(name, error)
     objection = _check_policy(policy, agreement) if agreement is not None else None
-    return objection or Check(name, "ok", "what may leave is written down and understood")
+    return objection or check_open_policy(policy) or Check(name, "ok", "what may leave is written down and understood")
 
 
 def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
@@ -270,7 +271,8 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return Check("data", "failed", "An external site trains on nothing, and every site here trains.", fix)
     vocabulary = Vocabulary(agreement.vocabulary)
     try:
-        own = read_site(site.name, site.data, vocabulary, "annotated").own
+        read = read_site(site.name, site.data, vocabulary, "annotated")
+        own, sizes = read.own, by_split(site.name, False, read, agreement).sizes()
     except PanorganError as error:
         return failed_by("data", error)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -278,7 +280,8 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return Check("data", "failed", what, f"panorgan doctor {site.data.folder}")
     structures = sorted({structure for case in own for structure in case.annotated})
     patients = len({case.patient for case in own})
-    return Check("data", "ok", f"{len(own)} cases of {patients} patients teach {', '.join(structures)}")
+    split = ", ".join(f"{count} {name}" for name, count in sizes.items())
+    return Check("data", "ok", f"{len(own)} cases of {patients} patients ({split}) teach {', '.join(structures)}")
 
 
 def _finding_check(group: Group, folder: Path) -> Check:

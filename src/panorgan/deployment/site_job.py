@@ -28,6 +28,7 @@ from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
 from panorgan.federation.vault import RunVaults
 from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.printable import PrintableFormatter
 from panorgan.runs.device import use_hardware
 from panorgan.runs.lock import ORPHANS_END_WITHIN, only_one_process
 from panorgan.runs.one_site import SiteFolder
@@ -166,7 +167,7 @@ def _log_of(kit: SiteKit) -> logging.Logger:
     log = logging.getLogger(f"panorgan.site.{kit.path}")
     if not log.handlers:
         handler = RotatingFileHandler(kit.log, maxBytes=5_000_000, backupCount=3, encoding="utf-8", delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False  # NVFlare's own logs need not know

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.errors import AnatomyError, MessageError
+from panorgan.errors import MessageError
 from panorgan.federation.failures import CODES, DIVERGED
 from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.names import check_names, check_structures
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.methods.exchange import Numbers, SiteFacts
 
@@ -56,6 +57,7 @@ def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str
     Returns how far the update leads away from what is expected (an L2 norm over all of its floating-point tensors).
     """
     check_envelope(file.meta, task, site)
+    check_names(file.numbers, site)
     if not file.keys and any(example.device.type != "meta" for example in expected.values()):
         raise MessageError(f"Site {site} sent no weights.")
     return math.sqrt(sum(_check_tensor(file, key, site, expected) for key in file.keys))
@@ -149,23 +151,18 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     cases, counts = message.numbers["train_cases"], _numbers_of(message, "annotated/")
     if not all(0 <= count <= cases and count == int(count) for count in (cases, *counts.values())):
         raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
-    for structure in counts:
-        try:
-            vocabulary.members(structure)
-        except AnatomyError as error:
-            raise MessageError(
-                f"Site {site} annotates what is no part of the vocabulary.", why=f"{structure!r:.100}"
-            ) from error
+    check_structures(counts, vocabulary, site, "annotates")
     measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
     return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
 
 
-def read_scores(answer: bytes, task: Task, site: str) -> dict[str, float]:
+def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> dict[str, float]:
     """A site's validation Dice by structure, checked."""
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     scores = _numbers_of(message, "dice/")
+    check_structures(scores, vocabulary, site, "scores")
     for structure, value in scores.items():
         if not 0 <= value <= 1:
             raise MessageError(f"Site {site} sent a score that is no Dice.", why=f"{structure}: {value}")

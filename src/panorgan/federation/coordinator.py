@@ -128,7 +128,7 @@ class Coordinator:
         have: list[str] = []
 
         def read(site: str, answer: bytes) -> None:
-            read_scores(answer, task, site)
+            read_scores(answer, task, site, self.setup.vocabulary)
             have.append(site)
 
         task = self._task("deliver", self.moments[-1], card)
@@ -382,7 +382,7 @@ class Coordinator:
         task = self._task("evaluate", moment)
 
         def read(site: str, answer: bytes) -> None:
-            scores[site] = read_scores(answer, task, site)
+            scores[site] = read_scores(answer, task, site, self.setup.vocabulary)
 
         content = Content(self.rule.delivered())
         question = Question(task, lambda site: content, state.rounds_done, traffic)

@@ -87,9 +87,12 @@ def parse_event(line: bytes) -> Event:
     """One line; raises ValueError for what is damaged, torn, or no event."""
     try:
         content = read_json(line)
-        return Event(content.pop("event"), content, content.pop("time"))
+        kind, when = content.pop("event"), content.pop("time")
     except (KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError("not an event") from error
+    if not (isinstance(kind, str) and isinstance(when, int | float)):
+        raise ValueError("not an event")
+    return Event(kind, content, when)
 
 
 def _is_event(line: bytes) -> bool:

@@ -107,6 +107,8 @@ def describe_happening(event: Event) -> tuple[str, str]:
         organs = ", ".join(facts.get("annotated", {})).replace("_", " ")
         cases = tables.plural(int(facts.get("train_cases", 0)), "training case")
         what = f"Round {facts.get('number', '?')}: {facts.get('site', '?')} joined, with {cases} of {organs}."
+    elif event.kind == "shared_scans":
+        what = f"Scans that are used twice: {'; '.join(facts.get('scans', ()))}."
     else:
         what = f"{event.kind}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what

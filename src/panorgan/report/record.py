@@ -17,7 +17,7 @@ from panorgan.runs.folder import RunFolder
 from panorgan.runs.scoring import Row, read_metrics
 
 # These tell of an ordinary course. Whatever else is logged is worth a line on the page.
-_ORDINARY = {"started", "joined", "round", "finished"}
+_ORDINARY = {"started", "split", "joined", "round", "finished"}
 
 
 @dataclass(frozen=True)

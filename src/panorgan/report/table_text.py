@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from panorgan.csv_cells import escaped
+
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table; all columns but the first are numbers."""
@@ -26,7 +28,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     listed = list(rows)
     writer = csv.DictWriter(text, list(listed[0]) if listed else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: "" if _undefined(v) else v for k, v in row.items()} for row in listed)
+    writer.writerows({k: "" if _undefined(v) else escaped(v) for k, v in row.items()} for row in listed)
     return text.getvalue()
 
 

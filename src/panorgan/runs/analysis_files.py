@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from panorgan.checksums import read_json, sealed_json
+from panorgan.csv_cells import escaped
 from panorgan.errors import RunError
 from panorgan.federation.files import write_atomically
 from panorgan.runs.folder import RunFolder
@@ -90,7 +91,7 @@ def write_analysis(run: RunFolder, analysis: Analysis) -> None:
         path.unlink(missing_ok=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        csv.writer(text, lineterminator="\n").writerows([escaped(cell) for cell in row] for row in rows)
         write_atomically(run.analysis_files / name, text.getvalue())
     content = _without_nan({"format": _FORMAT, **asdict(analysis)})
     write_atomically(run.analysis, sealed_json(content, indent=1, allow_nan=False))

@@ -23,8 +23,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
-
-_FORMAT = 1
+from panorgan.runs.model_checks import FORMAT, check_format, check_weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     scratch.mkdir(parents=True)
     content = save({key: value.contiguous() for key, value in sorted(weights.items())}, {"format": "pt"})
     write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
-    whole = {"format": _FORMAT, "panorgan": panorgan.__version__, **card}
+    whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
     write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)
@@ -80,14 +79,17 @@ def load_model(folder: Path, device: torch.device) -> DeliveredModel:
         )
     try:
         card: dict[str, Any] = read_json(path.read_bytes())
+        check_format(card, folder)
         facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
-        weights = (folder / "model.safetensors").read_bytes()
-        refuse_damage(weights)
-        network.load_state_dict(load(weights))
+        content = (folder / "model.safetensors").read_bytes()
+        refuse_damage(content)
+        weights = load(content)
+        check_weights(weights, folder)
+        network.load_state_dict(weights)
         plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         raise RunError(
             "The model cannot be loaded.",
             where=str(folder),

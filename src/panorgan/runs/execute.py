@@ -12,6 +12,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
+from panorgan.cases.splits import RULE
 from panorgan.checksums import sealed_json
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import RunError
@@ -100,6 +101,9 @@ def _train_and_score(
     mend_tail(run.events)
     events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
     events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
+    events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
+    if prepared.shared_scans:
+        events.record("shared_scans", scans=list(prepared.shared_scans))
     coordinator = Coordinator(
         _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
     )
@@ -118,7 +122,8 @@ def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | N
     device = setup_device(experiment)
     events = EventLog(None, listeners)
     model = load_model(run.model, device)
-    prepared = prepare(experiment, cache)
+    # Scans that are used twice were looked for when the run began; what came since, `check_data` tells.
+    prepared = prepare(experiment.model_copy(update={"allow_shared_scans": True}), cache)
     check_data(run, manifest, prepared)
     return RunResult(run, _score(run, model, prepared, events))
 
@@ -284,7 +289,14 @@ def _start_or_check(
 
 
 def check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
-    """Other data would be split in another way, and training cases would be scored as test cases."""
+    """Other data, or another rule to split it, would score training cases as test cases."""
+    if manifest.get("split_rule") != RULE and manifest["data_fingerprint"] != data_fingerprint(prepared):
+        raise RunError(
+            "This run was split by an older panorgan version, in another way.",
+            where=str(run.path),
+            why="today's test cases may have been trained on",
+            fix="Use the version that began the run, or start a new run.",
+        )
     # A manifest without a plan is of an older version, whose fingerprint was made in another way.
     if "plan" in manifest and manifest["plan"] != prepared.plan.as_json():
         raise RunError(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import panorgan
+from panorgan.cases import splits
 from panorgan.config import Experiment
 from panorgan.runs.prepare import PreparedFederation
 
@@ -35,6 +36,8 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
         "sites": {site.name: site.describe() for site in prepared.sites},
         "data_fingerprint": data_fingerprint(prepared),
         "test_fingerprint": scored_fingerprint(prepared),
+        "split_rule": splits.RULE,
+        "shared_scans": list(prepared.shared_scans),
         "versions": {"panorgan": panorgan.__version__, "python": platform.python_version(), **_versions()},
         "git": git_hash(),
         "hardware": {
@@ -47,11 +50,11 @@ def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: 
     }
 
 
-def data_fingerprint(prepared: PreparedFederation, splits: Sequence[str] = ("train", "validation", "test")) -> str:
+def data_fingerprint(prepared: PreparedFederation, counted: Sequence[str] = ("train", "validation", "test")) -> str:
     """Changes when the content of any case changes, or any split."""
     digest = hashlib.sha256()
     for site in prepared.sites:
-        for split in splits:
+        for split in counted:
             for case, key in sorted(site.content[split].items()):
                 digest.update(f"{site.name}/{split}/{case}/{key}\n".encode())
     return digest.hexdigest()[:16]

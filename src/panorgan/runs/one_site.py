@@ -16,6 +16,7 @@ from panorgan.federation.site import SiteData
 from panorgan.runs.cache import trim_cache
 from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
+from panorgan.runs.shared_scans import check_shared_scans
 from panorgan.runs.site_cases import SiteCases, by_split, facts_of, read_site
 
 
@@ -42,7 +43,10 @@ class SiteFolder:
         """The site's cases by split, as they lie in the folder."""
         vocabulary = Vocabulary(self.agreement.vocabulary)
         read = read_site(self.name, self.settings, vocabulary, "annotated")
-        return by_split(self.name, False, read, self.agreement)
+        cases = by_split(self.name, False, read, self.agreement)
+        # A site sees its own cases alone, so this is all that can be known of scans that are used twice.
+        check_shared_scans([cases], self._store, self._work, self.agreement.allow_shared_scans)
+        return cases
 
     @cached_property
     def _watch(self) -> DataWatch:

@@ -17,6 +17,7 @@ from panorgan.errors import DataError
 from panorgan.runs.cache import trim_cache
 from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
+from panorgan.runs.shared_scans import check_shared_scans
 from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
 
 
@@ -48,11 +49,15 @@ class PreparedSite:
 
 @dataclass(frozen=True)
 class PreparedFederation:
-    """All sites, sorted by name, the plan they follow, and what they measured for it (empty where all was given)."""
+    """All sites, sorted by name, the plan they follow, and what they measured for it (empty where all was given).
+
+    `shared_scans` names scans that are used twice, where the experiment allows it.
+    """
 
     sites: tuple[PreparedSite, ...]
     plan: Plan
     statistics: Mapping[str, SiteStatistics]
+    shared_scans: tuple[str, ...] = ()
 
     @property
     def training(self) -> tuple[PreparedSite, ...]:
@@ -70,6 +75,7 @@ def prepare(
     store = Store(cache / "store")
     store.sweep()
     work = InParallel(experiment.hardware.workers, progress)
+    shared = check_shared_scans(sites, store, work, experiment.allow_shared_scans)
     # What the experiment file says needs no measuring.
     statistics = measure_sites(experiment, sites, store, work) if experiment.plan.measures else {}
     plan = experiment.plan.resolve(statistics)
@@ -79,7 +85,7 @@ def prepare(
         todo += [partial(store.check, case) for case in site.test]
     done = iter(work("preparing cases", todo))
     trim_cache(cache)
-    return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics)
+    return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics, shared)
 
 
 def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSite:
@@ -87,9 +93,8 @@ def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSit
     train, validation = ([next(done) for _ in cases] for cases in (site.train, site.validation))
     for _ in site.test:
         next(done)
-    splits = {"train": site.train, "validation": site.validation, "test": site.test}
-    content = {split: {case.id: store.content_of(case) for case in cases} for split, cases in splits.items()}
-    watch = DataWatch(store, splits)
+    content = {split: {case.id: store.content_of(case) for case in cases} for split, cases in site.splits().items()}
+    watch = DataWatch(store, site.splits())
     return PreparedSite(site.name, site.external, train, validation, site.test, site.annotated, content, watch)
 
 

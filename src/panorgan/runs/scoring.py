@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from panorgan.cases.case import Case
 from panorgan.cases.labels import shown
 from panorgan.cases.volume import Volume, write_labels
+from panorgan.csv_cells import escaped_row, unescaped
 from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.inference import cleaned, predict_organs, predict_volume, structure_mask
@@ -151,7 +152,8 @@ def write_metrics(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLU
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: repr(float(value)) if name in METRICS else value for name, value in row.items()})
+        plain = {name: repr(float(value)) if name in METRICS else value for name, value in row.items()}
+        writer.writerow(escaped_row(plain))
     write_with_checksum(path, text.getvalue())
 
 
@@ -176,4 +178,4 @@ def read_metrics(path: Path) -> list[Row]:
 
 def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
     for row in rows:
-        yield {name: float(value) if name in METRICS else value for name, value in row.items()}
+        yield {name: float(value) if name in METRICS else unescaped(value) for name, value in row.items()}

@@ -40,6 +40,14 @@ class SiteCases:
     test: tuple[Case, ...]
     annotated: tuple[str, ...]
 
+    def splits(self) -> dict[str, tuple[Case, ...]]:
+        """What is trained on, validated with and tested."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def sizes(self) -> dict[str, int]:
+        """Patients per split."""
+        return {split: len({case.patient for case in cases}) for split, cases in self.splits().items()}
+
 
 def cache_folder() -> Path:
     """Where prepared cases and phantoms are kept: `PANORGAN_CACHE`, or the user's cache."""

@@ -82,9 +82,9 @@ def _splits(name: str, site: SiteSettings, experiment: Agreement) -> dict[str, s
         site = site.model_copy(update={"withheld": None})
     try:
         read = read_site(name, site, Vocabulary(experiment.vocabulary), "annotated")
+        if site.external:
+            return dict.fromkeys(read.scored, "test")
+        shared = split_cases(read.own, experiment.splits, experiment.seed)
     except _UNREADABLE:
         return {}
-    if site.external:
-        return dict.fromkeys(read.scored, "test")
-    shared = split_cases(read.own, experiment.splits, experiment.seed)
     return {case.id: split for split, own in shared.items() for case in own}

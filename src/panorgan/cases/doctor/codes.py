@@ -40,6 +40,7 @@ CODES: dict[str, Code] = {
     "image-missing": Code(_ERROR, "image missing", "A scan that the folder lists is not there."),
     "label-missing": Code(_ERROR, "label missing", "A label file that the folder promises is not there."),
     "file-unreadable": Code(_ERROR, "unreadable file", "A file is damaged, cut off, or not what its name says."),
+    "too-large": Code(_ERROR, "larger than the memory", "By its header, a scan cannot fit into this machine's memory."),
     "not-greyscale": Code(_ERROR, "not greyscale", "Voxels hold colours or complex numbers."),
     "not-3d": Code(_ERROR, "not a 3D file", "A file holds a time series, several channels, or a single line."),
     "singleton-axis": Code(_NOTE, "needless axis", "A fourth axis of length one; read as 3D."),

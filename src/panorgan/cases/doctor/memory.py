@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import nibabel as nib
@@ -11,6 +10,7 @@ import numpy as np
 
 from panorgan.cases.doctor.facts import CaseTask
 from panorgan.cases.doctor.files import is_nifti
+from panorgan.cases.free_memory import free_memory as free_memory
 
 _MOST_WORKERS = 8
 # The scan as stored and in RAS order, its label twice, a picture, and what the checks make of them.
@@ -44,19 +44,3 @@ def _voxels(task: CaseTask) -> int:
         return sum(path.stat().st_size for path in files)
     except Exception:  # what cannot be read is told when it is read
         return 0
-
-
-def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Bytes that may be used, also by the limit of a container; None on systems that do not tell."""
-    found = []
-    try:
-        lines = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)
-        found.append(float(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError, IndexError):
-        pass
-    try:
-        most, used = (float((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(most - used, 0.0))
-    except (OSError, ValueError):  # no limit is written as "max"
-        pass
-    return min(found, default=None)

@@ -1,0 +1,36 @@
+"""Cells of a CSV file that a spreadsheet takes for text: a name such as `=HYPERLINK(…)` must not become a formula."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# What begins a formula for one spreadsheet or another, perhaps after quotes of earlier escapes.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
+_QUOTE = "'"
+
+
+def escaped(value: Any) -> Any:
+    """The value for a cell: a text that would be a formula begins with a quote. Numbers stay numbers, also as text."""
+    if isinstance(value, str) and _FORMULA.match(value) and not _is_number(value):
+        return _QUOTE + value
+    return value
+
+
+def escaped_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """All cells of a row."""
+    return {name: escaped(value) for name, value in row.items()}
+
+
+def unescaped(cell: str) -> str:
+    """What `escaped` was given."""
+    return cell[1:] if cell.startswith(_QUOTE) and _FORMULA.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip()

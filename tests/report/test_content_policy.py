@@ -1,0 +1,54 @@
+"""Every page carries a Content-Security-Policy: nothing is loaded, no script runs, and the page is as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkups
+import pytest
+from browser import blocked, visit
+
+import panorgan.report
+from panorgan.report.doctor_page import render
+from panorgan.report.templates import CONTENT_SECURITY_POLICY
+
+PAGES = [path for path in sorted(Path(panorgan.report.__file__).parent.glob("*.j2")) if "<html" in path.read_text()]
+META = f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'.replace("'", "&#39;")
+
+
+def test_the_pages_are_those_we_know():
+    assert [path.name for path in PAGES] == ["comparison.html.j2", "doctor.html.j2", "template.html.j2"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_policy_comes_before_anything_that_could_be_loaded(path):
+    text = path.read_text()
+    place = text.index('<meta http-equiv="Content-Security-Policy" content="{{ content_security_policy }}">')
+    assert place < text.index("<title>") < text.index("<style>")
+    assert "<script" not in text
+
+
+def test_the_policy_forbids_everything_but_what_a_page_holds():
+    rules = dict(part.strip().split(" ", 1) for part in CONTENT_SECURITY_POLICY.split(";"))
+    assert rules == {
+        "default-src": "'none'",
+        "img-src": "data:",
+        "style-src": "'unsafe-inline'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert META in render(checkups.sick(), "now")
+
+
+@pytest.mark.slow
+def test_nothing_of_the_page_is_blocked_but_a_smuggled_script_is(tmp_path):
+    page = render(checkups.sick(), "now")
+    dom, log = visit(page, tmp_path)
+    assert "</html>" in dom
+    assert blocked(log) == []
+    smuggled = "<script>document.title = 'owned'</script><img src='file:///etc/hostname'></body>"
+    dom, log = visit(page.replace("</body>", smuggled), tmp_path)
+    assert "<title>owned</title>" not in dom
+    assert len(blocked(log)) >= 2
+    without = page.replace(META, "").replace("</body>", smuggled)
+    assert "<title>owned</title>" in visit(without, tmp_path)[0], "it is the policy that stops it"
