@@ -14,10 +14,10 @@ from nvflare.fuel.hci.client import file_transfer
 from safetensors.torch import load_file
 
 from panorgan.deployment.certificates import Credentials
-from panorgan.deployment.drive import CONTROLLER, EXECUTOR
 from panorgan.deployment.network_engine import AdminSession, open_session, write_job
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
 from panorgan.runs.execute import train
 
 pytestmark = pytest.mark.slow
@@ -136,13 +136,18 @@ def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback,
     name = session.submit(job)
     wait_for(lambda: session.job(name).done)
     assert session.job(name).status == "FINISHED:FAILED_TO_RUN"
-    lines = text_of(loopback.server_kit.path / "log.txt").splitlines()
-    assert any(f"Failed to run the Job ({name})" in line and reason in line for line in lines)
+    # The state of a job is known before the reason stands in a log.
+    wait_for(lambda: _told(loopback.server_kit.path / "log.txt", f"Failed to run the Job ({name})", reason))
     by = f"[U:{loopback.settings.coordinator}][A:job_mgmt.submit_job {job.name}]"
-    assert by in text_of(loopback.server_kit.path / "audit.log")
+    wait_for(lambda: _told(loopback.server_kit.path / "audit.log", by))
     assert not canary.exists()
     for kit in loopback.site_kits.values():
         assert name not in text_of(kit.path / "log.txt")
+
+
+def _told(log: Path, *words: str) -> bool:
+    """Whether all this stands in one line."""
+    return any(all(word in line for word in words) for line in text_of(log).splitlines())
 
 
 def _refused_by_a_site(job: str, words: str) -> bool:

@@ -8,6 +8,7 @@ from panorgan.errors import AnatomyError, ConfigError, DataError, MessageError, 
 
 Code = Literal[
     "wrong-experiment",
+    "not-approved",
     "bad-request",
     "config",
     "data",
@@ -25,6 +26,7 @@ CODES: tuple[str, ...] = get_args(Code)
 
 MEANING: dict[str, str] = {
     "wrong-experiment": "the site agreed to another experiment",
+    "not-approved": "the site's files are not those that the site approved",
     "bad-request": "the site could not read the request",
     "config": "the site's own settings cannot be used",
     "data": "the site's data cannot be used",
@@ -41,6 +43,10 @@ class EgressError(PanorganError):
     """The site's policy does not let something leave."""
 
 
+class NotApprovedError(ConfigError):
+    """Files of the site's kit are not those that the hospital approved."""
+
+
 class WrongExperimentError(PanorganError):
     """A request belongs to an experiment that the site did not agree to."""
 
@@ -49,6 +55,8 @@ def code_of(error: BaseException) -> Code:
     """The code for an error. It says nothing about files, patients or places in the code."""
     if isinstance(error, WrongExperimentError):
         return "wrong-experiment"
+    if isinstance(error, NotApprovedError):
+        return "not-approved"
     if isinstance(error, EgressError):
         return "egress-refused"
     if isinstance(error, MessageError):
