@@ -104,6 +104,14 @@ def _carry_code(job: Path, canary: Path) -> None:
     (job / "app" / "custom" / "x.py").write_text(f"open({str(canary)!r}, 'w').close()")
 
 
+def _name_another_class(job: Path, canary: Path) -> None:
+    bomb = {"path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}}
+    path = job / "app" / "config" / "config_fed_server.json"
+    content = json.loads(path.read_text())
+    content["workflows"][0].update(bomb)
+    path.write_text(json.dumps(content, indent=1))
+
+
 def _unsigned(folder: str, *more: object) -> None:
     """In place of NVFlare's signing."""
 
@@ -120,7 +128,8 @@ def _changed_after_signing(sign: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("code", "Failed to deploy app 'app': BYOC not permitted"),
+        ("code", "Failed to deploy app 'app': the job brings what no job of panorgan has: custom"),
+        ("class", "Failed to deploy app 'app': config_fed_server.json is not what a job of panorgan says"),
         ("unsigned", "UNSIGNED_JOB_REJECTED"),
         ("changed", "app app does not pass signature verification"),
     ],
@@ -130,6 +139,8 @@ def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback,
     write_job(job, job.name, CONTROLLER, EXECUTOR, len(loopback.site_kits))
     if kind == "code":
         _carry_code(job, canary)
+    elif kind == "class":
+        _name_another_class(job, canary)
     else:
         sign = _unsigned if kind == "unsigned" else _changed_after_signing(file_transfer.sign_folders)
         monkeypatch.setattr(file_transfer, "sign_folders", sign)
@@ -148,29 +159,3 @@ def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback,
 def _told(log: Path, *words: str) -> bool:
     """Whether all this stands in one line."""
     return any(all(word in line for word in words) for line in text_of(log).splitlines())
-
-
-def _refused_by_a_site(job: str, words: str) -> bool:
-    return any(job in line and "ComponentNotAuthorized" in line for line in words.splitlines())
-
-
-def test_a_job_that_names_another_class_does_nothing_anywhere(loopback, session, tmp_path):
-    """Signed by the coordinator, without code; but what it names is not panorgan's."""
-    job, canary = tmp_path / "intruder-class", tmp_path / "canary"
-    write_job(job, job.name, CONTROLLER, EXECUTOR, len(loopback.site_kits))
-    bomb = {"path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}}
-    for file, part in (("config_fed_server.json", "workflows"), ("config_fed_client.json", "executors")):
-        path = job / "app" / "config" / file
-        content = json.loads(path.read_text())
-        content[part][0].update(bomb if part == "workflows" else {"executor": bomb})
-        path.write_text(json.dumps(content))
-    name = session.submit(job)
-    words = loopback.server_kit.path / "engine.out"
-    wait_for(lambda: "Component 'subprocess.Popen' at config path" in text_of(words))
-    assert "is not in allow_list" in text_of(words)
-    for kit in loopback.site_kits.values():
-        # A site's engine names the kind of an error and not its text: that could travel.
-        wait_for(lambda output=kit.path / "engine.out": _refused_by_a_site(name, text_of(output)))
-    session.abort(name)
-    wait_for(lambda: session.job(name).done)
-    assert not canary.exists()
