@@ -41,8 +41,8 @@ from loopback import Loopback, descendants  # noqa: E402
 
 import network_bench  # noqa: E402
 from panorgan.config import Experiment, SiteSettings, parse_experiment  # noqa: E402
-from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
 from panorgan.deployment.approval import record, reopen  # noqa: E402
+from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
 from panorgan.deployment.folders import Kit, SiteKit  # noqa: E402
 from panorgan.deployment.kit_files import load_coordinator_file  # noqa: E402
 from panorgan.federation.events import read_events  # noqa: E402
