@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 from collections.abc import Callable
@@ -53,6 +54,17 @@ def test_a_new_kit_is_not_approved_and_an_approved_one_is(new: SiteKit) -> None:
     assert not deviations(new)
     require_approved(new)
     assert check_approval(new).verdict == "ok"
+
+
+def test_a_user_without_a_name_may_approve_too(new: SiteKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number."""
+
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    approve(new)
+    assert check_approval(new).what.endswith(f"by user {os.getuid()}")
 
 
 def test_an_approved_kit_is_read_only_except_for_what_the_site_writes(new: SiteKit) -> None:

@@ -193,7 +193,7 @@ def server_kit(path: Path, command: str) -> ServerKit:
             "This is a site's kit.",
             where=str(kit.path),
             why=f"'{command}' is for the coordinator's machine",
-            fix="Give the server's kit. At a site, use 'preflight', 'site' and 'egress'.",
+            fix="Give the server's kit. At a site, use 'approve', 'preflight', 'site' and 'egress'.",
         )
     return kit
 

@@ -87,10 +87,17 @@ def record(kit: SiteKit) -> None:
     content = {
         "format": 1,
         "approved": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "by": getpass.getuser(),
+        "by": _who(),
         "files": _hashes(kit),
     }
     write_atomically(kit.local / RECORD, json.dumps(content, indent=1) + "\n", durable=True)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number and no name
+        return f"user {os.getuid()}"
 
 
 def reopen(kit: SiteKit) -> None:
