@@ -28,6 +28,7 @@ from panorgan.config import Agreement
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.settings import SiteFile
 from panorgan.deployment.site_job import SiteJob, SiteMachine
+from panorgan.federation.run_record import RunRecord
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.methods.exchange import Content, Federation, Numbers
@@ -62,9 +63,16 @@ class NoData:
         """None."""
         return SiteData([])
 
+    def contents(self) -> Mapping[str, str]:
+        """Nothing that could change."""
+        return {}
+
 
 class EchoWorker(SiteWorker):
     """Reads the request as a worker does, does no training, and answers with the weights it received."""
+
+    def _recall(self, task: Task) -> RunRecord:
+        return RunRecord(task.run)  # it keeps no state, and has none to lose
 
     def _train(self, task: Task, received: Content, federation: Federation) -> bytes:
         return self._answer(task, Content(received.arrays, {"cases": float(CASES)})).to_bytes()

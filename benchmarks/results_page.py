@@ -50,7 +50,28 @@ Holm's correction. ASSD is the average symmetric surface distance.
 def page() -> str:
     """The whole page."""
     sections = [_section(TITLES.get(path.stem, path.stem), json.loads(path.read_text())) for path in _comparisons()]
-    return "\n".join([OPENING, *sections, _costs()])
+    return "\n".join([OPENING, _averaging(), *sections, _costs(), _at_once()])
+
+
+def _averaging() -> str:
+    """Which of the things that averaging was given helped, data set by data set."""
+    result = json.loads((RESULTS / "averaging_h200.json").read_text())
+    sets = list(result["sets"])
+    rows = [
+        [name, *(" / ".join(f"{seed['mean']:.3f}" for seed in found.get(one, {}).values()) for one in sets)]
+        for name, found in result["variants"].items()
+    ]
+    table = _table(["", *sets], rows)
+    return f"## What makes averaging sound\n\n{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```\n"
+
+
+def _at_once() -> str:
+    """Runs side by side on one GPU."""
+    result = json.loads((RESULTS / "at_once_h200.json").read_text())
+    one = result["steps_per_second"]["one run"]
+    rows = [[name, f"{rate:.0f}", f"{rate / one:.1f}"] for name, rate in result["steps_per_second"].items()]
+    table = _table(["", "steps a second", "relative to one run"], rows)
+    return f"## Runs at once\n\n{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```\n"
 
 
 def _comparisons() -> list[Path]:

@@ -17,6 +17,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, load_experiment
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.registry import find_method
+from panorgan.runs.compare import parse_methods
 from panorgan.runs.execute import train
 from panorgan.runs.prepare import prepare
 
@@ -111,17 +112,28 @@ def test_the_options_for_a_gpu_in_the_comments_fit_together(name):
 
 
 def test_fediod_on_acdc_is_as_its_paper_says_and_so_are_its_baselines():
-    """Every number of the method's own recipe but for a round's length; every method that the comment compares."""
+    """Every number of the method's own recipe; every method that the comments compare, with its settings."""
     path = EXAMPLES / "acdc_fediod.yaml"
     experiment, content = load_experiment(path), path.read_text()
     recipe = dict(find_method("fediod").recipe)
-    assert recipe.pop("training.local_epochs") == 1  # of slices there; here an epoch is one patch per case
+    assert recipe["training.local_epochs"] == 1
     for setting, value in recipe.items():
         found = functools.reduce(getattr, setting.split("."), experiment)
         assert (list(found) if isinstance(found, tuple) else found) == value, setting
     network = experiment.build_method().build_network(experiment.network, federation_of(experiment))
-    assert sum(p.numel() for p in network.parameters()) == 11_865_078  # the paper: about 11.15 million
-    compared = re.search(r"--methods (\S+)", content)[1].split(",")
+    assert sum(p.numel() for p in network.parameters()) == 11_865_590  # the paper: about 11.15 million
+    compared, gates = (listed.split(",") for listed in re.findall(r"--methods (\S+)", content))
+    assert gates == ["multidecoder", "fediod", "fediod+gate=sigmoid"]
+    asked = ",".join([*gates, "fediod+transformer_rate=0.125+fusion_scale=2", "fediod+training.optimizer.name=adamw"])
+    built = [entry.applied_to(experiment) for entry in parse_methods(asked)]
+    factors = [set(e.build_method().rate_factors(e.training.optimizer.name).values()) for e in built]
+    assert factors == [set(), {1.0}, {1.0}, {0.125}, {1 / 16}]
+    assert [getattr(e.build_method().config, "gate", None) for e in built] == [
+        None,
+        "softmax",
+        "sigmoid",
+        *["softmax"] * 2,
+    ]
     assert compared == ["solo", "fedavg", "fedprox", "segviz", "flkd", "ufps", "fediod", "central_full"]
     for method in compared:
         assert load_experiment(path, [f"method={{name: {method}}}"]).method["name"] == method

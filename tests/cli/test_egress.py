@@ -17,8 +17,11 @@ from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.errors import ConfigError
 from panorgan.federation.audit import AuditLog, head_path, verify
 from panorgan.federation.egress import Egress, EgressPolicy
-from panorgan.federation.failures import EgressError
+from panorgan.federation.failures import EgressError, TooManyQuestionsError
 from panorgan.federation.message import Message
+from panorgan.federation.refused_requests import note_refusal
+from panorgan.federation.tasks import Task
+from panorgan.methods.exchange import Moment
 
 META = {"run": "tiny", "site": "north"}
 
@@ -155,3 +158,22 @@ def test_the_wrong_folder_is_said_to_be_wrong(tmp_path):
     kit.settings.write_text("federation: f\n")
     with pytest.raises(ConfigError, match="server's kit"):
         ask(tmp_path)
+
+
+def test_requests_beyond_the_agreement_are_shown_and_counted_apart(kit):
+    """Two models scored in one run, one of them twice; a third was refused before anything was computed."""
+    guard = Egress(EgressPolicy(numbers=("dice/*",)), {}, AuditLog(kit.audit_log))
+    for number, dice in ((1, 0.1), (1, 0.1), (2, 0.2)):
+        meta = {**META, "answers": f"evaluate/train/{number}"}
+        guard.release(Message({}, {"dice/liver": dice}, meta).to_bytes(), "evaluate", number, "train")
+    error = TooManyQuestionsError("Site north is asked to score yet another model.", why="it has scored 3")
+    error.answered, error.agreed = 3, 1
+    task = Task("evaluate", "tiny", Moment("train", 2, 2))
+    note_refusal(AuditLog(kit.audit_log), b"request", task, error)
+    shown = ask(kit.path)
+    assert "Refused: 1. Requests beyond the agreement, declined: 1." in " ".join(shown.output.split())
+    assert "Models scored on validation cases: 2, in 1 run." in " ".join(shown.output.split())
+    (row,) = [line.split() for line in shown.output.splitlines() if re.match(r" +9 +20\d\d-", line)]
+    assert row[3:] == ["evaluate", "2", "declined", hashlib.sha256(b"request").hexdigest()[:8]]
+    last = json.loads(ask(kit.path, "--json", "--last", "1").output.splitlines()[0])["entry"]
+    assert (last["answered"], last["agreed"]) == (3, 1)

@@ -317,10 +317,24 @@ def test_an_interrupted_start_says_what_goes_on(command, server: ServerKit, engi
 @pytest.mark.parametrize(("options", "now"), [((), False), (("--now",), True)])
 def test_stop(command, server: ServerKit, engine: ModuleType, options: tuple[str, ...], now: bool) -> None:
     asked: list[tuple[Path, bool]] = []
-    engine.request_stop = lambda kit, now: asked.append((kit.path, now))
+
+    def request_stop(kit: ServerKit, now: bool) -> bool:
+        asked.append((kit.path, now))
+        return True
+
+    engine.request_stop = request_stop
     code, out, _ = command("stop", server.path, *options)
     assert (code, asked) == (0, [(server.path, now)])
     assert "panorgan federation start" in out
+
+
+def test_stop_on_a_finished_run_says_that_it_is_finished(command, server: ServerKit, engine: ModuleType) -> None:
+    engine.request_stop = lambda kit, now: False
+    code, out, _ = command("stop", server.path)
+    assert code == 0
+    assert "finished" in out
+    assert "start" not in out
+    assert command("stop", server.path, "--json")[1].strip() == '{"stop": null, "state": "finished"}'
 
 
 # -- in the foreground -------------------------------------------------------------------------------------------

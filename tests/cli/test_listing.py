@@ -52,13 +52,15 @@ def test_all_about_one(monkeypatch, capsys):
 
 def test_points_of_a_list_begin_lines(monkeypatch, capsys):
     lines = shown(monkeypatch, capsys, "fediod").splitlines()
-    assert [line[:6] for line in lines if line.startswith("- ")] == ["- T: a", "- Reg:", "- DA: "]
+    points = [line[:6] for line in lines if line.startswith("- ")]
+    assert points[:3] == ["- T: a", "- Reg:", "- DA: "]
+    assert points[3:5] == ["- eq. ", "- unde"], "what is settled follows, point by point"
 
 
 def test_a_tensor_and_a_number_of_one_name_are_both_told(monkeypatch, capsys):
     words = " ".join(shown(monkeypatch, capsys, "fediod").split())
     assert "attention/* for every pair of places" in words
-    assert "attention/* (a number) in the first round: how many slices" in words
+    assert "attention/* (a number) how attention behaves: the largest factor" in words
 
 
 def test_an_unknown_method_suggests_one():

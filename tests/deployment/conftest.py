@@ -21,3 +21,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> KitsReport:
 @pytest.fixture
 def copy(made: KitsReport, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.folder, tmp_path / "pilot"))
+
+
+@pytest.fixture
+def pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A server's kit whose server is made up, and a clock that moves when somebody sleeps."""
+    pytest.importorskip("nvflare", reason="the network extra is not installed")
+    from made_up_server import Clock, Federation, MadeUpServer
+
+    from panorgan.deployment import drive, watched_job
+
+    clock, server = Clock(), MadeUpServer()
+    monkeypatch.setattr(drive, "time", clock)
+    monkeypatch.setattr(watched_job, "time", clock)
+    monkeypatch.setattr(drive, "open_session", lambda kit, user: server)
+    return Federation(tmp_path / "kit", clock, server)

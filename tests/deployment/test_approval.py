@@ -14,18 +14,16 @@ import yaml
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
-from panorgan.deployment import site_job
 from panorgan.deployment.approval import approve, deviations, reopen, require_approved
 from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.folders import ServerKit, SiteKit
-from panorgan.deployment.kit_files import load_site_file
 from panorgan.deployment.processes import run_site
 from panorgan.deployment.site_job import SiteMachine
 from panorgan.deployment.site_launcher import SiteLauncher
 from panorgan.errors import ConfigError
 from panorgan.federation.failures import NotApprovedError
 from panorgan.federation.message import Message
-from panorgan.federation.tasks import Task
+from panorgan.federation.tasks import Task, answer_meta
 from panorgan.federation.transports.nvflare.policies import site_policies
 
 
@@ -196,13 +194,12 @@ def test_a_policy_that_changes_between_two_requests_stops_the_answers(kit: SiteK
 def test_a_policy_that_changes_during_a_request_does_not_let_its_answer_out(
     kit: SiteKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save_and_change(*about: object) -> None:
+    def answer_and_change(machine: SiteMachine, worker: object, request: bytes, task: Task) -> bytes:
         kit.egress_policy.write_text(kit.egress_policy.read_text() + "\n# more\n")
+        return Message(meta=answer_meta(task, "north")).to_bytes()
 
-    monkeypatch.setattr(site_job, "save_model", save_and_change)
-    agreed = load_site_file(kit).experiment_fingerprint
-    task = Task("deliver", "run", experiment=agreed, card={"organs": ["liver"]})
-    assert answer(SiteMachine(kit, "north"), task)["failed"] == "not-approved"
+    monkeypatch.setattr(SiteMachine, "_keep_model", answer_and_change)
+    assert answer(SiteMachine(kit, "north"), Task("deliver", "run"))["failed"] == "not-approved"
 
 
 def test_no_job_starts_with_an_engine_that_nobody_approved(kit: SiteKit) -> None:

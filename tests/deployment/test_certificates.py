@@ -11,7 +11,9 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 
 from trial_federation import Authority
 
+from panorgan.deployment.before_start import warned
 from panorgan.deployment.certificates import Credentials, check_credentials
+from panorgan.deployment.folders import SiteKit
 
 
 def verdicts(credentials: Credentials, name: str = "north", **options: object) -> dict[str, tuple[str, str]]:
@@ -95,3 +97,15 @@ def test_what_cannot_be_read_is_said_once(authority: Authority, tmp_path: Path) 
     found = check_credentials(own, "north")
     assert [check.verdict for check in found] == ["failed", "skipped", "skipped"]
     assert "rootCA.pem" in found[0].what
+
+
+@pytest.mark.parametrize(("begin", "end", "words"), [(-1, 5, 1), (-9, -1, 1), (1, 90, 1), (-1, 90, 0)])
+def test_a_site_says_at_its_start_what_would_otherwise_fail_without_a_word(begin, end, words, tmp_path: Path) -> None:
+    """Soon over, over, not yet begun by this machine's clock, and in order."""
+    kit = SiteKit(tmp_path)
+    Authority().write(kit.startup, "north", begin=begin, end=end)
+    assert len(warned(kit)) == words
+
+
+def test_a_kit_without_a_certificate_says_nothing_at_its_start(tmp_path: Path) -> None:
+    assert warned(SiteKit(tmp_path)) == []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
-from made_up_server import SITES, Clock, Federation, MadeUpServer, at
+from made_up_server import SITES, Clock, Federation, at
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 
 from panorgan.deployment import drive, watched_job
@@ -21,16 +20,6 @@ from panorgan.deployment.watched_job import Patient
 from panorgan.errors import RunError
 from panorgan.federation.transports.nvflare import session as adapter
 from panorgan.federation.transports.nvflare.session import NotConnectedError
-
-
-@pytest.fixture
-def pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
-    clock, server = Clock(), MadeUpServer()
-    monkeypatch.setattr(drive, "time", clock)
-    monkeypatch.setattr(watched_job, "time", clock)
-    monkeypatch.setattr(drive, "open_session", lambda kit, user: server)
-    return Federation(tmp_path / "kit", clock, server)
-
 
 # -- stop --------------------------------------------------------------------------------------------------------
 

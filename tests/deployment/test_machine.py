@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -30,6 +31,19 @@ def test_a_clock_behind_the_day_of_the_kit_is_wrong(tmp_path: Path) -> None:
     own = Authority().write(tmp_path, "north", begin=-1)
     assert check_clock(own, time.time() - 2 * DAY).verdict == "failed"
     assert check_clock(own, time.time() - DAY / 2).verdict != "failed"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict", "word"),
+    [(3600.0, "warning", "3600 s behind"), (-90.0, "warning", "90 s ahead of"), (5.0, "ok", "")],
+)
+def test_a_clock_that_differed_from_the_servers_is_said(monkeypatch, tmp_path: Path, ahead, verdict, word) -> None:
+    monkeypatch.setattr(machine, "_is_synchronised", lambda: True)
+    seen = tmp_path / "clock.json"
+    seen.write_text(json.dumps({"server_ahead": ahead, "time": time.time()}))
+    found = check_clock(Authority().write(tmp_path, "north"), seen=seen)
+    assert found.verdict == verdict
+    assert word in found.what
 
 
 def test_a_clock_without_certificates_cannot_be_judged(tmp_path: Path) -> None:

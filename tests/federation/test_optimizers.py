@@ -1,11 +1,19 @@
-"""SGD's fused step, which GPUs take, is the plain one also where heads get their first gradients late."""
+"""SGD's fused step, which GPUs take, is the plain one also where heads get their first gradients late; parts of a
+network may have learning rates of their own."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from panorgan.federation.optimizers import begin_momenta, load_optimizer_state, make_optimizer, optimizer_state
+from panorgan.federation.optimizers import (
+    begin_momenta,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    set_rate,
+)
 from panorgan.federation.settings import OptimizerSettings
 
 SETTINGS = OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01)
@@ -79,6 +87,57 @@ def test_on_a_gpu_the_step_is_fused_and_momenta_begin_with_it(monkeypatch):
     make_optimizer(two_heads(), SETTINGS)
     assert made[0]["fused"] is True
     assert made[1:] == [begin_momenta]
+
+
+# -- learning rates of parts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_part_learns_at_its_own_rate(name):
+    """The first step of either moves weights by the rate times something that depends on the gradient alone."""
+    settings = OptimizerSettings(name=name, learning_rate=0.1, momentum=0.0, weight_decay=0.0)
+    moved = {}
+    for factor in (1.0, 0.25):
+        model = two_heads()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        optimizer = make_optimizer(model, settings, {"late.": factor})
+        set_rate(optimizer, 0.2)
+        train(model, optimizer, range(2, 3))
+        moved[factor] = {key: value - before[key] for key, value in model.state_dict().items()}
+    for key, whole in moved[1.0].items():
+        torch.testing.assert_close(moved[0.25][key], whole * (0.25 if key.startswith("late") else 1))
+        assert whole.abs().min() > 0
+
+
+def test_the_longest_name_that_fits_decides_and_no_group_is_empty():
+    model = nn.ModuleDict({"a": two_heads(), "b": two_heads()})
+    factors = {"a.": 0.5, "a.late.": 0.25, "nowhere.": 9.0, "b.early.": 0.5}
+    optimizer = make_optimizer(model, SETTINGS, factors)
+    set_rate(optimizer, 1.0)
+    rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    by_part = {".".join(name.split(".")[:2]): rate for name, rate in rates.items()}
+    assert by_part == {"a.early": 0.5, "a.late": 0.25, "b.early": 0.5, "b.late": 1.0}
+    assert len(rates) == len(list(model.parameters()))
+    assert len(optimizer.param_groups) == 3
+    assert len(make_optimizer(model, SETTINGS, {"nowhere.": 9.0}).param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_state_goes_from_one_division_into_parts_to_another(name):
+    """State goes by name: three steps, a restart that divides the network otherwise, two more: as five in a row."""
+    settings = OptimizerSettings(name=name, learning_rate=0.1)
+    whole, first, again = two_heads(), two_heads(), two_heads()
+    train(whole, make_optimizer(whole, settings), range(5))
+    optimizer = make_optimizer(first, settings)
+    train(first, optimizer, range(3))
+    again.load_state_dict(first.state_dict())
+    restarted = make_optimizer(again, settings, {"early.": 0.5})
+    load_optimizer_state(restarted, optimizer_state(optimizer))
+    for group in restarted.param_groups:
+        group["lr"] = 0.1
+    train(again, restarted, range(3, 5))
+    for expected, found in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 class _Hooked:

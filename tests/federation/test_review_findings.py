@@ -210,6 +210,9 @@ class Measured:
     def prepared(self, plan):
         return self.data
 
+    def contents(self):
+        return {}
+
 
 class Recording(Meddling):
     """Notes who was asked with which deadline; `silent` sites take part, but do not answer."""

@@ -50,6 +50,7 @@ class MadeUpServer:
         self.invited: list[list[str]] = []
         self.mandatory: list[list[str]] = []
         self.aborted: list[str] = []
+        self.kept_jobs: list[int] = []
         self.on_submit: Callable[[str], None] = lambda job: None
 
     def _answer(self) -> None:
@@ -78,6 +79,11 @@ class MadeUpServer:
         self.status[job] = "SUBMITTED"
         self.on_submit(job)
         return job
+
+    def forget_jobs(self, keep: int) -> int:
+        self._answer()
+        self.kept_jobs.append(keep)
+        return 0
 
     def abort(self, job: str) -> bool:
         self.aborted.append(job)

@@ -243,3 +243,31 @@ def test_the_mask_of_a_union_teaches_no_tumour_inside_it():
     absent = (1 / (1 + math.exp(0.3))) * (1 / (1 + math.exp(-0.2)))
     found = structure_probabilities(logits, batch, vocabulary, "independent")
     assert found.flatten().tolist() == pytest.approx([1 - absent] * 4)
+
+
+def test_dice_over_the_batch_by_hand():
+    """Sums run over the samples that annotate a structure; one that no sample shows is left out."""
+    probabilities = torch.tensor([[[0.2, 0.8], [0.5, 0.5]], [[0.4, 0.4], [0.9, 0.9]]])
+    masks = torch.tensor([[[False, True], [False, False]], [[False, False], [True, True]]])
+    annotated = torch.tensor([[True, True], [True, False]])
+    loss = partial_dice(probabilities, masks, annotated, "batch")
+    # Structure 0: Σ p·y = 0.8, Σ p = 1.8, Σ y = 1. Structure 1: annotated by sample 0 alone, which does not show it.
+    assert loss.tolist() == pytest.approx([1 - 2.6 / 3.8] * 2)
+
+
+def test_over_the_batch_absent_organs_and_unknown_ones_have_no_dice():
+    probabilities = torch.tensor([[[0.2, 0.8]], [[float("nan"), 0.4]]], requires_grad=True)
+    masks = torch.tensor([[[False, False]], [[True, True]]])
+    loss = partial_dice(probabilities, masks, torch.tensor([[True], [False]]), "batch")
+    assert loss.tolist() == [0.0, 0.0]
+    loss.sum().backward()
+    assert torch.equal(probabilities.grad[0], torch.zeros(1, 2))
+
+
+def test_one_sample_that_shows_everything_has_the_same_dice_either_way():
+    generator = torch.Generator().manual_seed(1)
+    probabilities, masks = torch.rand(1, 3, 50, generator=generator), torch.rand(1, 3, 50, generator=generator) > 0.5
+    annotated = torch.ones(1, 3, dtype=torch.bool)
+    assert torch.equal(
+        partial_dice(probabilities, masks, annotated, "batch"), partial_dice(probabilities, masks, annotated)
+    )

@@ -241,9 +241,31 @@ def test_sites_are_read_one_at_a_time_in_the_order_of_their_names():
         fuse(read, [])
 
 
-def test_double_precision_maps_are_not_written_into():
+def test_a_scale_makes_distances_felt():
+    """0, 0 and 0.9 are off by 0.3, 0.3 and 0.6. Even attention of two tokens is ½, and the scale half of that: by 1.2,
+    1.2 and 2.4 times the scale."""
+    sites = {name: torch.full((1, 2, 2), value) for name, value in (("a", 0.0), ("b", 0.0), ("c", 0.9))}
+    found = fuse(sites.__getitem__, list(sites), scale=0.5)
+    outlier = math.exp(-(2.4**2)) / (2 * math.exp(-(1.2**2)) + math.exp(-(2.4**2)))
+    assert outlier < 0.01
+    assert found.flatten().tolist() == pytest.approx([0.9 * outlier] * 4)
+    plain = fuse(sites.__getitem__, list(sites))
+    assert plain.flatten().tolist() == pytest.approx([0.9 * 0.270291] * 4, rel=1e-5)
+
+
+def test_a_small_scale_takes_whoever_is_nearest_and_nothing_becomes_nan():
+    """e^−(256 · 0.5 / 10⁻³)² is 0 for all: the nearest decide, and two who are as near share it."""
+    sites = {"a": torch.tensor([[[0.0, 0.2]]]), "b": torch.tensor([[[1.0, 0.2]]]), "c": torch.tensor([[[0.6, 0.2]]])}
+    found = fuse(sites.__getitem__, list(sites), scale=1e-3)
+    assert found.flatten().tolist() == pytest.approx([0.6, 0.2])
+    both = fuse({"a": stack(0.0), "b": stack(1.0)}.__getitem__, ["a", "b"], scale=1e-6)
+    assert both.item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.1])
+def test_double_precision_maps_are_not_written_into(scale):
     maps = {"a": stack(0.2).double(), "b": stack(0.6).double()}
-    fuse(maps.__getitem__, ["a", "b"])
+    fuse(maps.__getitem__, ["a", "b"], scale)
     assert (maps["a"].item(), maps["b"].item()) == (pytest.approx(0.2), pytest.approx(0.6))
 
 

@@ -21,7 +21,7 @@ from panorgan.methods import head_attribution as head_attribution_module
 from panorgan.methods.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.methods.base import Content, Moment
 from panorgan.methods.exchange import Federation, SiteFacts
-from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION, FedIOD, FedIODConfig
+from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, TOKENS, UNION, FedIOD, FedIODConfig
 from panorgan.methods.payloads import empty_network
 from panorgan.networks import UNetSettings
 
@@ -74,7 +74,24 @@ def test_in_which_rounds_heads_are_judged():
 
     assert judged() == [1, 2, 3, 4, 5, 6]
     assert judged(refresh_every=2) == [1, 3, 5]
+    assert judged(aggregation_start=0.5) == [3, 4, 5, 6]
+    assert judged(aggregation_start=0.5, refresh_every=2) == [3, 5]
+    assert judged(aggregation_start=1) == [6]
     assert judged(dynamic_aggregation=False) == []
+    long = [number for number in range(1, 501) if FedIODConfig().heads_are_judged(Moment("train", number, 500))]
+    assert long == list(range(15, 501))  # 0.03 · 500
+
+
+@pytest.mark.parametrize(("settings", "adamw", "sgd"), [({}, 1 / 16, 1.0), ({"transformer_rate": 0.125}, 0.125, 0.125)])
+def test_the_transformer_has_a_learning_rate_of_its_own(settings, adamw, sgd):
+    """Under AdamW by default; all of its parameters and no others."""
+    method = FedIOD(FedIODConfig(**SMALL, **settings))
+    assert [set(method.rate_factors(name).values()) for name in ("adamw", "sgd")] == [{adamw}, {sgd}]
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    network = method.build_network(UNetSettings(features=(4, 8)), federation)
+    (prefix,) = method.rate_factors("adamw")
+    slower = {name for name, _ in network.named_parameters() if name.startswith(prefix)}
+    assert slower == {f"transformer.{name}" for name, _ in network.transformer.named_parameters()}
 
 
 def test_every_number_of_the_network_reaches_it():
@@ -122,8 +139,10 @@ def test_the_losses_enter_with_their_weight(tiny, tmp_path):
     assert missing > 0.1
     assert outside > 0.1
     torch.testing.assert_close(loss, plain + 0.25 * (missing + outside))
-    torch.testing.assert_close(rule.logged, {"loss/intersection": missing.detach(), "loss/union": outside.detach()})
-    assert set(rule.step(batch)) == {"loss", "loss/intersection", "loss/union"}
+    expected = {"loss/intersection": missing, "loss/union": outside, GATE: seen.weights.max() + 1}
+    for name, value in expected.items():
+        torch.testing.assert_close(rule.logged[name], value.detach())
+    assert set(rule.step(batch)) == {"loss", "loss/intersection", "loss/union", GATE, ENTROPY}
 
 
 def test_a_steepness_of_ones_own(tiny, tmp_path):
@@ -163,7 +182,7 @@ def test_before_its_start_and_without_it_the_loss_is_supervision_alone(tiny, tmp
     rule.before_round()
     batch = batch_of(rule)
     assert torch.equal(rule.loss(batch), rule.supervision(batch).mean())
-    assert set(rule.step(batch)) == {"loss"}
+    assert set(rule.step(batch)) == {"loss", GATE, ENTROPY}
 
 
 def test_without_maps_there_is_nothing_to_hold_on_to(tiny, tmp_path):
@@ -171,7 +190,7 @@ def test_without_maps_there_is_nothing_to_hold_on_to(tiny, tmp_path):
     rule.received = Content(rule.model.state_dict())
     rule.before_round()
     assert rule.fused == {}
-    assert set(rule.step(batch_of(rule))) == {"loss"}
+    assert set(rule.step(batch_of(rule))) == {"loss", GATE, ENTROPY}
 
 
 def test_patches_with_a_volume_have_one_map(tiny, tmp_path):
@@ -189,7 +208,7 @@ def test_patches_with_a_volume_have_one_map(tiny, tmp_path):
     rule.received = Content(numbers={DEPTH: 1.0})
     rule.after_round()
     assert rule.answer.arrays[UNION].shape == (64, 64)
-    assert (rule._median_depth(), rule._tokens()) == (1.0, 64)
+    assert (rule.inspector.median_depth(), rule.inspector.tokens()) == (1.0, 64)
 
 
 # -- after training --------------------------------------------------------------------------------------------------
@@ -201,15 +220,15 @@ def test_the_dice_loss_of_a_scan_by_hand(tiny, tmp_path):
     rule.model.eval()
     case = rule.tools.cases[0]
     losses = []
-    logits = [rule.model(piece.image).detach() for piece in rule._pieces(rule._scan(case))]
+    logits = [rule.model(piece.image).detach() for piece in rule.inspector.pieces(rule.inspector.scan(case))]
     organs = {organ: torch.cat(logits)[:, i].sigmoid() for i, organ in enumerate(rule.model.vocabulary)}
     organs["kidney"] = 1 - (1 - organs["kidney_left"]) * (1 - organs["kidney_right"])
-    masks = rule._scan(case).unpack().masks
+    masks = rule.inspector.scan(case).unpack().masks
     assert case.structures == ("kidney", "spleen")
     for place, structure in enumerate(case.structures):
         truth, p = masks[:, place], organs[structure]
         losses.append(1 - (2 * (p * truth).sum() + 1) / (p.sum() + truth.sum() + 1))
-    assert float(rule.dice_loss(case)) == pytest.approx(float(sum(losses)) / 2, rel=1e-4)
+    assert float(rule.inspector.dice_loss(case)) == pytest.approx(float(sum(losses)) / 2, rel=1e-4)
 
 
 def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
@@ -218,14 +237,14 @@ def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
     cases = list(rule.tools.cases)
     assert len(cases) == 3, "one and a half: two"
     bad = {cases[0].id: 0.9, cases[1].id: 0.2, cases[2].id: 0.1}
-    monkeypatch.setattr(rule, "dice_loss", lambda case: torch.tensor(bad[case.id]))
+    monkeypatch.setattr(rule.inspector, "dice_loss", lambda case: torch.tensor(bad[case.id]))
     rule.received = Content(numbers={DEPTH: 7.0})
     rule.after_round()
     assert rule.model.training
     by_hand = ScanMaps(7)
     rule.model.eval()
     for case in cases[1:]:
-        by_hand.add(rule.model.attention(rule._scan(case).image))
+        by_hand.add(rule.model.attention(rule.inspector.scan(case).image))
     sent = rule.update()
     assert sent.arrays[INTERSECTION].shape == (TOKENS_HERE, 7 * TOKENS_HERE)
     assert sent.arrays[UNION].dtype == torch.float16
@@ -268,14 +287,14 @@ def test_the_encoder_runs_once_however_many_steps(tiny, tmp_path):
     encoder, decoder = [], []
     rule.model.encoder[0].register_forward_hook(lambda *_: encoder.append(1))
     rule.model.decoders["liver"]["output"].register_forward_hook(lambda *_: decoder.append(1))
-    scan = rule._scan(rule.tools.cases[0])
+    scan = rule.inspector.scan(rule.tools.cases[0])
     assert len(scan) > 16, "more than one piece"
-    found = rule.attribution_of(rule.tools.cases[0])
+    found = rule.inspector.attribution_of(rule.tools.cases[0])
     shown = (scan.bits != 0).flatten(1).any(1).nonzero()
     pieces = -(-(int(shown[-1]) - int(shown[0]) + 1) // 16)
     assert (len(encoder), len(decoder)) == (pieces, 5 * pieces)
     assert found.shape == (2, 3)
-    assert found.abs().min() > 0, "on the real network it is not zero"
+    assert found.min() > 0, "on the real network it is not zero"
     assert all(parameter.grad is None for parameter in rule.model.parameters())
 
 
@@ -284,33 +303,36 @@ def test_steps_taken_together_find_the_same(tiny, tmp_path, monkeypatch, at_once
     """As a GPU takes them: seven steps in passes of two, of three, or in one."""
     rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "attribution_steps": 7})
     rule.model.eval()
-    expected = rule.attribution_of(rule.tools.cases[0])
+    expected = rule.inspector.attribution_of(rule.tools.cases[0])
     encoder, passes = [], []
     rule.model.encoder[0].register_forward_hook(lambda *_: encoder.append(1))
     rule.model.decoders["liver"]["output"].register_forward_hook(lambda *_: passes.append(1))
-    monkeypatch.setattr(rule.attributor, "steps_at_once", lambda maps, pixels: at_once)
-    found = rule.attribution_of(rule.tools.cases[0])
+    monkeypatch.setattr(rule.inspector.attributor, "steps_at_once", lambda maps, pixels: at_once)
+    found = rule.inspector.attribution_of(rule.tools.cases[0])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
     assert len(passes) == len(encoder) * -(-7 // at_once) > 0
 
 
 def test_attributions_of_fine_steps_add_up_to_what_attention_changes(tiny, tmp_path):
-    """Completeness of integrated gradients: Σ over heads ≈ F(A) − F(0)."""
+    """Completeness of integrated gradients: Σ over heads and entries ≈ F(A) − F(0). A head counts by its largest."""
     rule = rule_at(tiny, tmp_path, "south", {**FEDIOD, "attribution_steps": 200})
     rule.model.eval()
     kept: list[Any] = []
     original = head_attribution_module.head_attribution
 
     def kept_too(foreground, maps, *others):
-        kept.append((foreground, maps))
-        return original(foreground, maps, *others)
+        kept.append((foreground, maps, original(foreground, maps, *others)))
+        return kept[-1][2]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_attribution_module, "head_attribution", kept_too)
-        found = rule.attribution_of(rule.tools.cases[0])
+        found = rule.inspector.attribution_of(rule.tools.cases[0])
     with torch.no_grad():
-        change = sum(f(maps) - f([torch.zeros_like(layer) for layer in maps]) for f, maps in kept)
-    assert float(found.sum()) == pytest.approx(float(change), rel=0.05)
+        change = sum(f(maps) - f([torch.zeros_like(layer) for layer in maps]) for f, maps, _ in kept)
+    total = sum(float(layer.sum()) for _, _, attribution in kept for layer in attribution)
+    assert total == pytest.approx(float(change), rel=0.05)
+    largest = [[max(float(a[i][:, j].max()) for _, _, a in kept) for j in range(3)] for i in range(2)]
+    torch.testing.assert_close(found, torch.tensor(largest))
 
 
 def test_attribution_changes_with_the_organ(tiny, tmp_path):
@@ -324,7 +346,7 @@ def test_attribution_changes_with_the_organ(tiny, tmp_path):
     for bit, organ in enumerate(case.structures):
         labels = ((np.asarray(case.labels) >> bit) & 1).astype(np.uint8)
         only = SimpleNamespace(id="x", image=case.image, labels=labels, structures=(organ,), spacing=case.spacing)
-        found[organ] = rule.attribution_of(only)
+        found[organ] = rule.inspector.attribution_of(only)
     shares = [found[organ] / found[organ].abs().sum() for organ in organs]
     assert (shares[0] - shares[1]).abs().max() > 0.02
 
@@ -351,8 +373,8 @@ def test_scans_that_show_no_organ_say_nothing(tiny, tmp_path):
     case = rule.tools.cases[0]
     empty = SimpleNamespace(**{name: getattr(case, name) for name in ("id", "image", "structures", "spacing")})
     empty.labels = np.zeros_like(case.labels)
-    assert rule.attribution_of(empty) is None
-    rule.tools = replace(rule.tools, cases=[empty])
+    assert rule.inspector.attribution_of(empty) is None
+    rule.inspector.tools = replace(rule.tools, cases=[empty])
     rule.received = Content(numbers={DEPTH: 4.0})
     rule.after_round()
     sent = rule.update()

@@ -16,7 +16,8 @@ from panorgan.federation import collecting
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message
 from panorgan.methods.attention_maps import ScanMaps
-from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION, FedIOD
+from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD
+from panorgan.methods.scan_inspection import ScanInspector
 from panorgan.networks.bottleneck_attention import head_of_key
 from panorgan.networks.organ_parts import MultiDecoder
 from panorgan.runs.execute import train
@@ -34,10 +35,11 @@ def sliced(tiny, method: dict[str, Any] = FEDIOD, rounds: int = 4, **training: A
 # -- reductions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dimensions", [2, 3])
-def test_with_everything_off_it_is_multidecoder_bit_for_bit(tiny, tmp_path, dimensions):
+@pytest.mark.parametrize(("dimensions", "optimizer"), [(2, "adamw"), (2, "sgd"), (3, "adamw")])
+def test_with_everything_off_it_is_multidecoder_bit_for_bit(tiny, tmp_path, dimensions, optimizer):
     """The delivered model byte for byte, and every loss on the way."""
-    shape = SLICES if dimensions == 2 else {}
+    shape = dict(SLICES) if dimensions == 2 else {}
+    shape["training"] = {**shape.get("training", {}), "optimizer": {"name": optimizer}}
     for name, method in (("plain", {"name": "multidecoder"}), ("off", OFF), ("t", {**OFF, "transformer": True})):
         train(tiny(method=method, **shape), tmp_path / name)
     models = {name: (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("plain", "off", "t")}
@@ -81,6 +83,41 @@ def test_dynamic_aggregation_changes_heads_alone(tiny, tmp_path):
     differ = {key for key in weights[True] if not torch.equal(weights[True][key], weights[False][key])}
     assert differ
     assert all(head_of_key(key) is not None for key in differ)
+
+
+def test_a_rate_of_its_own_changes_the_transformer_alone_in_the_first_step(tiny, tmp_path):
+    """One step of SGD without momentum: the transformer moves by a quarter, all else as before."""
+    method = {**FEDIOD, "dropout": 0, "regularisation": False, "dynamic_aggregation": False}
+    plain = {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "schedule": "constant"}
+    training = {"local_steps": 1, "optimizer": {**plain, "learning_rate": 1.0}}
+    weights = {
+        name: run(sliced(tiny, {**method, "transformer_rate": rate}, 1, **training), tmp_path / name).state.weights
+        for name, rate in (("not", 1e-30), ("quarter", 0.25), ("whole", 1.0))
+    }
+    for key, start in weights["not"].items():
+        quarter, whole = weights["quarter"][key] - start, weights["whole"][key] - start
+        torch.testing.assert_close(quarter, whole / 4, atol=1e-6, rtol=1e-3)
+        assert bool(whole.any()) == key.startswith("transformer"), key
+
+
+def test_the_log_tells_how_attention_behaves(tiny, tmp_path):
+    """Of every site, in every round; and the server's largest λ, where heads are judged."""
+    run(sliced(tiny, {**FEDIOD, "aggregation_start": 0.5}, rounds=3), tmp_path)
+    rounds = events(tmp_path)
+    for facts in rounds:
+        for numbers in facts["sites"].values():
+            assert 1 < numbers[GATE] <= 2
+            assert 0 < numbers[ENTROPY] <= 1
+    assert "server" not in rounds[0], "no λ yet"
+    for facts in rounds[1:]:
+        heads = [[site[f"attribution/{i}.{j}"] for site in facts["sites"].values()] for i in range(2) for j in range(3)]
+        assert facts["server"][LARGEST_SHARE] == pytest.approx(max(max(own) / sum(own) for own in heads))
+
+
+def test_without_gate_and_maps_attention_is_not_watched(tiny, tmp_path):
+    """It is faster without its maps, so the log tells nothing of them."""
+    run(sliced(tiny, {**FEDIOD, "gate": "none", "regularisation": False}, rounds=1), tmp_path)
+    assert not {GATE, ENTROPY} & events(tmp_path)[0]["sites"]["north"].keys()
 
 
 # -- what runs and what travels --------------------------------------------------------------------------------------
@@ -198,7 +235,7 @@ def events(folder) -> list[dict[str, Any]]:
 KILLS = {
     # what is interrupted, at which call, whether it does its work before; rounds that are done by then.
     "depths told, not kept": (FedIOD.Server, "aggregate", 1, True, 0),
-    "between two scans": (FedIOD.Site, "dice_loss", 8, True, 1),
+    "between two scans": (ScanInspector, "dice_loss", 8, True, 1),
     "maps half made": (ScanMaps, "add", 1, True, 1),
     "one site has answered with maps": (collecting, "check_answer", 3, True, 1),
     "maps fused, not kept": (FedIOD.Server, "aggregate", 2, True, 1),

@@ -6,10 +6,11 @@ import pytest
 import torch
 from fediod_pieces import TOKENS_HERE, aggregate, attention, server_of
 
+from panorgan.errors import RunError
 from panorgan.federation.egress import TensorRule, image_test
 from panorgan.methods.attention_maps import fuse, packed, unpacked
 from panorgan.methods.base import Moment
-from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION, FedIODConfig
+from panorgan.methods.fediod import DEPTH, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD, FedIODConfig
 
 
 def test_attributions_become_the_weights_of_heads():
@@ -141,3 +142,25 @@ def test_at_the_papers_size_no_guard_takes_maps_for_images():
     largest = packed(torch.zeros(FedIODConfig().map_depth, 256, 256))
     assert largest.numel() <= TensorRule().max_elements
     assert largest.dim() <= TensorRule().max_dimensions
+
+
+def test_the_largest_share_of_a_site_in_a_head():
+    server = server_of()
+    assert server.numbers() == {}
+    told = {
+        "a": {"attribution/0.0": 0.2, "attribution/0.1": 1.0},
+        "b": {"attribution/0.0": 0.8, "attribution/0.1": 1.5},
+    }
+    aggregate(server, {site: ({}, numbers) for site, numbers in told.items()})
+    assert server.numbers() == {LARGEST_SHARE: pytest.approx(0.8)}
+
+
+def test_weights_of_an_older_network_are_refused():
+    """Theirs has no last normalisation: no site could load them."""
+    server = server_of()
+    old = {key: value for key, value in server.weights.items() if not key.startswith("transformer.norm")}
+    with pytest.raises(RunError) as caught:
+        FedIOD.Server(server.config, server.federation, old)
+    assert "older panorgan version" in caught.value.what
+    without = {key: value for key, value in old.items() if not key.startswith("transformer")}
+    assert FedIOD.Server(server.config, server.federation, without)

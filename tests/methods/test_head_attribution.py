@@ -18,6 +18,7 @@ from panorgan.methods.head_attribution import (
     head_attribution,
     head_importance,
     head_weights,
+    largest_entries,
 )
 from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
 from panorgan.networks.settings import UNetSettings
@@ -33,21 +34,32 @@ def random_maps(layers: int = 2, samples: int = 2, heads: int = 3, tokens: int =
 
 @pytest.mark.parametrize("steps", [1, 2, 15])
 def test_linear_model(steps):
-    """F = Σ_i ⟨W_i, A_i⟩ + constant: the attribution A_i × W_i, summed over the map's entries, for any steps."""
+    """F = Σ_i ⟨W_i, A_i⟩ + constant: the attribution A_i × W_i, entry by entry, for any steps; a head's largest one."""
     maps = random_maps()
     weights = [torch.randn(m.shape, generator=torch.Generator().manual_seed(i)) for i, m in enumerate(maps)]
     found = head_attribution(
         lambda given: 7 + sum((w * a).sum() for w, a in zip(weights, given, strict=True)), maps, steps
     )
-    assert found.shape == (2, 3)
-    torch.testing.assert_close(found, torch.stack([(w * a).sum((0, 2, 3)) for w, a in zip(weights, maps, strict=True)]))
+    for attribution, w, a in zip(found, weights, maps, strict=True):
+        torch.testing.assert_close(attribution, w * a)
+    expected = [[float((w * a)[:, head].max()) for head in range(3)] for w, a in zip(weights, maps, strict=True)]
+    torch.testing.assert_close(largest_entries(found), torch.tensor(expected))
 
 
 def test_a_linear_model_in_numbers():
     """One layer, two heads, maps of one entry: 0.5·A_1 − 0.25·A_2 at A = (0.8, 0.4)."""
     maps = [torch.tensor([0.8, 0.4]).view(1, 2, 1, 1)]
     found = head_attribution(lambda given: 0.5 * given[0][0, 0, 0, 0] - 0.25 * given[0][0, 1, 0, 0], maps)
-    assert found.tolist() == [pytest.approx([0.4, -0.1])]
+    assert largest_entries(found).tolist() == [pytest.approx([0.4, -0.1])]
+
+
+def test_entries_of_either_sign_do_not_cancel():
+    """Two heads whose entries add up to the same, 0: the one that matters a hundred times more counts so much more."""
+    maps = [torch.full((1, 2, 1, 2), 0.5)]
+    slopes = torch.tensor([[2.0, -2.0], [0.02, -0.02]]).view(1, 2, 1, 2)
+    found = head_attribution(lambda given: (slopes * given[0]).sum(), maps)
+    assert found[0].sum((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-7)
+    assert largest_entries(found).tolist() == [pytest.approx([1, 0.01])]
 
 
 def test_all_heads_are_faded_in_together_by_a_sum_that_ends_at_one():
@@ -59,16 +71,16 @@ def test_all_heads_are_faded_in_together_by_a_sum_that_ends_at_one():
     found = head_attribution(
         lambda given: (given[0][0, 0] + 2 * given[0][0, 1]).square().sum(), [torch.ones(1, 2, 1, 1)]
     )
-    assert found.tolist() == [pytest.approx([3.2, 6.4])]
+    assert found[0].flatten().tolist() == pytest.approx([3.2, 6.4])
     two_layers = [torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)]
     found = head_attribution(lambda given: (given[0] * given[1]).sum(), two_layers, steps=3)
-    assert found.flatten().tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert [layer.item() for layer in found] == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_half_a_map_has_half_the_attribution():
     """∂F/∂A is taken at εA and by A itself: F = ½A² at A = 0.5 has A × mean(ε)·A = ¼·16/30."""
     found = head_attribution(lambda given: given[0].square().sum() / 2, [torch.full((1, 1, 1, 1), 0.5)])
-    assert found.item() == pytest.approx(0.25 * 16 / 30)
+    assert found[0].item() == pytest.approx(0.25 * 16 / 30)
 
 
 def test_what_the_maps_do_not_reach_is_an_error():
@@ -82,10 +94,10 @@ def test_what_the_maps_do_not_reach_is_an_error():
 # -- on the network ----------------------------------------------------------------------------------------------------
 
 
-def small_network(seed: int = 0) -> InterOrganNetwork:
+def small_network(seed: int = 0, **settings: object) -> InterOrganNetwork:
     """Two layers of three heads on 4×4 tokens, spleen and liver."""
     unet = UNetSettings(dimensions=2, features=(4, 8, 16))
-    heads = InterOrganSettings(layers=2, heads=3, head_width=8, mlp_width=16)
+    heads = InterOrganSettings(layers=2, heads=3, head_width=8, mlp_width=16, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = InterOrganNetwork(Vocabulary(["spleen", "liver"]), unet, inter_organ=heads)
@@ -107,6 +119,7 @@ def maps_of(network: InterOrganNetwork, images: torch.Tensor) -> tuple[torch.Ten
 def attribution(
     network: InterOrganNetwork, organ: str, steps: int = STEPS, slices: slice = slice(None), seed: int = 3
 ) -> torch.Tensor:
+    """[layers, slices, heads, n, n]."""
     images, masks = scan(seed)
     voxels = masks.sum((0, 2, 3))
 
@@ -115,13 +128,13 @@ def attribution(
             logits, _ = network.channels_for(images[slices], [organ])
         return foreground_probability(logits.sigmoid(), masks[slices], voxels)
 
-    return head_attribution(foreground, maps_of(network, images[slices]), steps)
+    return torch.stack(head_attribution(foreground, maps_of(network, images[slices]), steps))
 
 
 def test_attribution_is_not_zero_and_adds_up_to_what_the_maps_do():
     """Completeness: with many steps, the attributions' sum is F with the maps less F without any."""
     network = small_network(seed=2)
-    assert (attribution(network, "liver").abs() > 1e-5).all()
+    assert (largest_entries(attribution(network, "liver")) > 1e-5).all()
     images, masks = scan()
     ends = []
     for factor in (0.0, 1.0):
@@ -135,7 +148,7 @@ def test_attribution_is_not_zero_and_adds_up_to_what_the_maps_do():
 
 def test_another_organ_gives_another_attribution():
     network = small_network()
-    liver, spleen = attribution(network, "liver"), attribution(network, "spleen")
+    liver, spleen = (largest_entries(attribution(network, organ)) for organ in ("liver", "spleen"))
     assert (liver - spleen).abs().max() > 0.1 * liver.abs().max()
 
 
@@ -148,15 +161,15 @@ def test_a_softmax_summed_over_its_channels_would_tell_nothing():
             return network(images).softmax(dim=1).mean()
 
     assert (
-        head_attribution(constant, maps_of(network, images)).abs().max()
+        torch.stack(head_attribution(constant, maps_of(network, images))).abs().max()
         < 1e-3 * attribution(network, "liver").abs().max()
     )
 
 
-def test_batches_of_slices_add_up_to_the_scan():
+def test_batches_of_slices_are_those_of_the_scan():
     network = small_network()
-    parts = attribution(network, "liver", slices=slice(0, 3)) + attribution(network, "liver", slices=slice(3, 4))
-    torch.testing.assert_close(parts, attribution(network, "liver"))
+    parts = [attribution(network, "liver", slices=batch) for batch in (slice(0, 3), slice(3, 4))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), attribution(network, "liver"))
 
 
 def test_it_asks_for_gradients_itself_and_leaves_none_behind():
@@ -178,21 +191,21 @@ def test_lower_precision_around_it_does_not_lower_it():
             logits, _ = network.channels_for(images, ["liver"])
         return foreground_probability(logits.sigmoid(), masks, masks.sum((0, 2, 3)))
 
-    plain = head_attribution(foreground, maps, steps=2)
+    plain = torch.stack(head_attribution(foreground, maps, steps=2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(head_attribution(foreground, maps, steps=2), plain)
+        assert torch.equal(torch.stack(head_attribution(foreground, maps, steps=2)), plain)
 
 
 def test_a_head_zeroed_by_hand_gets_weight_zero():
-    """Its map is then uniform: it adds nothing to tokens, and moves all columns of the mean map alike."""
-    north, south = small_network(), small_network(seed=1)
+    """It adds nothing to tokens; without a gate nothing else uses its map."""
+    north, south = small_network(gate="none"), small_network(seed=1, gate="none")
     with torch.no_grad():
         for weight in north.transformer.layers[1].heads[2]:
             weight.zero_()
     sites = {}
     for site, network in (("north", north), ("south", south)):
         found = attribution(network, "liver")
-        importance = head_importance([found, -found])  # all that is not 0 becomes positive
+        importance = head_importance([largest_entries(found)])
         sites[site] = {f"{place}.{head}": importance[place, head].item() for place in range(2) for head in range(3)}
     assert sites["north"]["1.2"] == 0.0
     assert all(value > 0 for head, value in sites["north"].items() if head != "1.2")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +17,11 @@ from nvflare.fuel.hci.client import file_transfer
 from safetensors.torch import load_file
 
 from panorgan.deployment.certificates import Credentials
+from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.network_engine import AdminSession, open_session, write_job
+from panorgan.deployment.refusals import RefusedError
+from panorgan.deployment.renewal import renew_kits
+from panorgan.deployment.revoking import revoke_kit
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
@@ -159,3 +166,41 @@ def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback,
 def _told(log: Path, *words: str) -> bool:
     """Whether all this stands in one line."""
     return any(all(word in line for word in words) for line in text_of(log).splitlines())
+
+
+# -- kits that are copied, revoked and renewed -------------------------------------------------------------------
+
+
+def _site(kit: SiteKit) -> subprocess.CompletedProcess[str]:
+    """`panorgan federation site`, until it ends by itself."""
+    command = [sys.executable, "-P", "-m", "panorgan", "federation", "site", str(kit.path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_a_twin_is_named_at_both_ends_and_the_site_stays(loopback, session, tmp_path):
+    kit = loopback.site_kits["north"]
+    twin = SiteKit(Path(shutil.copytree(kit.path, tmp_path / "twin")))
+    twin.process_id.unlink()
+    ended = _site(twin)
+    assert ended.returncode == RefusedError.exit_code
+    assert "Two machines answer as north" in ended.stderr
+    wait_for(lambda: "turned away north: Two machines answer as north" in text_of(loopback.server_kit.turned_away))
+    assert loopback.processes["north"].poll() is None
+    wait_for(lambda: _all_connected(session, loopback))
+
+
+def test_a_revoked_kit_is_refused_at_once_and_a_renewed_one_is_let_in(loopback, session, experiment_with):
+    """Ends as it began: the others' tests share this federation."""
+    kit = loopback.site_kits["north"]
+    revoke_kit(loopback.server_kit, "north")
+    assert loopback.processes["north"].wait(150) == RefusedError.exit_code, "it was told while it ran"
+    wait_for(lambda: "north" not in session.look().connected)
+    said = len(text_of(kit.path / "engine.out"))
+    again = _site(kit)
+    assert again.returncode == RefusedError.exit_code, "to register again does not help"
+    assert "was revoked" in again.stderr
+    assert "Successfully registered" not in text_of(kit.path / "engine.out")[said:]
+    renew_kits(loopback.settings, experiment_with().agreement(), loopback.folder, ["north"])
+    loopback.approve(kit)
+    loopback.start("north")
+    wait_for(lambda: _all_connected(session, loopback))

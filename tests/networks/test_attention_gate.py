@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from panorgan.networks.attention_gate import mean_attention, reweighted, token_weights
+from panorgan.networks.attention_gate import attention_entropy, mean_attention, reweighted, token_weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 FIRST = torch.tensor([[1 / 2, 1 / 4, 1 / 4], [1 / 5, 2 / 5, 2 / 5], [1 / 5, 2 / 5, 2 / 5]])
@@ -22,12 +22,11 @@ def test_mean_attention_over_layers_and_heads():
     torch.testing.assert_close(mean_attention([one, two]), (MEAN + torch.eye(3))[None] / 2)
 
 
-def test_softmax_of_column_sums_scaled_to_mean_one():
+def test_softmax_of_column_sums_as_printed():
     weights = token_weights(MEAN[None], "softmax")[0]
     total = math.exp(0.95) + 2 * math.exp(1.025)
-    expected = torch.tensor([3 * math.exp(0.95) / total, *[3 * math.exp(1.025) / total] * 2])
-    torch.testing.assert_close(weights, expected)
-    assert float(weights.mean()) == pytest.approx(1)
+    torch.testing.assert_close(weights, torch.tensor([math.exp(0.95) / total, *[math.exp(1.025) / total] * 2]))
+    assert float(weights.sum()) == pytest.approx(1)
 
 
 def test_sigmoid_of_column_sums():
@@ -35,13 +34,31 @@ def test_sigmoid_of_column_sums():
     torch.testing.assert_close(weights, torch.tensor([2 / (1 + math.exp(0.05)), *[2 / (1 + math.exp(-0.025))] * 2]))
 
 
-@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_even_attention_weighs_nothing(gate):
-    torch.testing.assert_close(token_weights(torch.full((2, 9, 9), 1 / 9), gate), torch.ones(2, 9))
+@pytest.mark.parametrize(("gate", "weight"), [("softmax", 1 / 9), ("sigmoid", 1.0)])
+def test_even_attention_weighs_all_alike(gate, weight):
+    torch.testing.assert_close(token_weights(torch.full((2, 9, 9), 1 / 9), gate), torch.full((2, 9), weight))
+
+
+@pytest.mark.parametrize(("gate", "most"), [("softmax", 1.0), ("sigmoid", 2.0)])
+def test_a_place_that_all_others_look_at_is_not_blown_up(gate, most):
+    """A hundred tokens, all of which look at the first one alone: the largest weight that there can be."""
+    attention = torch.zeros(1, 100, 100)
+    attention[:, :, 0] = 1
+    assert float(token_weights(attention, gate).max()) == pytest.approx(most)
+
+
+def test_entropy_of_attention_is_a_share_of_that_of_even_attention():
+    """One head looks at two of four places alike, log 2 / log 4 = ½; one at a single place; a layer at all alike."""
+    two = torch.tensor([0.5, 0.5, 0, 0]).expand(4, 4)
+    first = torch.stack([two, torch.eye(4)])[None]
+    even = torch.full((1, 2, 4, 4), 0.25)
+    assert float(attention_entropy([first])) == pytest.approx(0.25)
+    assert float(attention_entropy([first, even])) == pytest.approx(0.625)
+    assert float(attention_entropy([torch.ones(1, 1, 1, 1)])) == 0, "a single place"
 
 
 def test_reweighting_by_hand():
-    """Between the centres of two coarse cells with 1 and 3 lie 1.5 and 2.5; x·W' + x of x = 2."""
+    """Between the centres of two coarse cells with 1 and 3 lie 1.5 and 2.5; x + x·W of x = 2."""
     out = reweighted(torch.full((1, 3, 1, 4), 2.0), torch.tensor([[[1.0, 3]]]))
     torch.testing.assert_close(out, torch.tensor([4.0, 5, 7, 8]).expand(1, 3, 1, 4))
 

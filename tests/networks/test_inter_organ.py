@@ -11,7 +11,7 @@ from panorgan.errors import ConfigError
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.attention_gate import reweighted, token_weights
 from panorgan.networks.bottleneck_attention import head_of_key
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
+from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings
 from panorgan.networks.organ_parts import group_of_key, serving
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -51,7 +51,7 @@ def test_skip_connections_are_reweighted_and_the_deepest_level_is_not():
     torch.testing.assert_close(levels[2], plain[2])
     for level in (0, 1):
         torch.testing.assert_close(levels[level], reweighted(plain[level], seen.weights))
-        assert not torch.allclose(levels[level], 2 * plain[level], rtol=1e-3)
+        assert not torch.allclose(levels[level], (1 + 1 / 16) * plain[level], rtol=1e-3)
 
 
 # -- switched off ----------------------------------------------------------------------------------------------------
@@ -98,16 +98,18 @@ def test_what_needs_attention_says_that_there_is_none():
 
 
 def test_parameters_at_the_papers_settings():
-    """Per layer four matrices of 6 heads, the perceptron with biases, two normalisations; and all else by level."""
+    """Per layer four matrices of 6 heads, the perceptron with biases, two normalisations; one at the end; and all else
+    by level."""
     shape = {"features": (16, 32, 64, 128, 256)}
     network = InterOrganNetwork(Vocabulary(ORGANS), unet(**shape))
     layer = 4 * 6 * 256 * 256 + 2 * 256 * 1024 + 1024 + 256 + 2 * 2 * 256
-    assert size(network.transformer) == 4 * layer == 8_397_824
+    transformer = 4 * layer + 2 * 256
+    assert size(network.transformer) == transformer == 8_398_336
     down = sum(9 * (a * b + b * b) + 4 * b for a, b in ((1, 16), (16, 32), (32, 64), (64, 128), (128, 256)))
     up = sum(4 * 2 * b * b + 9 * (2 * b * b + b * b) + 4 * b for b in (16, 32, 64, 128)) + 2 * 17
-    assert size(network) == 4 * layer + down + 3 * up == 11_865_078
+    assert size(network) == transformer + down + 3 * up == 11_865_590
     single = InterOrganNetwork(Vocabulary(ORGANS), unet(**shape), None, InterOrganSettings(decoders="single_layer"))
-    assert size(single) == 4 * layer + down + up + 2 * 2 * 17
+    assert size(single) == transformer + down + up + 2 * 2 * 17
 
 
 def test_heads_have_names_of_their_own():
@@ -205,6 +207,36 @@ def test_attention_is_kept_on_request_and_only_then():
     assert seen.mean is before
 
 
+@pytest.mark.parametrize(("gate", "largest"), [("softmax", 1.0), ("sigmoid", 2.0), ("none", 0.0)])
+def test_who_watches_is_told_the_largest_factor_and_the_entropy(gate, largest):
+    """Of heads that look at all places alike, but for one layer that looks at the first alone; 16 places."""
+    network = build(gate=gate).eval()
+    even, first = torch.full((1, 3, 16, 16), 1 / 16), torch.zeros(1, 3, 16, 16)
+    first[..., 0] = 1
+    with network.watched(NUMBERS_ONLY) as seen, network.attending([first, first]):
+        network(image(16, 16, batch=1))
+        if gate != "none":
+            assert float(seen.weights.max()) == pytest.approx(largest, rel=1e-4)
+        torch.testing.assert_close(seen.numbers, torch.tensor([1 + largest, 0.0]), rtol=1e-4, atol=1e-6)
+    with network.watched(NUMBERS_ONLY) as seen, network.attending([first, even]):
+        network(image(16, 16, batch=1))
+    assert float(seen.numbers[1]) == pytest.approx(0.5)
+    assert not seen.numbers.requires_grad
+    assert seen.judgement.numel() == 0
+
+
+def test_what_leaves_the_transformer_is_normalised():
+    """However large what comes in is, or what the layers add."""
+    network = build().eval()
+    levels = network.encoded(image(16, 16))
+    with torch.no_grad():
+        for layer in network.transformer.layers:
+            layer.mlp[3].weight.mul_(1000)
+        out, _ = network.transformer(100 * levels[-1])
+    assert float(out.square().mean().sqrt()) == pytest.approx(1, abs=0.01)
+    torch.testing.assert_close(out.mean(1), torch.zeros(2, 4, 4), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("gate", ["softmax", "none"])
 def test_watching_changes_nothing(gate):
     """Without gate and onlooker torch's own attention is used, which never has the map."""
@@ -221,7 +253,7 @@ def test_a_loss_on_the_attention_trains_encoder_and_heads():
         network.channels_for(image(16, 16), ["liver"])
     seen.mean.square().sum().backward()
     missing = {key for key, parameter in network.named_parameters() if parameter.grad is None}
-    assert all(key.startswith(("decoders", "transformer.layers.1")) for key in missing)
+    assert all(key.startswith(("decoders", "transformer.layers.1", "transformer.norm")) for key in missing)
     assert not any(".query." in key or ".key." in key for key in missing)
     assert float(network.encoder[0].conv1.conv.weight.grad.abs().max()) > 0
 

@@ -377,7 +377,7 @@ class _Forbidden:
 
 
 def test_who_watches_a_replayed_pass_gets_its_mean_attention():
-    """What else the record holds is of the pass that was recorded: it is dropped."""
+    """And its numbers. What else the record holds is of the pass that was recorded: it is dropped."""
     settings = UNetSettings(dimensions=2, features=(4, 8, 16))
     small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8)
     network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
@@ -385,10 +385,13 @@ def test_who_watches_a_replayed_pass_gets_its_mean_attention():
     with network.watched() as seen:
         network(image)
         assert len(seen.maps) == 1
-        network.passed = lambda key, compute, *inputs: tuple(t.clone() for t in compute(*inputs))  # as replayed
+        replayed = []
+        network.passed = lambda key, compute, *inputs: replayed.extend(t.clone() for t in compute(*inputs)) or replayed
         network(image)
     assert seen.maps == ()
     assert seen.weights is None
+    assert seen.numbers is replayed[2]
+    assert seen.numbers.shape == (2,)
     assert seen.grid == (4, 4)
     assert seen.mean.shape == (1, 16, 16)
 

@@ -9,23 +9,23 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.networks import UNet, UNetSettings, organ_network
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
+from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks.replay import Recorded, SharedMemory, replays_of
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ORGANS = ("liver", "spleen", "pancreas")
 SMALL = {2: (1, 32, 32), 3: (1, 16, 16, 16)}
+WATCHED = ("attention", "numbers")
+"""FedIOD's network, with a judge and without one."""
 
 
 def make(kind, dimensions):
     torch.manual_seed(0)
     vocabulary = Vocabulary(ORGANS)
-    settings = UNetSettings(
-        dimensions=dimensions, features=(8, 16, 32), organs=kind if kind != "attention" else "decoders"
-    )
+    settings = UNetSettings(dimensions=dimensions, features=(8, 16, 32), organs="decoders" if kind in WATCHED else kind)
     if kind == "channels":
         return UNet(vocabulary, settings)
-    if kind == "attention":
+    if kind in WATCHED:
         small = InterOrganSettings(layers=2, heads=2, head_width=16, mlp_width=32, dropout=0.2)
         return InterOrganNetwork(vocabulary, settings, None, small)
     return organ_network(vocabulary, settings)
@@ -34,7 +34,7 @@ def make(kind, dimensions):
 @needs_gpu
 @pytest.mark.parametrize("dimensions", [2, 3])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["channels", "heads", "task_blocks", "decoders", "encoders", "attention"])
+@pytest.mark.parametrize("kind", ["channels", "heads", "task_blocks", "decoders", "encoders", *WATCHED])
 def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeypatch):
     """Six steps on changing images, with dropout where the network has any; nothing warns or falls back."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
@@ -49,12 +49,14 @@ def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeyp
             image = torch.randn(2, *SMALL[dimensions], device="cuda")
             optimizer.zero_grad(set_to_none=True)
             judge = Judge("away", lambda mean, far: (mean - far).square().sum(), (torch.ones(2, 1, 1, device="cuda"),))
-            watch = network.watched(judge) if kind == "attention" else nullcontext()
+            judges = {"attention": judge, "numbers": NUMBERS_ONLY}
+            watch = network.watched(judges[kind]) if kind in WATCHED else nullcontext()
             with torch.autocast("cuda", torch.bfloat16, enabled=half), watch as record:
                 logits, _ = network.channels_for(image, ORGANS[:2])
                 loss = logits.float().square().mean()
                 if record is not None:
-                    loss = loss + record.judgement
+                    loss = loss + record.judgement.sum()
+                    seen.append(record.numbers)
             loss.backward()
             optimizer.step()
             seen.append(loss.detach())

@@ -34,6 +34,8 @@ KILL_POINTS = {
     "site state written, answer not yet received": ("panorgan.federation.local_state.LocalState.save", 2, True),
     "site answer written, its state not": ("panorgan.federation.local_state.write_atomically", 3, False),
     "during aggregation": ("panorgan.federation.aggregation.SpooledUpdates.mean", 1, False),
+    "a site has begun to remember the run": ("panorgan.federation.run_record.write_atomically", 0, True),
+    "scored, but not yet remembered": ("panorgan.federation.run_record.write_atomically", 2, False),
     "during validation": ("panorgan.federation.site.SiteWorker._evaluate", 1, True),
     "halfway through writing a checkpoint": ("halfway", 2, False),
     "best linked, checkpoint not": ("panorgan.federation.checkpoint._link_atomically", 0, False),

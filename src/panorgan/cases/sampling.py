@@ -42,6 +42,12 @@ def sliced_axis(patch_size: tuple[int, ...]) -> int | None:
     return patch_size.index(1) if 1 in patch_size else None
 
 
+def patches_per_pass(cases: Sequence[StoredCase], patch_size: tuple[int, ...]) -> int:
+    """How many patches are one pass over the cases: one of each case, or all slices of all of them."""
+    axis = sliced_axis(patch_size)
+    return len(cases) if axis is None else sum(case.image.shape[axis] for case in cases)
+
+
 @dataclass(frozen=True)
 class Batch:
     """A training batch.

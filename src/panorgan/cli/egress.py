@@ -79,12 +79,25 @@ def _show(
                 console.print(f"[yellow]{entry['n']} refused:[/] {escape(reason)}", soft_wrap=True)
     sent = [entry for entry in entries if entry["kind"] in ("sent", "failed")]
     size = sum(entry["bytes"] for entry in sent) / 1e6
-    refused = sum(entry["kind"] == "refused" for entry in entries)
+    refused = [entry for entry in entries if entry["kind"] == "refused"]
+    asked = sum(map(_came_in, refused))
     if entries:
-        console.print(f"Left this site: {_count(len(sent), 'message')}, {size:.2f} MB. Refused: {refused}.")
+        console.print(
+            f"Left this site: {_count(len(sent), 'message')}, {size:.2f} MB. Refused: {len(refused) - asked}."
+            + (f" Requests beyond the agreement, declined: {asked}." if asked else "")
+        )
+        scored = {(entry.get("run"), entry["sha256"]) for entry in sent if entry.get("task") == "evaluate"}
+        if scored:
+            runs = len({run for run, _ in scored})
+            console.print(f"Models scored on validation cases: {len(scored)}, in {_count(runs, 'run')}.")
     elif report.ok:
         console.print("Nothing has left this site yet.")
     _verdict(console, path, report)
+
+
+def _came_in(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry is about a request, not about an answer."""
+    return entry.get("direction") == "in"
 
 
 def _table(entries: Sequence[Mapping[str, Any]], total: int) -> Table:
@@ -105,10 +118,12 @@ def _table(entries: Sequence[Mapping[str, Any]], total: int) -> Table:
             str(entry["n"]),
             entry["time"][:16].replace("T", " "),
             _task(entry),
-            escape(entry["code"] if kind == "failed" else _WORDS.get(kind, str(kind))),
+            "declined"
+            if _came_in(entry)
+            else escape(entry["code"] if kind == "failed" else _WORDS.get(kind, str(kind))),
             str(entry.get("tensors", "")),
             str(numbers),
-            f"{entry['bytes'] / 1e6:.2f}" if kind in ("sent", "failed", "refused") else "",
+            f"{entry['bytes'] / 1e6:.2f}" if kind in ("sent", "failed", "refused") and not _came_in(entry) else "",
             entry["sha256"][:_SHOWN_HASH],
             style=_STYLES.get(kind, ""),
         )

@@ -11,6 +11,7 @@ import typer
 
 from panorgan.cli.approve import approve
 from panorgan.cli.egress import egress
+from panorgan.cli.federation_keys import renew, revoke
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,10 +133,13 @@ def stop(
         return
     from panorgan.deployment.drive import request_stop
 
-    request_stop(found, now)
+    stops = request_stop(found, now)
     when = "now" if now else "after the round in hand"
     if as_json:
-        print(json.dumps({"stop": when}), flush=True)
+        print(json.dumps({"stop": when} if stops else {"stop": None, "state": "finished"}), flush=True)
+        return
+    if not stops:
+        print("The run is finished: there is nothing to stop.", flush=True)
         return
     print(f"The run will stop {when}. Go on with: panorgan federation start {found.path}", flush=True)
 
@@ -159,6 +163,8 @@ def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
 
 app.command()(approve)
 app.command()(egress)
+app.command()(revoke)
+app.command()(renew)
 
 
 # -- which kit -----------------------------------------------------------------------------------------------------

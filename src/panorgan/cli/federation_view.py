@@ -53,6 +53,7 @@ def picture(status: FederationStatus, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status)]
     if status.advice:
         parts.append(Text(status.advice))
+    parts += [Text(warning, style="yellow") for warning in status.warnings]
     parts += [_progress(status, width), Text(""), _site_table(status), Text("")]
     parts += _facts(status)
     troubles = sorted((*status.refusals, *status.failures), key=lambda trouble: trouble.time)

@@ -28,6 +28,9 @@ def _short(job: str) -> str:
 _SITE_ENGINE: Phrases = {
     re.compile(r"Successfully registered client"): lambda m: "connected to the server",
     re.compile(r"re-challenge after"): lambda m: "waiting for the server",
+    re.compile(r"this machine's clock is (.*\S)"): lambda m: (
+        f"this machine's clock is {m[1]}; set it, and let NTP keep it"
+    ),
     re.compile(r"Launched job ([\w-]+)"): lambda m: f"a segment starts (job {_short(m[1])})",
     re.compile(r"child worker process finished with RC 0\b"): lambda m: "the segment has ended",
     re.compile(r"child worker process finished with RC (-?[1-9]\d*)"): lambda m: (

@@ -60,6 +60,16 @@ def check_credentials(credentials: Credentials, name: str, now: float | None = N
     ]
 
 
+def check_dates(credentials: Credentials, now: float | None = None) -> Check:
+    """Only the dates; skipped where the certificate cannot be read."""
+    title = "certificate dates"
+    try:
+        root, own = read_certificate(credentials.root), read_certificate(credentials.certificate)
+    except ConfigError:
+        return Check(title, "skipped", "the certificate could not be read")
+    return _check_dates(title, own, root, time.time() if now is None else now)
+
+
 def read_certificate(path: Path) -> Certificate:
     """Read a PEM file."""
     try:
@@ -134,12 +144,13 @@ def _check_dates(title: str, own: Certificate, root: Certificate, now: float) ->
         fix = "Set this machine's clock (it should be synchronised by NTP). If it is right, ask for a new kit."
         return Check(title, "failed", f"It is valid from {day(begin)} on, and here it is {day(now)}.", fix)
     if now > end:
-        fix = "Ask the coordinator for a new kit. If the certificate is new, set this machine's clock."
+        fix = "Ask the coordinator to renew the kit. If the certificate is new, set this machine's clock."
         return Check(title, "failed", f"It has expired on {day(end)}, and here it is {day(now)}.", fix)
     left = (end - now) / _DAY
     if left < DAYS_LEFT_TO_WARN:
         days = f"{int(left)} days" if left >= 2 else "a day or less"
-        return Check(title, "warning", f"It expires on {day(end)}, in {days}.", "Ask the coordinator for a new kit.")
+        fix = "Renew it: 'panorgan federation renew' where the kits are made."
+        return Check(title, "warning", f"It expires on {day(end)}, in {days}.", fix)
     return Check(title, "ok", f"valid until {day(end)} ({int(left)} days)")
 
 

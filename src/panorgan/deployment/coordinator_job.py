@@ -16,6 +16,7 @@ from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_agreed, load_coordinator_file
+from panorgan.deployment.room import no_room, no_room_words
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.deployment.versions import versions_here
 from panorgan.errors import PanorganError, RunError
@@ -53,6 +54,9 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
     outcome: dict[str, Any] = {"job": job, "time": time.time(), "kind": "ended"}
     if isinstance(error, SitesMissingError):
         outcome |= {"kind": "missing", "what": error.what, "why": error.why, "sites": list(error.sites)}
+    elif error is not None and no_room(error):
+        words = no_room_words(error, control.folder.parent)
+        outcome |= {"kind": "retry", "what": f"The round could not be saved: {words}"}
     elif isinstance(error, OSError | BusyError):
         outcome |= {"kind": "retry", "what": f"The server could not do it just then: {error}"}
     elif isinstance(error, PanorganError):

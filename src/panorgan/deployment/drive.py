@@ -16,11 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from panorgan.config import load_agreement
+from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
+from panorgan.deployment.refusals import DoorNews
+from panorgan.deployment.revoking import revoked_words
+from panorgan.deployment.room import little_room, no_room, no_room_words
 from panorgan.deployment.watched_job import Patient, WatchedJob
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
@@ -34,12 +38,15 @@ _LOOK_EVERY = 1.0
 _GRACE = 20.0
 """Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
 _LONGEST_PAUSE = 60.0
+KEPT_JOBS = 5
+"""Finished jobs that stay in the server's store, for whoever wants to see why one failed."""
 
 OnEvent = Callable[[Event], None]
 
 
 def drive(kit: ServerKit, on_event: OnEvent = lambda event: None) -> None:
     """Submit segments until the run is done or somebody stops it."""
+    refuse_another_address(kit)
     settings = load_coordinator_file(kit)
     folder = kit.control(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,10 +58,15 @@ def drive(kit: ServerKit, on_event: OnEvent = lambda event: None) -> None:
             driver.close()
 
 
-def request_stop(kit: ServerKit, now: bool = False) -> None:
-    """End the run after the current round, or at once. Nothing is lost: `start` goes on from there."""
+def request_stop(kit: ServerKit, now: bool = False) -> bool:
+    """End the run after the current round, or at once. Nothing is lost: `start` goes on from there.
+
+    Returns whether there is something to stop: a finished run stays finished.
+    """
     settings = load_coordinator_file(kit)
     control = Control(kit.control(settings))
+    if control.finished.exists():
+        return False
     control.request_stop()
     job = read_json(control.driver).get("job")
     if now and job:
@@ -68,6 +80,7 @@ def request_stop(kit: ServerKit, now: bool = False) -> None:
                 )
         finally:
             session.close()
+    return True
 
 
 class Driver:
@@ -92,6 +105,7 @@ class Driver:
         self._left_out = Patient()
         self._knocked = Patient()
         self._uninvited: set[str] = set()
+        self._door = DoorNews(kit)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -111,10 +125,14 @@ class Driver:
                 last = None
                 if job is not None:
                     self._judge(self._watch(job))
+                    self._session.forget_jobs(KEPT_JOBS)
                 else:
                     time.sleep(_LOOK_EVERY)
             except NotConnectedError as error:
-                self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
+                self._say("waiting", self._why_unreached(error), connected={})
+                time.sleep(_LOOK_EVERY)
+            except OSError as error:
+                self._say("waiting", self._why_unwritten(error))
                 time.sleep(_LOOK_EVERY)
         self._pass_on_events()
         self._say("finished", "")
@@ -154,6 +172,8 @@ class Driver:
     def _members(self, connected: dict[str, float]) -> dict[str, float]:
         """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
         listed = self.settings.sites.keys()
+        for name, why in self._door.new():
+            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):
             self._uninvited.add(name)
             reason, why = f"Site {name} is not in this federation.", f"it is not listed in {self.kit.settings.name}"
@@ -172,7 +192,8 @@ class Driver:
             patience = self.settings.rounds.first_wait_minutes * 60 if rounds_done < 0 else _GRACE
             patient = time.monotonic() - self._waiting_since < patience
             if waits or patient or len(connected) < self.min_sites:
-                self._say("waiting", f"for {', '.join(absent)}", connected=connected, job=None)
+                why = f"for {', '.join(absent)}{revoked_words(self.kit, absent)}"
+                self._say("waiting", why, connected=connected, job=None)
                 return None
         if len(connected) < self.min_sites:
             self._say("waiting", f"for {self.min_sites} sites", connected=connected, job=None)
@@ -235,9 +256,11 @@ class Driver:
                     self._look_at_sites(watched, system)
                 self._say("running", "" if state.running else state.status.lower(), job=job)
             except NotConnectedError as error:
-                self._say("waiting", f"the server cannot be reached: {error.why}", connected={})
+                self._say("waiting", self._why_unreached(error), connected={})
                 if self.control.stop_requested():
                     break
+            except OSError as error:  # what could not be written is tried again
+                self._say("waiting", self._why_unwritten(error))
             time.sleep(_LOOK_EVERY)
         self._pass_on_events()
         return watched
@@ -259,8 +282,8 @@ class Driver:
         inside = {site for site, running in jobs.items() if watched.job in running}
         left = {site for site in watched.seen - inside if site in jobs or site not in system.connected}
         if left - watched.gone:
+            self.control.say_gone(watched.job, watched.gone | left)
             watched.gone |= left
-            self.control.say_gone(watched.job, watched.gone)
         watched.seen |= inside
         outside = (jobs.keys() & self.settings.sites.keys()) - inside
         knocking = {site for site in outside if self._left_out.may_try(site) and self._knocked.may_try(site)}
@@ -271,7 +294,24 @@ class Driver:
 
     def _pass_on_events(self) -> None:
         for event in self._tail.new():
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
+        """What is shown may be written to the disk that is full."""
+        try:
             self._on_event(event)
+        except OSError as error:
+            if not no_room(error):
+                raise
+
+    def _why_unwritten(self, error: OSError) -> str:
+        return no_room_words(error, self.run_folder.path) if no_room(error) else str(error)
+
+    def _why_unreached(self, error: NotConnectedError) -> str:
+        """The server's disk may be full, so that it cannot take a job; it is the same machine."""
+        if no_room(error):
+            return no_room_words(error, self.run_folder.path)
+        return f"the server cannot be reached: {error.why}"
 
     def _judge(self, watched: WatchedJob) -> None:
         """After a segment: an error that will not mend itself ends the run; no progress slows it down."""
@@ -303,6 +343,8 @@ class Driver:
     def _suspect(self, watched: WatchedJob) -> str:
         """The job was ended by the engine: one site that cannot start a job's process is enough for that."""
         ended = "the last segment ended before a round was done"
+        if short := little_room(self.run_folder.path):  # the job could not even say it
+            return f"{ended}: {short}"
         absent = sorted(self._invited - watched.seen)
         if not absent or not watched.seen:  # nobody was seen: it ended before the sites could be asked
             return ended
@@ -315,4 +357,4 @@ class Driver:
         self._state |= {"state": state, "why": why, "updated": time.time(), **facts}
         with contextlib.suppress(OSError):  # a full disk must not end the driver as well
             write_atomically(self.control.driver, json.dumps(self._state))
-        self._on_event(Event("driver", dict(self._state), time.time()))
+        self._show(Event("driver", dict(self._state), time.time()))

@@ -12,6 +12,8 @@ from panorgan.deployment.folders import ServerKit
 from panorgan.federation.transports.nvflare.handshakes import Handshakes
 
 ENGINE_LOG = "engine.out"
+AUDIT_LOG = "audit.log"
+"""The network engine's name for who asked it for what. The driver asks twice a second."""
 
 
 def listen(words: IO[bytes], kit: ServerKit) -> None:

@@ -90,9 +90,19 @@ class SiteKit(Kit):
         return self.path / "site.log"
 
     @property
+    def clock(self) -> Path:
+        """How the clocks differed when the site was connected last."""
+        return self.path / "clock.json"
+
+    @property
     def model(self) -> Path:
         """The finished model, once the federation has delivered it."""
         return self.path / "model"
+
+    @property
+    def previous_model(self) -> Path:
+        """The model that was there before another one was delivered."""
+        return self.path / "model.previous"
 
     @property
     def scores(self) -> Path:

@@ -108,7 +108,10 @@ def what_leaves(policy: EgressPolicy, method_name: str) -> list[str]:
     lines += [_with(f"Tensors named `{key}`, of limited size", rule.what) for key, rule in policy.tensors.items()]
     if policy.failures:
         lines.append("If something goes wrong: a code of one word, such as `data` or `disk`.")
-    lines.append("The name of this site, that it is connected, and the version of the network engine.")
+    lines.append(
+        "The name and local address of this site, that it is connected, the version of the network engine, and a "
+        "number by which the server tells a second machine with the same kit from a restart."
+    )
     return lines
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,22 +174,9 @@ def _make(
     settings: FederationSettings, experiment: Agreement, place: _Folder, sites: list[str], with_server: bool
 ) -> None:
     """Provision in a scratch folder, complete the kits there, then move them to their places."""
-    provision = _adapter()
     _private(place.authority)
     with _scratch(place.path) as scratch:
-        kits = provision.provision(
-            provision.Participants(
-                federation=settings.name,
-                host=settings.server.host,
-                port=settings.server.port,
-                organization=settings.server.organization,
-                coordinator=settings.coordinator,
-                sites={name: filled_in(name, settings.sites[name]).organization for name in sites},
-            ),
-            settings.certificate_days,
-            place.authority,
-            scratch,
-        )
+        kits = _signed(settings, place, sites, scratch)
         write_atomically(place.authority / "README.md", authority_text(settings))
         record = yaml.safe_dump(_identity(settings, experiment).as_json(), sort_keys=False)
         write_atomically(place.identity, record, durable=True)
@@ -200,6 +187,42 @@ def _make(
         for name in sites:
             _finish_site(settings, experiment, name, SiteKit(kits.sites[name]))
             _move_in(kits.sites[name], place.site(name).path)
+
+
+def _signed(settings: FederationSettings, place: _Folder, sites: Iterable[str], scratch: Path) -> Any:
+    """NVFlare's kits with new keys and certificates, in a scratch folder: server, coordinator and these sites."""
+    provision = _adapter()
+    return provision.provision(
+        provision.Participants(
+            federation=settings.name,
+            host=settings.server.host,
+            port=settings.server.port,
+            organization=settings.server.organization,
+            coordinator=settings.coordinator,
+            sites={name: filled_in(name, settings.sites[name]).organization for name in sites},
+        ),
+        settings.certificate_days,
+        place.authority,
+        scratch,
+    )
+
+
+@contextlib.contextmanager
+def newly_signed(
+    settings: FederationSettings, experiment: Agreement, folder: Path, sites: Iterable[str]
+) -> Iterator[Any]:
+    """The same from the authority in `folder`, for kits that exist; the scratch folder goes afterwards."""
+    place = _Folder(folder)
+    if not place.identity.is_file():
+        raise PanorganError(
+            "The federation's authority is not here.",
+            where=str(place.authority),
+            why=f"there is no {place.identity.relative_to(place.path)}",
+            fix="Bring the 'ca' folder back from its safe place; certificates can be made with it only.",
+        )
+    _refuse_another_federation(place, _identity(settings, experiment))
+    with _scratch(place.path) as scratch:
+        yield _signed(settings, place, sites, scratch)
 
 
 def _adapter() -> Any:

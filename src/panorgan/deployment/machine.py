@@ -14,16 +14,18 @@ from pathlib import Path
 from panorgan.config import HardwareSettings
 from panorgan.deployment.certificates import Credentials, begins, day, read_certificate
 from panorgan.deployment.check import Check
+from panorgan.deployment.control import read_json
 from panorgan.errors import ConfigError
 
+CLOCK_OFF_SECONDS = 60.0
 _GB = 1e9
 _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 
 
-def check_clock(credentials: Credentials, now: float | None = None) -> Check:
-    """Is the clock behind a moment that has certainly passed, and does the system keep it synchronised?
+def check_clock(credentials: Credentials, now: float | None = None, seen: Path | None = None) -> Check:
+    """Is the clock right: against the certificates, against the server's when they met last, and is it kept so?
 
-    TLS does not tell the server's time, so the two clocks cannot be compared; what is said here is all that is known.
+    TLS does not tell the server's time; a site notes the difference when it is connected (`seen`).
     """
     now = time.time() if now is None else now
     try:
@@ -33,13 +35,29 @@ def check_clock(credentials: Credentials, now: float | None = None) -> Check:
     if now < passed:
         what = f"It is behind: here it is {day(now)}, and the kit was made on {day(passed)}."
         return Check("clock", "failed", what, "Set this machine's clock; let NTP keep it right.")
+    compared, off = _compared(seen)
+    if off:
+        return Check(
+            "clock", "warning", compared, "Set this machine's clock, or tell the coordinator to look at theirs."
+        )
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     synchronised = _is_synchronised()
     if synchronised is False:
-        what = f"{shown}. The system says that nothing keeps it right; it was not compared with the server's."
+        what = f"{shown}. The system says that nothing keeps it right; {compared}."
         return Check("clock", "warning", what, "Switch NTP on, for example with 'timedatectl set-ntp true'.")
     keeps = "the system keeps it right by NTP" if synchronised else "whether NTP keeps it right is not known here"
     return Check("clock", "ok", f"{shown}, not before the kit was made; {keeps}")
+
+
+def _compared(seen: Path | None) -> tuple[str, bool]:
+    """What a site saw of the server's clock when it was connected last, and whether the two were far apart."""
+    noted = read_json(seen) if seen is not None else {}
+    if "server_ahead" not in noted:
+        return "it was not compared with the server's", False
+    ahead, at = float(noted["server_ahead"]), day(float(noted.get("time", 0.0)))
+    if abs(ahead) <= CLOCK_OFF_SECONDS:
+        return f"it agreed with the server's on {at}", False
+    return f"It was {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's on {at}.", True
 
 
 def _is_synchronised() -> bool | None:

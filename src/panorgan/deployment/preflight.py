@@ -12,6 +12,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.doctor import CODES, Severity, examine
 from panorgan.cases.doctor.summary import Group, group_findings
 from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.certificates import Credentials, check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
@@ -48,7 +49,7 @@ def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = 
     checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit, agreement), check_approval(kit)]
     checks += check_credentials(credentials, name)
     checks += _check_server(kit, server, credentials)
-    checks.append(check_clock(credentials))
+    checks.append(check_clock(credentials, seen=kit.clock))
     if site is None:
         names = ("device", "disk: cache", "disk: state", "versions", "data")
         return checks + [Check(title, "skipped", "site.yaml cannot be used yet") for title in names]
@@ -71,6 +72,7 @@ def preflight_server(kit: ServerKit) -> list[Check]:
     checks += check_credentials(server, settings.host)
     checks += check_credentials(Credentials.of_site(kit.admin / "startup"), settings.coordinator, prefix="admin ")
     checks.append(check_clock(server))
+    checks += _check_address(kit)
     checks.append(check_port(settings.host, settings.port, running_process(kit) is not None))
     checks.append(check_folder("run", kit.run(settings), SERVER_DISK_GB))
     return checks + check_versions({})
@@ -118,6 +120,15 @@ def _load_coordinator(kit: ServerKit) -> tuple[CoordinatorFile | None, Check]:
     except PanorganError as error:
         return None, failed_by(name, error)
     return settings, Check(name, "ok", f"{settings.federation}, sites {', '.join(settings.sites)}")
+
+
+def _check_address(kit: ServerKit) -> list[Check]:
+    """Only if something is wrong: a changed port would be of no effect."""
+    try:
+        refuse_another_address(kit)
+    except PanorganError as error:
+        return [failed_by("address", error)]
+    return []
 
 
 def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:

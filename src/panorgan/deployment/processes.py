@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.engine_command import engine_command, engine_environment
-from panorgan.deployment.engine_words import ENGINE_LOG, listen
+from panorgan.deployment.engine_words import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
+from panorgan.deployment.refusals import forget_refusal, raise_refusal
+from panorgan.deployment.rotation import keeping_small
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.handshakes import SECRETIVE, TRACING
@@ -30,6 +33,7 @@ OnLine = Callable[[str], None]
 
 def run_server(kit: ServerKit, on_line: OnLine | None = None) -> int:
     """Run the server until it is stopped; returns its exit code."""
+    refuse_another_address(kit)
     return _run(kit, on_line)
 
 
@@ -83,9 +87,12 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         while True:
             if isinstance(kit, SiteKit):
                 require_approved(kit)
-            code, stopped = _run_once(kit, command, on_line)
+            with keeping_small([kit.path / ENGINE_LOG, kit.path / AUDIT_LOG]):
+                forget_refusal(kit)
+                code, stopped = _run_once(kit, command, on_line)
             if stopped or not again:
                 return 0 if stopped else code
+            raise_refusal(kit)
             if on_line:
                 on_line(f"the connection ended; trying again in {_RESTART_AFTER:.0f} seconds")
             time.sleep(_RESTART_AFTER)

@@ -61,7 +61,7 @@ class FederationSettings(Settings):
     sites: dict[str, ParticipantSettings] = Field(min_length=1)
     rounds: RoundsSettings = RoundsSettings()
     heartbeat_seconds: int = Field(45, ge=15, description="a site that is silent for so long counts as gone")
-    certificate_days: int = Field(360, ge=1)
+    certificate_days: int = Field(90, ge=1, description="how long a kit is valid; 'panorgan federation renew' goes on")
 
     @field_validator("sites", mode="before")
     @classmethod

@@ -14,19 +14,21 @@ from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement, read_yaml
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.folders import SiteKit
+from panorgan.deployment.kept_model import check_delivered, replace_model
 from panorgan.deployment.kit_files import load_agreed, load_site_file
 from panorgan.deployment.settings import SiteFile
 from panorgan.errors import ConfigError, MessageError
 from panorgan.federation.audit import AuditLog
 from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, parse_policy, weights_of_site
-from panorgan.federation.failures import WrongExperimentError, code_of
+from panorgan.federation.failures import NotAgreedError, code_of
 from panorgan.federation.message import Message
+from panorgan.federation.refused_requests import note_refusal
+from panorgan.federation.run_record import read_record
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
 from panorgan.federation.vault import RunVaults
 from panorgan.methods.exchange import Federation, SiteFacts
-from panorgan.runs.delivered import save_model
 from panorgan.runs.device import use_hardware
 from panorgan.runs.lock import ORPHANS_END_WITHIN, only_one_process
 from panorgan.runs.one_site import SiteFolder
@@ -67,7 +69,7 @@ class SiteMachine:
         self._log.info("asked: %s", task.label)
         try:
             worker = self._open()
-            answer = self._keep_model(request, task) if task.kind == "deliver" else worker.handle(request)
+            answer = self._keep_model(worker, request, task) if task.kind == "deliver" else worker.handle(request)
             released = self._guard(worker, task).release(answer, task.kind, task.moment.round, task.moment.stage)
         except TaskAbortedError:
             self._log.info("no longer wanted: %s", task.label)
@@ -75,6 +77,8 @@ class SiteMachine:
         except Exception as error:
             code = code_of(error)
             self._log.exception("could not answer %s (%s)", task.label, code)
+            if isinstance(error, NotAgreedError):
+                note_refusal(self._audit, request, task, error)
             return self._failure(task, code)
         self._log.info("answered: %s, %d bytes", task.label, len(released))
         return released
@@ -116,6 +120,7 @@ class SiteMachine:
             agreement.seed,
             device,
             experiment=agreement.fingerprint(),
+            plan=agreement.plan,
         )
         folder = self.kit.state(settings)
         return SiteWorker(self.name, source, setup, folder, lambda site, step, steps: self._check_abort())
@@ -145,15 +150,16 @@ class SiteMachine:
         path = self.kit.egress_policy
         return parse_policy(read_yaml(path, "egress policy"), str(path))
 
-    def _keep_model(self, request: bytes, task: Task) -> bytes:
+    def _keep_model(self, worker: SiteWorker, request: bytes, task: Task) -> bytes:
         """The finished model stays at the site; the answer says that it arrived, and nothing else."""
+        worker.check(task)
         settings = load_site_file(self.kit)
-        if task.experiment != settings.experiment_fingerprint:
-            raise WrongExperimentError("The model of another experiment was delivered.")
-        if task.card is None:
-            raise MessageError("A model came without its card.")
-        save_model(self.kit.model, dict(Message.from_bytes(request).arrays), dict(task.card))
-        RunVaults(self.kit.state(settings)).remove()  # the run is over, and its teachers have served
+        state = self.kit.state(settings)
+        agreement = load_agreed(self.kit, settings.experiment_fingerprint)
+        record, weights = read_record(state, task.run), Message.from_bytes(request).arrays
+        check_delivered(task, weights, agreement, None if record is None else record.plan)
+        replace_model(self.kit.model, self.kit.previous_model, weights, task.card or {})
+        RunVaults(state).remove()  # the run is over, and its teachers have served
         return Message(meta=answer_meta(task, self.name)).to_bytes()
 
 

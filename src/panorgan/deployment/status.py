@@ -16,6 +16,7 @@ from typing import Any, Literal
 from panorgan.config import load_agreement
 from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.folders import ServerKit
+from panorgan.deployment.outlook import outlook
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.deployment.site_status import Driver, Known, SiteStatus, read_job, sites_now
 from panorgan.errors import PanorganError
@@ -57,7 +58,8 @@ class FederationStatus:
 
     `number` is the round in hand, or the next one, counted over all stages; `task` what the sites are asked to do in it
     (empty between rounds). `eta_seconds` counts from `time`. `bytes_*` are messages of the whole run, `last_bytes_*`
-    of the last round. `refusals` and `failures` are the newest ones, the counts those of the whole run.
+    of the last round. `refusals` and `failures` are the newest ones, the counts those of the whole run. `warnings` are
+    about what will go wrong soon.
     """
 
     federation: str
@@ -89,6 +91,7 @@ class FederationStatus:
     failures: tuple[Trouble, ...] = ()
     failure_count: int = 0
     recent: tuple[Event, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -153,6 +156,7 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
         failures=tuple(failures[-_LAST_TROUBLES:]),
         failure_count=len(failures),
         recent=tuple(events[-_RECENT_EVENTS:]),
+        warnings=outlook(kit, settings, now),
     )
 
 

@@ -15,7 +15,7 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content
 
 _KEPT = 2
-_PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "told")
+_PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "told", "answered")
 
 
 @dataclass
@@ -24,6 +24,7 @@ class CoordinatorState:
 
     `rounds_done` counts over all stages. `best` names the round with the best validation score so far, `scores` holds
     each site's latest, `scorers` names those whose scores made `best`. `told` is the last round as the log tells it.
+    `answered` holds each site's last stage and round with a sound answer.
     """
 
     weights: dict[str, torch.Tensor]
@@ -35,6 +36,7 @@ class CoordinatorState:
     scorers: list[str] = field(default_factory=list)
     plan: dict[str, Any] | None = None
     told: dict[str, Any] | None = None
+    answered: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -123,4 +125,6 @@ def _read(path: Path) -> CoordinatorState:
     message = MessageFile(path).message()
     weights = {k.removeprefix("weights/"): v for k, v in message.arrays.items() if k.startswith("weights/")}
     rule = {k.removeprefix("rule/"): v for k, v in message.arrays.items() if k.startswith("rule/")}
-    return CoordinatorState(weights, Content(rule, message.numbers), **{name: message.meta[name] for name in _PLAIN})
+    # A checkpoint of an older version does not know who answered: nothing is compared then.
+    plain = {name: message.meta[name] for name in _PLAIN if name in message.meta or name != "answered"}
+    return CoordinatorState(weights, Content(rule, message.numbers), **plain)

@@ -52,11 +52,15 @@ class Question:
 
 @dataclass
 class Heard:
-    """What became of a question: who was refused, who failed (with the code), who kept silent."""
+    """What became of a question: who was refused, who failed (with the code), who kept silent.
+
+    `sound`: whose update was sound, also where it was an outlier. These sites have saved the round's state.
+    """
 
     refused: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    sound: set[str] = field(default_factory=set)
 
     @property
     def missing(self) -> list[str]:
@@ -157,6 +161,7 @@ class Collector:
                         self.refuse(question.number, site, error)
         waiting = [site for site in sorted(sites) if site not in accepted]
         heard = self.ask(waiting, question, read)
+        heard.sound = set(norms)
         for site, why in outliers(norms, outlier_factor).items():
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again

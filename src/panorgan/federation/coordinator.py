@@ -17,6 +17,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.errors import MessageError
 from panorgan.federation.admission import Introductions, agreed_plan, check_coverage, first_weights, lacks
 from panorgan.federation.aggregation import SpooledUpdates
+from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import read_scores
 from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
@@ -90,7 +91,7 @@ class Coordinator:
             Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
         self._kept_round = kept_round(stages, setup.local_models_after)
-        self._validated_stages = {stage.name for stage in stages if stage.validate}
+        self._stages = stages
 
     @property
     def finished(self) -> bool:
@@ -271,6 +272,7 @@ class Coordinator:
         if keep is not None:
             write_global_model(keep, self.rule)
         numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
+        of_server = dict(self.rule.numbers())
         self.state.weights = self.rule.weights
         self.state.rule = self.rule.state()
         self.state.rounds_done = number
@@ -284,6 +286,7 @@ class Coordinator:
             "rounds": moment.rounds,
             "total": len(self.moments),
             "sites": numbers,
+            **({"server": of_server} if of_server else {}),
             "validation": validation,
             "best": self.state.best,
             "bytes_sent": traffic.sent,
@@ -310,7 +313,8 @@ class Coordinator:
 
     def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup
-        return Task(kind, setup.run, moment, self.federation.sites, setup.experiment, state.plan, card)
+        known = self.federation.sites
+        return Task(kind, setup.run, moment, known, setup.experiment, state.plan, card, state.answered)
 
     def _collect(self, moment: Moment, number: int, traffic: Traffic) -> dict[str, MessageFile]:
         """The updates of one round. Too few of them end the rounds, but lose nothing."""
@@ -330,14 +334,13 @@ class Coordinator:
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
+        self.state.answered |= dict.fromkeys(heard.sound, (moment.stage, moment.round))
         return files
 
     # -- validation ----------------------------------------------------------------------------------------
 
     def _validates_now(self, moment: Moment) -> bool:
-        every = self.setup.training.validate_every
-        due = every > 0 and (moment.round % every == 0 or moment.round == moment.rounds)
-        return due and moment.stage in self._validated_stages
+        return validation_due(self.setup.training, self._stages, moment)
 
     def _validate(self, moment: Moment, traffic: Traffic) -> dict[str, dict[str, float]]:
         """Every site scores the new global model on what it annotates itself; a stage's best round is remembered.

@@ -27,6 +27,9 @@ class SavedRound:
     optimizer: dict[str, torch.Tensor]
 
 
+_NO_STATE = "no_state"
+
+
 class LocalState:
     """A site's private folder for one run."""
 
@@ -35,12 +38,16 @@ class LocalState:
         self._state = folder / "state.safetensors"
         self._answer = folder / "answer.safetensors"
 
-    def save(self, run: str, saved: SavedRound, answer: bytes) -> None:
-        """Keep state and answer. The state file is the point of no return: until it is renamed, the old one holds."""
+    def save(self, run: str, saved: SavedRound, answer: bytes | None) -> None:
+        """Keep state and answer. The state file is the point of no return: until it is renamed, the old one holds.
+
+        A site without state keeps no answer: it computes the same one again. The file still says which round it was.
+        """
         arrays = {f"rule/{k}": v for k, v in saved.rule.arrays.items()}
         arrays |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
-        write_atomically(self._answer, answer, durable=True)
-        meta = {"run": run, "stage": saved.stage, "round": saved.round}
+        if answer is not None:
+            write_atomically(self._answer, answer, durable=True)
+        meta = {"run": run, "stage": saved.stage, "round": saved.round, _NO_STATE: answer is None}
         write_atomically(self._state, Message(arrays, saved.rule.numbers, meta).to_bytes(), durable=True)
 
     def finished(self, run: str) -> tuple[str, int] | None:
@@ -49,6 +56,10 @@ class LocalState:
             return None
         meta = self._open_state().meta
         return (str(meta["stage"]), int(meta["round"])) if meta.get("run") == run else None
+
+    def has_state(self, run: str) -> bool:
+        """Whether a state of this run is saved, and not only the name of its last round."""
+        return self.finished(run) is not None and not self._open_state().meta.get(_NO_STATE, False)
 
     def load(self) -> SavedRound:
         """The saved state; ask `finished` first."""

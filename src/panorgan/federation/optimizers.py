@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,17 +10,27 @@ from torch import nn
 
 from panorgan.federation.settings import OptimizerSettings
 
+RATE_FACTOR = "rate_factor"
+"""Key of a parameter group: what the schedule's learning rate is multiplied with there."""
 
-def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimiser for a model's trainable parameters."""
+
+def make_optimizer(
+    model: nn.Module, settings: OptimizerSettings, rate_factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser for a model's trainable parameters.
+
+    `rate_factors` are those of parts of the network, by the beginning of their parameters' names
+    (`Method.rate_factors`); all other parameters learn at the rate that the settings state.
+    """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = _groups(parameters, rate_factors or {})
     # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a CPU:
     # there the fused step takes for granted that parameters and their state lie in memory in the same order.
     fused = all(p.is_cuda for _, p in parameters)
     if settings.name == "adamw":
-        return torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused)
+        return torch.optim.AdamW(groups, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused)
     optimizer = torch.optim.SGD(
-        parameters,
+        groups,
         settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -30,6 +40,21 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim
     if fused:
         optimizer.register_step_pre_hook(begin_momenta)
     return optimizer
+
+
+def _groups(parameters: Sequence[tuple[str, nn.Parameter]], factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Parameters by the factor of the longest prefix that fits their name; groups are in the order of their first."""
+    groups: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in parameters:
+        fitting = max((prefix for prefix in factors if name.startswith(prefix)), key=len, default=None)
+        groups.setdefault(1.0 if fitting is None else factors[fitting], []).append((name, parameter))
+    return [{"params": own, RATE_FACTOR: factor} for factor, own in groups.items()]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The schedule's learning rate for the next step, times the factor of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
 
 def begin_momenta(optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -20,7 +20,9 @@ class OptimizerSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     weight_decay: float = Field(1e-5, ge=0)
     momentum: float = Field(0.9, ge=0, lt=1, description="for sgd (Nesterov)")
-    keep_state: bool = Field(False, description="carry the optimiser's moments over rounds, on the site's disk")
+    keep_state: bool = Field(
+        True, description="carry the optimiser's moments over rounds, on the site's disk; they are never sent"
+    )
     clip_norm: float | None = Field(12.0, gt=0, description="largest gradient norm; null for none")
     schedule: Literal["constant", "poly", "cosine"] = Field("poly", description="over all steps of a stage")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the stage with a linearly rising learning rate")
@@ -42,7 +44,10 @@ class TrainingSettings(Settings):
     rounds: int = Field(100, ge=1)
     local_steps: int = Field(20, ge=1, description="optimiser steps per site and round")
     local_epochs: int | None = Field(
-        None, ge=1, description="passes over a site's own training cases per round, in place of local_steps"
+        None,
+        ge=1,
+        description="passes over a site's own training cases per round, in place of local_steps: as many patches as "
+        "there are cases or, where patches are slices, as their cases have slices",
     )
     optimizer: OptimizerSettings = OptimizerSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -56,14 +61,14 @@ class TrainingSettings(Settings):
         10.0, gt=1, description="an update so many times larger than the middle one of three or more is refused"
     )
 
-    def steps_per_round(self, train_cases: int, pooled_sites: int = 1) -> int:
-        """Optimiser steps of a site with so many training cases: as set, or epochs × ⌈cases / batch size⌉.
+    def steps_per_round(self, one_pass: int, pooled_sites: int = 1) -> int:
+        """Optimiser steps of a site: as set, or epochs × ⌈patches of one pass / batch size⌉ (`patches_per_pass`).
 
         A pooled site does the work of the sites it stands for. An epoch over all of their cases is that already.
         """
         if self.local_epochs is None:
             return self.local_steps * pooled_sites
-        return self.local_epochs * math.ceil(train_cases / self.sampling.batch_size)
+        return self.local_epochs * math.ceil(one_pass / self.sampling.batch_size)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,60 +17,30 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import Draws, augment
 from panorgan.cases.companions import Companions
 from panorgan.cases.labels import structures_of
-from panorgan.cases.sampling import PackedBatch, PatchSampler, prefetched
+from panorgan.cases.planning import PlanSettings
+from panorgan.cases.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
 from panorgan.cases.seeds import derive_seed
-from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, decide, predict_probabilities, structure_mask
 from panorgan.evaluation.metrics import dice
+from panorgan.federation.agreement_checks import check_model, check_received, check_request, network_outline
 from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import DIVERGED, WrongExperimentError
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
-from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state, set_rate
+from panorgan.federation.run_record import RunRecord
 from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.site_data import SiteData, SiteSource
+from panorgan.federation.site_memory import SiteMemory
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
-from panorgan.methods.exchange import Content, Federation, Moment, Numbers, SiteFacts
+from panorgan.methods.exchange import Arrays, Content, Federation, Moment, SiteFacts
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.replay import replays_of, with_room
 
 OnStep = Callable[[str, int, int], None]
-
-
-class SiteSource(Protocol):
-    """A site's cases: counted and measured before there is a plan, prepared when there is one."""
-
-    def counts(self) -> tuple[int, Mapping[str, int]]:
-        """Number of training cases, and per structure of those that annotate it."""
-
-    def statistics(self) -> Numbers:
-        """What the site tells for the plan (`SiteStatistics.as_numbers`); empty where nothing has to be measured."""
-
-    def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
-        """The cases, prepared by the plan."""
-
-
-@dataclass(frozen=True)
-class SiteData:
-    """A site's cases, prepared for training. As a source: everything is done already."""
-
-    train: Sequence[StoredCase]
-    validation: Sequence[StoredCase] = ()
-
-    def counts(self) -> tuple[int, Mapping[str, int]]:
-        """Number of training cases, and per structure of those that annotate it."""
-        structures = structures_of([case.structures for case in self.train])
-        return len(self.train), {s: sum(s in case.structures for case in self.train) for s in structures}
-
-    def statistics(self) -> Numbers:
-        """Nothing: the plan is made."""
-        return {}
-
-    def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
-        """Itself."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -85,6 +55,8 @@ class SiteSetup:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     experiment: str = ""
     """Fingerprint of what the site agreed to; requests of another experiment are refused."""
+    plan: PlanSettings | None = None
+    """How the agreement settles the plan; none where the cases are prepared already."""
     steps_factor: int = 1
     """`local_steps` are multiplied by this: a pooled site does the work of the sites it stands for."""
 
@@ -97,6 +69,7 @@ class SiteWorker:
     ) -> None:
         self.name, self.source, self.setup = name, source, setup
         self._local, self._run = LocalState(folder), ""
+        self._outline: tuple[set[str], Arrays] | None = None
         self._on_step = on_step or (lambda site, step, steps: None)
         self._data: SiteData | None = None
         self._plan: Mapping[str, Any] | None = None
@@ -110,17 +83,27 @@ class SiteWorker:
         """Do what a request asks and return the answer."""
         message = Message.from_bytes(request)
         task = Task.from_meta(message.meta)
-        self._refuse_another_experiment(task)
+        self.check(task)
         if task.kind == "join":
             return self._answer(task, self._describe(measured=task.plan is None)).to_bytes()
         content = Content(message.arrays, message.numbers)
         if task.kind == "deliver":
             raise RunError("A delivered model is kept by the site's machine, not by its worker.")
+        record = self._recall(task)
         self._use_plan(task.plan)
         federation = Federation(self.setup.vocabulary, task.sites)
         if task.kind == "evaluate":
-            return self._answer(task, self._evaluate(content, federation)).to_bytes()
-        return self._train(task, content, federation)
+            scores = self._memory.scores(task, request, record, lambda: self._evaluate(content, federation))
+            return self._answer(task, Content(numbers=scores)).to_bytes()
+        answer = self._train(task, content, federation)
+        if self._local.finished(task.run) == (task.moment.stage, task.moment.round):
+            self._memory.recovered()
+        return answer
+
+    def check(self, task: Task) -> None:
+        """Refuse a request that does not follow from what the site agreed to."""
+        self._refuse_another_experiment(task)
+        check_request(task, self.name, self.setup)
 
     @property
     def data(self) -> SiteData:
@@ -133,6 +116,15 @@ class SiteWorker:
         """What the site tells about itself."""
         train_cases, annotated = self.source.counts()
         return SiteFacts(self.name, train_cases, annotated)
+
+    @property
+    def _memory(self) -> SiteMemory:
+        training = self.setup.training
+        return SiteMemory(self.name, self._local.folder, self.setup.method.stages(training.rounds), training)
+
+    def _recall(self, task: Task) -> RunRecord:
+        """What the site remembers of the run, if the request and the data fit it."""
+        return self._memory.recall(task, self._local.finished(task.run), self.source.contents)
 
     def _use_plan(self, plan: Mapping[str, Any] | None) -> None:
         if plan != self._plan:
@@ -159,16 +151,18 @@ class SiteWorker:
     # -- one round of training -----------------------------------------------------------------------------
 
     def _train(self, task: Task, received: Content, federation: Federation) -> bytes:
-        finished = self._local.finished(task.run)
-        if finished == (task.moment.stage, task.moment.round):
+        finished, has_state = self._local.finished(task.run), self._local.has_state(task.run)
+        if has_state and finished == (task.moment.stage, task.moment.round):
             return self._saved_answer(task)
-        self._refuse_the_past(task, finished)
+        if has_state and finished is not None:
+            self._memory.refuse_the_past(task, finished)
         if finished != self._in_memory or task.run != self._run:
             self._drop_rule()  # never train on from a round that broke off, or from another run
         self._run = task.run
         rule = self._ready_rule(federation)
+        check_received(received.arrays, rule.model.state_dict(), self._whole_network(federation))
         rule.moment = task.moment
-        if finished is not None and finished != self._in_memory:
+        if has_state and finished != self._in_memory:
             saved = self._local.load()
             rule.load_state(self._on_device(saved.rule))
             load_optimizer_state(rule.tools.optimizer, saved.optimizer)
@@ -187,7 +181,7 @@ class SiteWorker:
             answer = Message(meta=failure_meta(task, self.name, DIVERGED)).to_bytes()  # nothing that is sent shows it
         else:
             answer = message.to_bytes()
-            self._remember(rule, task, answer, state, has_state=finished is not None)
+            self._remember(rule, task, answer, state, has_state)
         self._put_away(rule)
         return answer
 
@@ -212,24 +206,6 @@ class SiteWorker:
             )
         return answer
 
-    def _refuse_the_past(self, task: Task, finished: tuple[str, int] | None) -> None:
-        stage, round_ = task.moment.stage, task.moment.round
-        order = [known.name for known in self.setup.method.stages(self.setup.training.rounds)]
-        if stage not in order:
-            raise RunError(
-                f"Site {self.name} is asked for a stage it does not know: {stage}.",
-                why=f"its method has {', '.join(order)}",
-                fix="Give the site the coordinator's experiment file.",
-            )
-        if finished is not None and (order.index(finished[0]), finished[1]) > (order.index(stage), round_):
-            raise RunError(
-                f"Site {self.name} is asked for round {round_} of {stage}, "
-                f"but has already finished round {finished[1]} of {finished[0]}.",
-                where=str(self._local.folder),
-                why="the coordinator went back to an older checkpoint",
-                fix="Restore the coordinator's newest checkpoint, or start a new run.",
-            )
-
     def _ready_rule(self, federation: Federation) -> SiteRule:
         if self._rule is None:
             self._rule = self._make_rule(federation)
@@ -239,6 +215,13 @@ class SiteWorker:
             self._rule, self._in_memory = self._make_rule(federation), None
         self._rule.federation = federation
         return self._rule
+
+    def _whole_network(self, federation: Federation) -> Arrays:
+        """Keys and shapes of the network that the federation delivers."""
+        sites = set(federation.sites)
+        if self._outline is None or self._outline[0] != sites:
+            self._outline = sites, network_outline(self.setup.method, self.setup.network, federation)
+        return self._outline[1]
 
     def _drop_rule(self) -> None:
         if self._rule is not None:
@@ -253,7 +236,7 @@ class SiteWorker:
             settings = setup.training.optimizer
             tools = SiteTools(
                 model,
-                make_optimizer(model, settings),
+                make_optimizer(model, settings, setup.method.rate_factors(settings.name)),
                 settings.clip_norm,
                 self._autocast,
                 vault=self._vault_of_this_run(),
@@ -324,8 +307,7 @@ class SiteWorker:
                 if setup.training.augment is not None:
                     packed = augment(packed, setup.training.augment, draws)
                 rate = setup.training.optimizer.rate((moment.round - 1 + step / steps) / moment.rounds)
-                for group in rule.tools.optimizer.param_groups:
-                    group["lr"] = rate
+                set_rate(rule.tools.optimizer, rate)
                 for name, value in rule.step(packed.unpack()).items():
                     totals[name] = totals[name] + value if name in totals else value
                 self._on_step(self.name, step + 1, steps)
@@ -338,7 +320,8 @@ class SiteWorker:
         own = {stage.name: stage.local_steps for stage in setup.method.stages(setup.training.rounds)}[moment.stage]
         if own is not None:
             return own * setup.steps_factor
-        return setup.training.steps_per_round(len(self.data.train), setup.steps_factor)
+        one_pass = patches_per_pass(self.data.train, setup.training.sampling.patch_size)
+        return setup.training.steps_per_round(one_pass, setup.steps_factor)
 
     def _batches(self, steps: int, seed: int, companions: Companions | None) -> Iterator[PackedBatch]:
         """Patches of the training cases, with companions that are predicted first where they are missing."""
@@ -356,25 +339,26 @@ class SiteWorker:
             companions.release()
 
     def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Content, has_state: bool) -> None:
-        """Save state and answer, unless there is no state: then the same request simply gives the same answer.
+        """Save state and answer. Where there is no state the round's name is enough: the same request gives the same
+        answer.
 
         A state that was emptied replaces the one on disk (`has_state`), lest the older one come back.
         """
         keep_optimizer = self.setup.training.optimizer.keep_state
-        self._in_memory = None
-        if keep_optimizer or has_state or state.arrays or state.numbers:
-            optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
-            saved = SavedRound(task.moment.stage, task.moment.round, state, optimizer)
-            self._local.save(task.run, saved, answer)
-            self._in_memory = (saved.stage, saved.round)
+        optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
+        saved = SavedRound(task.moment.stage, task.moment.round, state, optimizer)
+        counts = keep_optimizer or has_state or state.arrays or state.numbers
+        self._local.save(task.run, saved, answer if counts else None)
+        self._in_memory = (saved.stage, saved.round)
 
     # -- validation ----------------------------------------------------------------------------------------
 
-    def _evaluate(self, content: Content, federation: Federation) -> Content:
+    def _evaluate(self, content: Content, federation: Federation) -> dict[str, float]:
         """Mean Dice per annotated structure over the validation cases, on the prepared grid."""
         setup = self.setup
+        check_model(content.arrays, self._whole_network(federation))
         if not self.data.validation:
-            return Content(numbers={"cases": 0.0})
+            return {"cases": 0.0}
         if self._delivered is None or self._delivered_to != set(federation.sites):
             self._delivered_to = set(federation.sites)
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
@@ -389,9 +373,12 @@ class SiteWorker:
                 predicted = structure_mask(labels, structure, network.vocabulary)
                 scores.setdefault(structure, []).append(dice(predicted, truth))
         numbers = {f"dice/{name}": sum(values) / len(values) for name, values in scores.items()}
-        return Content(numbers={**numbers, "cases": float(len(self.data.validation))})
+        return {**numbers, "cases": float(len(self.data.validation))}
 
 
 def _all_finite(content: Content) -> bool:
     """Whether none of the tensors holds NaN or infinity."""
     return all(is_finite(value) for value in content.arrays.values())
+
+
+__all__ = ["SiteData", "SiteSetup", "SiteSource", "SiteWorker"]

@@ -12,6 +12,7 @@ from panorgan.methods.exchange import Moment, SiteFacts
 Kind = Literal["join", "train", "evaluate", "deliver"]
 
 
+_LONGEST = 100
 _BEFORE_ROUND_1 = Moment("", 0, 1)
 
 
@@ -22,7 +23,8 @@ class Task:
 
     `run` names the run, so that a message of another run is never mistaken for one of this; `experiment` is the
     fingerprint of what everybody agreed to; `plan` says how cases are prepared (none before the sites have joined);
-    `card` describes a model that is delivered.
+    `card` describes a model that is delivered. `answered` says for each site which stage and round its last sound
+    answer belongs to: a site that has lost its state can tell.
     """
 
     kind: Kind
@@ -32,6 +34,7 @@ class Task:
     experiment: str = ""
     plan: Mapping[str, Any] | None = None
     card: Mapping[str, Any] | None = None
+    answered: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -51,6 +54,7 @@ class Task:
             "experiment": self.experiment,
             "plan": None if self.plan is None else dict(self.plan),
             "card": None if self.card is None else dict(self.card),
+            "answered": {site: list(last) for site, last in sorted(self.answered.items())},
         }
 
     @classmethod
@@ -60,12 +64,16 @@ class Task:
             kind = meta["task"]
             if kind not in get_args(Kind):
                 raise ValueError(f"unknown task {kind!r}")
-            moment = Moment(str(meta["stage"]), int(meta["round"]), int(meta["rounds"]))
+            for name in ("run", "stage", "experiment"):
+                if not (isinstance(meta[name], str) and meta[name].isprintable() and len(meta[name]) <= _LONGEST):
+                    raise ValueError(f"{name} is no plain name")
+            moment = Moment(meta["stage"], int(meta["round"]), int(meta["rounds"]))
             sites = {name: SiteFacts.from_json(name, facts) for name, facts in meta["sites"].items()}
             plan, card = meta["plan"], meta["card"]
             if not all(part is None or isinstance(part, dict) for part in (plan, card)):
                 raise TypeError("plan or card is no mapping")
-            return cls(kind, str(meta["run"]), moment, sites, str(meta["experiment"]), plan, card)
+            last = {site: (str(stage), int(round_)) for site, (stage, round_) in meta.get("answered", {}).items()}
+            return cls(kind, meta["run"], moment, sites, meta["experiment"], plan, card, last)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(
                 "A message does not say what it wants.",

@@ -9,6 +9,7 @@ Notation: C channels, T annotated structures, M[t, c] says whether organ c is a 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import Convention, membership, shown
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
+
+DiceOver = Literal["batch", "sample"]
 
 # log(0) of a union's probability would be -inf; this is far below what bfloat16 or float32 losses can feel.
 _SMALLEST = 1e-7
@@ -29,6 +32,7 @@ def partial_dice_ce(
     convention: Convention,
     dice_weight: float = 1.0,
     ce_weight: float = 1.0,
+    dice_over: DiceOver = "sample",
 ) -> torch.Tensor:
     """Per-sample loss [B]: weighted Dice + cross-entropy over what each sample annotates.
 
@@ -40,7 +44,7 @@ def partial_dice_ce(
     loss = logits.new_zeros(logits.shape[0])
     if dice_weight:
         probabilities = structure_probabilities(logits, batch, vocabulary, convention)
-        loss = loss + dice_weight * partial_dice(probabilities, batch.masks, batch.annotated)
+        loss = loss + dice_weight * partial_dice(probabilities, batch.masks, batch.annotated, dice_over)
     if ce_weight and convention == "exclusive":
         loss = loss + ce_weight * marginal_cross_entropy(logits, batch.masks, batch.annotated, members)
     elif ce_weight:
@@ -89,15 +93,25 @@ def structure_probabilities(
     return 1 - _log_absent(logits, batch, vocabulary).exp()
 
 
-def partial_dice(probabilities: torch.Tensor, masks: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
+def partial_dice(
+    probabilities: torch.Tensor, masks: torch.Tensor, annotated: torch.Tensor, over: DiceOver = "sample"
+) -> torch.Tensor:
     """Soft Dice loss per sample [B], mean over its annotated structures; [B, T, *S] in.
 
-    1 − (2 Σ p·y + 1)/(Σ p + Σ y + 1), sums over voxels.
+    1 − (2 Σ p·y + 1)/(Σ p + Σ y + 1), sums over voxels. Over the `batch`: the sums also run over the samples that
+    annotate a structure, and one that none of them shows is left out.
     """
     space = tuple(range(2, probabilities.ndim))
     truth = masks.to(probabilities.dtype)
-    overlap = (probabilities * truth).sum(space)
-    return dice_of_sums(overlap, probabilities.sum(space), truth.sum(space), annotated)
+    overlap, probability, size = (probabilities * truth).sum(space), probabilities.sum(space), truth.sum(space)
+    if over == "sample":
+        return dice_of_sums(overlap, probability, size, annotated)
+    # An absent organ would get a push of 1 per voxel towards probability 0: a small organ that is mostly absent from
+    # the patches would not come back from there. Cross-entropy says what is not there, gently.
+    overlap, probability, size = (
+        torch.where(annotated, s, torch.zeros_like(s)).sum(0).expand_as(s) for s in (overlap, probability, size)
+    )
+    return dice_of_sums(overlap, probability, size, annotated & (size > 0))
 
 
 def dice_of_sums(

@@ -106,12 +106,16 @@ def unpacked(sent: torch.Tensor) -> torch.Tensor:
 # -- at the server -----------------------------------------------------------------------------------------------------
 
 
-def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str]) -> torch.Tensor:
-    """Eqs. 7 to 9 for one kind of map: Σ_k φ_k·I_k with φ = softmax over sites of −|I_k − mean|, element by element.
+def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str], scale: float | None = None) -> torch.Tensor:
+    """Eqs. 7 to 9 for one kind of map: Σ_k φ_k·I_k with φ = softmax over sites of −|d|, d = I_k − mean, by element.
 
     The printed exponent lacks the absolute value, without which low outliers would count more; the printed 1/K would
-    shrink the maps K-fold, because a softmax adds up to one already. `maps_of(site)` is asked twice for every site
-    and read one site at a time; sites are summed in the order of their names. float32 comes out.
+    shrink the maps K-fold, because a softmax adds up to one already. Entries of n tokens are 1/n on average, and
+    e^−1/n is 1 but for little: so the sum is nearly the plain mean. With a `scale` the exponent is −(n·d/scale)²
+    instead: who is off by `scale` times even attention counts e^−1 of who is not.
+
+    `maps_of(site)` is asked two or three times for every site and read one site at a time; sites are summed in the
+    order of their names. float32 comes out.
     """
     sites = sorted(sites)
     if not sites:
@@ -120,11 +124,21 @@ def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str]) -> torch.
     for site in sites[1:]:
         mean += maps_of(site)
     mean /= len(sites)
+
+    def distance(maps: torch.Tensor) -> torch.Tensor:
+        away = (maps - mean).abs_()
+        return away if scale is None else away.mul_(maps.shape[-1] / scale).square_()
+
+    # Distances themselves lie in 0..1: their exponential needs no shift to be safe. Their squares may be large.
+    nearest = torch.zeros_like(mean)
+    if scale is not None:
+        nearest += math.inf
+        for site in sites:
+            torch.minimum(nearest, distance(maps_of(site).double()), out=nearest)
     total, weighted = torch.zeros_like(mean), torch.zeros_like(mean)
     for site in sites:
         maps = maps_of(site).double()
-        # Values lie in 0..1, so do distances: the exponential needs no shift to be safe.
-        closeness = (maps - mean).abs_().neg_().exp_()
+        closeness = distance(maps).sub_(nearest).neg_().exp_()
         total += closeness
         weighted += closeness.mul_(maps)
     return weighted.div_(total).float()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
@@ -34,6 +34,7 @@ from panorgan.methods.exchange import (
     Updates,
     Vault,
 )
+from panorgan.methods.server_average import extrapolation, owner_rows, shared_keys, stepped
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
 from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
@@ -51,10 +52,19 @@ class MethodConfig(Settings):
     dice_weight: float = Field(1.0, ge=0, description="weight of the Dice loss")
     ce_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy loss")
     weighting: Literal["cases", "uniform"] = Field("cases", description="a site's weight in the mean: n_i, or 1")
+    dice_over: Literal["batch", "sample"] = Field(
+        "batch",
+        description="the Dice loss of an organ: over the batch, where the batch shows the organ; or per sample, absent "
+        "organs included",
+    )
     organ_parts: Literal["owners", "everyone"] = Field(
         "owners",
-        description="who trains and averages the parts of a network that serve single organs (network.organs): the "
-        "sites that annotate the organ, or every site",
+        description="who trains and averages what serves single organs (rows of the output layer; heads, decoders… of "
+        "network.organs): the sites that annotate the organ, or every site",
+    )
+    server_step: PositiveFloat | Literal["fedexp"] = Field(
+        1.0,
+        description="how far the server goes along the mean of the updates; fedexp: the farther, the less sites agree",
     )
 
 
@@ -184,6 +194,7 @@ class SiteRule:
             self.model.convention,
             dice_weight=self.config.dice_weight,
             ce_weight=self.config.ce_weight,
+            dice_over=self.config.dice_over,
         )
 
 
@@ -214,7 +225,19 @@ class ServerRule:
 
         What a method sends besides weights (see `expects`) is no business of the mean: read it from `updates`.
         """
-        self.weights.update(updates.mean(lambda site, key: self.weight(site, key) if key in self.weights else 0.0))
+        means = updates.mean(lambda site, key: self.weight(site, key) if key in self.weights else 0.0)
+        rows = {}
+        if self.config.organ_parts == "owners":
+            rows = owner_rows(updates, self.weights, self.federation, self.weight)
+        if self.config.server_step != 1:
+            means |= self._stepped(updates, {key: means[key] for key in shared_keys(updates, means) if key not in rows})
+        self.weights.update(means | rows)
+
+    def _stepped(self, updates: Updates, means: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        step = self.config.server_step
+        if step == "fedexp":
+            step = extrapolation(updates, self.weights, means, self.weight)
+        return stepped(self.weights, means, step)
 
     def weight(self, site: str, key: str) -> float:
         """How much a site counts in the mean of a key."""
@@ -241,6 +264,10 @@ class ServerRule:
         if self.config.organ_parts == "everyone":
             return self.weights
         return serving(self.weights, self.federation.organs_of(site))
+
+    def numbers(self) -> Numbers:
+        """What the log tells about the round that was just averaged. They are the server's own; no site sends them."""
+        return {}
 
     def state(self) -> Content:
         """What the coordinator must keep besides the weights."""
@@ -305,6 +332,13 @@ class Method:
         if site is not None and self.config.organ_parts == "owners":
             return organ_network(Vocabulary(federation.organs_of(site)), settings)
         return organ_network(federation.vocabulary, settings, federation.taught())
+
+    def rate_factors(self, optimizer: str) -> Mapping[str, float]:
+        """How much faster or slower parts of the network learn than the experiment's learning rate says.
+
+        By the beginning of their parameters' names, for the optimiser of that name (`adamw`, `sgd`).
+        """
+        return {}
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """Models of single sites inside the delivered network, by site; scored one by one besides the whole."""

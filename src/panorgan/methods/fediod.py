@@ -12,14 +12,34 @@ One encoder for all, a decoder per organ, which only its owners train; between t
 
 With all three off it is `multidecoder`. A run begins so: in round 1 sites tell how many slices their scans have; the
 server agrees on a depth for all maps, the median. From round 2 on maps travel, from round 3 on they regularise, or
-later if `regularisation_start` says so. In the last round none are sent.
+later if `regularisation_start` says so. In the last round none are sent. The log has, of every site, the largest factor
+of a skip connection and how evenly heads look around; and of the server the largest share of a site in a head.
 
-Settled where the paper is silent or cannot be followed to the letter: eqs. 10 and 11 are shares to be maximised, so
-that 1 − share is the loss; the weights of eqs. 8 and 9 fall with the absolute distance from the mean, and the 1/K of
-eq. 7 is left out (see `attention_maps`); the gate's α = 1000 is that of 256 tokens, and is scaled with their number;
-the integral is over the probability of the organ on its own voxels; stacks deeper than `map_depth` are resampled to it,
-lest maps outgrow the weights. Maps are those of whole slices, cut or filled to the size of a patch around their middle,
-and a training patch is compared with its slice's, wherever it was cut.
+Settled where the paper is silent or cannot be followed to the letter:
+
+- eq. 2 is taken as it is printed, and added: a skip connection x becomes x + x·W, where W adds up to 1 over all places.
+  Scaled to a mean of 1, one place of a hundred multiplies x a hundredfold within three steps of AdamW. As
+  `gate: sigmoid`, W is twice the sigmoid of what a place receives beyond its even share;
+- under AdamW the transformer learns at 1/16 of the rate (`transformer_rate`), and its result is normalised: at one rate
+  for all, the deepest features grow a hundredfold. Layers normalise first, and positions are sines that steer who looks
+  at whom and are not passed on. All heads are as wide as the tokens, without biases;
+- a scan's Dice loss is that of all its slices together; τ and µ are a fifth of the scans, at least one;
+- maps are those of whole slices, cut or filled to the size of a patch around their middle; a training patch is compared
+  with its slice's, wherever it was cut. A slice is held to the mean of three fused ones, its own and its neighbours;
+- the common depth is the median of the sites' medians, each counted once per case; stacks deeper than `map_depth` are
+  resampled to it, lest maps outgrow the weights;
+- the weights of eqs. 8 and 9 fall with the absolute distance from the mean, and the 1/K of eq. 7 is left out. Distances
+  of attention are so small that this is nearly a plain mean; `fusion_scale` makes it felt (see `attention_maps`);
+- eqs. 10 and 11 are shares to be maximised, so that 1 − share is the loss, with a weight of 0.1 each, from 3 % of the
+  rounds on. The gate's α = 1000 is that of 256 tokens and scaled with their number, its β the mean of each row;
+- eq. 17's F is the probability of the site's own organs on their own voxels, its integral has 15 steps from 0; maps of
+  all layers are faded in together, and the skip connections' weights with them;
+- eq. 18's largest is over a scan's slices and all entries of a head's map too: their sum cancels. A negative HA counts
+  as 0, and a head that helps nowhere is averaged by n_k;
+- λ counts from 3 % of the rounds on (`aggregation_start`): before, attributions are noise. It is for a head's queries,
+  keys, values and its part of the output; all else of the transformer is averaged by n_k;
+- a pass over the data is as many patches as a site has slices. They are drawn as for every method, most of them around
+  an organ (`training.sampling.foreground`), and the rate falls as everywhere (`training.optimizer.schedule`).
 
 The paper works on slices. On patches with a volume a scan has one map, that of its middle: nothing is stacked.
 """
@@ -28,51 +48,45 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
-from panorgan.cases.store import StoredCase
-from panorgan.errors import ConfigError
+from panorgan.cases.sampling import Batch, sliced_axis
+from panorgan.errors import ConfigError, RunError
 from panorgan.losses.attention_containment import ALPHA, containment
-from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.ablation import AblationRow
-from panorgan.methods.attention_maps import ScanMaps, SliceTargets, best_scans, fuse, packed, unpacked
-from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, ServerRule, SiteRule, Updates
+from panorgan.methods.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
+from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, Numbers, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod_settings import FedIODConfig
-from panorgan.methods.head_attribution import (
-    Attributor,
-    foreground_probability,
-    head_importance,
-    head_weights,
-)
+from panorgan.methods.head_attribution import head_weights
 from panorgan.methods.registry import register
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge, head_of_key
+from panorgan.methods.scan_inspection import ScanInspector
+from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge, head_of_key
 from panorgan.networks.settings import OrganParts, UNetSettings
 
 INTERSECTION, UNION = "attention/intersection", "attention/union"
 DEPTH, TOKENS = "attention/depth", "attention/tokens"
+GATE, ENTROPY = "attention/gate", "attention/entropy"
 ATTRIBUTION = "attribution/"
+LARGEST_SHARE = "attribution/largest_share"
+_TRANSFORMER, _LAST_NORM = "transformer.", "transformer.norm.weight"
 _PAPER = {TOKENS: 256, DEPTH: 40}
 _MOST_TOKENS = 4096
-_AT_ONCE = 16
-"""Slices that are looked at together after training."""
 _OFF = {"regularisation": False, "dynamic_aggregation": False}
-
-
-def _repeated(tensor: torch.Tensor, times: int) -> torch.Tensor:
-    """[B, ...] → [times · B, ...]."""
-    return tensor if times == 1 else tensor.repeat(times, *(1,) * (tensor.ndim - 1))
 
 
 def _containment(
     attention: torch.Tensor, intersection: torch.Tensor, union: torch.Tensor, alpha: float
 ) -> torch.Tensor:
     return containment(attention, intersection, union, alpha).mean(1)
+
+
+def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
+    return unpacked(updates.array(site, key))
 
 
 @register("fediod", config=FedIODConfig)
@@ -85,13 +99,13 @@ class FedIOD(Method):
     )
     equations: ClassVar[Mapping[str, str]] = {
         "eqs. 1, 2": "`networks.inter_organ`: `mean_attention`, `token_weights`",
-        "eqs. 3, 4": "`Site.maps_of`, `attention_maps.resample_depth`",
-        "eqs. 5, 6": "`Site.after_round`: `attention_maps.ScanMaps`",
+        "eqs. 3, 4": "`ScanInspector.maps_of`, `attention_maps.resample_depth`",
+        "eqs. 5, 6": "`ScanInspector.maps`: `attention_maps.ScanMaps`",
         "eqs. 7 to 9": "`Server.aggregate`: `attention_maps.fuse`",
         "eqs. 10 to 14": "`Site.containment`: `losses.attention_containment`",
         "eqs. 15, 16": "`Server.aggregate`: the mean, by n_k",
-        "eq. 17": "`Site.attribution_of`: `head_attribution.head_attribution`",
-        "eq. 18": "`Site.after_round`: `head_attribution.head_importance`",
+        "eq. 17": "`ScanInspector.attribution_of`: `head_attribution.head_attribution`",
+        "eq. 18": "`ScanInspector.importance`: `head_attribution.largest_entries`, `head_importance`",
         "eqs. 19, 20": "`Server.weight`: `head_attribution.head_weights`",
     }
     recipe: ClassVar[Mapping[str, object]] = {
@@ -108,8 +122,9 @@ class FedIOD(Method):
     organs: ClassVar[OrganParts] = "decoders"
     numbers: ClassVar[Mapping[str, str]] = {
         **LOSS_IN_PARTS,
-        "attention/*": "in the first round: how many slices the site's scans have (the median), and how many places "
-        "a patch has",
+        "attention/*": "how attention behaves: the largest factor by which it multiplies a skip connection (`gate`), "
+        "and how evenly heads look around (`entropy`, 1 at all places alike, 0 at a single one); in the first round "
+        "how many slices the site's scans have (`depth`, the median), and how many places a patch has (`tokens`)",
         f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
     }
     tensors: ClassVar[Mapping[str, str]] = {
@@ -137,6 +152,10 @@ class FedIOD(Method):
             return InterOrganNetwork(Vocabulary(federation.organs_of(site)), settings, None, inter_organ)
         return InterOrganNetwork(federation.vocabulary, settings, federation.taught(), inter_organ)
 
+    def rate_factors(self, optimizer: str) -> Mapping[str, float]:
+        """The transformer has a rate of its own."""
+        return {_TRANSFORMER: self.config.transformer_factor(optimizer)}
+
     class Site(SiteRule):
         """Supervision of the own organs, attention held between the fused maps; then a look at the best scans."""
 
@@ -152,12 +171,12 @@ class FedIOD(Method):
             self.answer = Content()
             """What this round's look at the best scans has found."""
             self.logged: dict[str, torch.Tensor] = {}
-            self.attributor = Attributor()
+            self.inspector = ScanInspector(self.model, self.tools, self.own_organs, self.config.attribution_steps)
             self._refuse_too_many_tokens()
 
         def _refuse_too_many_tokens(self) -> None:
             """A head's map has as many numbers as tokens squared: thousands of tokens fill any memory, in silence."""
-            if self.config.transformer and (tokens := self._tokens()) > _MOST_TOKENS:
+            if self.config.transformer and (tokens := self.inspector.tokens()) > _MOST_TOKENS:
                 raise ConfigError(
                     f"FedIOD would relate {tokens} places to each other, which takes {tokens**2:,} numbers per head.",
                     where="network.features, training.sampling.patch_size",
@@ -180,19 +199,22 @@ class FedIOD(Method):
         # -- a training step
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """One optimiser step; the parts of the loss are logged beside it."""
+            """One optimiser step; the parts of the loss and numbers of the attention are logged beside it."""
             self.logged = {}
             return {**super().step(batch), **self.logged}
 
         def loss(self, batch: Batch) -> torch.Tensor:
             """Dice + cross-entropy on what is annotated; once maps have come, eqs. 10 and 11 of the network's own."""
-            if not self.fused:
+            if not self.fused and not self.config.has_gate:  # nobody needs the maps: attention is faster without
                 return super().loss(batch)
-            with self.model.watched(self.containment(batch)) as seen:
+            with self.model.watched(self.containment(batch) if self.fused else NUMBERS_ONLY) as seen:
                 loss = super().loss(batch)
+            self.logged = dict(zip((GATE, ENTROPY), seen.numbers, strict=True))
+            if not self.fused:
+                return loss
             parts = seen.judgement
             missing, outside = parts.detach()
-            self.logged = {"loss/intersection": missing, "loss/union": outside}
+            self.logged |= {"loss/intersection": missing, "loss/union": outside}
             return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
         def containment(self, batch: Batch) -> Judge:
@@ -206,7 +228,7 @@ class FedIOD(Method):
             alpha = self.config.alpha or ALPHA * union.shape[-1] / _PAPER[TOKENS]
             return Judge(("containment", alpha), partial(_containment, alpha=alpha), (intersection, union))
 
-        # -- after training: nothing is drawn here
+        # -- after training
 
         def after_round(self) -> None:
             """Segment every training scan; of the best, take maps (eqs. 3 to 6) and judge the heads (eqs. 17, 18)."""
@@ -215,11 +237,10 @@ class FedIOD(Method):
             judged = self.config.heads_are_judged(self.moment)
             arrays, numbers = dict[str, torch.Tensor](), dict[str, float]()
             if self.config.regularisation and depth == 0:
-                numbers |= {DEPTH: self._median_depth(), TOKENS: float(self._tokens())}
+                numbers |= {DEPTH: self.inspector.median_depth(), TOKENS: float(self.inspector.tokens())}
             if maps_travel or judged:
                 self.model.eval()
-                told = [self.dice_loss(case) for case in self.tools.cases]  # of a GPU asked for once, at the end
-                losses = dict(zip((case.id for case in self.tools.cases), torch.stack(told).tolist(), strict=True))
+                losses = self.inspector.dice_losses()
                 if maps_travel:
                     arrays = self._maps(best_scans(losses, self.config.map_scans), depth)
                 if judged:
@@ -227,82 +248,15 @@ class FedIOD(Method):
                 self.model.train()
             self.answer, self.fused, self.targets = Content(arrays, numbers), {}, None
 
-        @torch.no_grad()
-        def dice_loss(self, case: StoredCase) -> torch.Tensor:
-            """1 − soft Dice of a whole scan, the mean over what it annotates: every sum runs over all slices."""
-            overlap = volume = torch.zeros((), dtype=torch.float64, device=next(self.model.parameters()).device)
-            for batch in self._pieces(self._scan(case)):
-                with self.tools.autocast():
-                    logits, vocabulary = self.model.channels_for(batch.image, self.own_organs)
-                probabilities = structure_probabilities(logits.float(), batch, vocabulary, self.model.convention)
-                overlap = overlap + (probabilities * batch.masks).flatten(2).sum((0, 2)).double()
-                volume = volume + (probabilities + batch.masks).flatten(2).sum((0, 2)).double()
-            return (1 - (2 * overlap + 1) / (volume + 1)).mean()
-
-        @torch.no_grad()
-        def maps_of(self, case: StoredCase) -> torch.Tensor:
-            """Eq. 3: Ā of every slice, [D, n, n]."""
-            with self.tools.autocast():
-                return torch.cat([self.model.attention(batch.image) for batch in self._pieces(self._scan(case))])
-
-        def attribution_of(self, case: StoredCase) -> torch.Tensor | None:
-            """Eq. 17 for a scan, [layers, heads]; None where it shows no organ. Slices without organ add nothing."""
-            scan = self._scan(case)
-            shown = (scan.bits != 0).flatten(1).any(1).nonzero()
-            if not len(shown):
-                return None
-            scan = scan[int(shown[0]) : int(shown[-1]) + 1]
-            voxels = scan.unpack().masks.flatten(2).sum((0, 2))
-            return torch.stack([self._attribution(batch, voxels) for batch in self._pieces(scan)]).sum(0)
-
-        def _attribution(self, batch: Batch, voxels: torch.Tensor) -> torch.Tensor:
-            vocabulary = Vocabulary(organ for organ in self.model.vocabulary if organ in self.own_organs)
-            with torch.no_grad(), self.tools.autocast():  # once for all steps: the encoder knows of no attention
-                encoded = self.model.encoded(batch.image)
-                maps = self.model.maps_of(encoded)
-
-            def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:  # of several steps at once, perhaps
-                times = len(faded[0]) // len(batch.image)
-                levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
-                with self.model.attending(faded), self.tools.autocast():
-                    logits = self.model.decoded(levels, vocabulary.organs).float()
-                probabilities = structure_probabilities(logits, batch, vocabulary, self.model.convention)
-                return foreground_probability(probabilities, masks, voxels)
-
-            return self.attributor(foreground, maps, batch.image.numel(), self.config.attribution_steps)
-
         def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
             """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""
-            over_scans = ScanMaps(depth)
-            for case in self._cases(scans):
-                over_scans.add(self.maps_of(case))
-            if not over_scans.scans:
-                return {}
-            return {INTERSECTION: packed(over_scans.intersection), UNION: packed(over_scans.union)}
+            found = self.inspector.maps(scans, depth)
+            return {INTERSECTION: packed(found.intersection), UNION: packed(found.union)} if found.scans else {}
 
         def _importance(self, scans: Sequence[str]) -> dict[str, float]:
-            """Eq. 18 by the name of the head; nothing if no scan shows an organ."""
-            found = [part for case in self._cases(scans) if (part := self.attribution_of(case)) is not None]
-            rows = head_importance(found).tolist() if found else []
+            """Eq. 18 by the name of the head."""
+            rows = self.inspector.importance(scans)
             return {f"{ATTRIBUTION}{i}.{j}": value for i, row in enumerate(rows) for j, value in enumerate(row)}
-
-        def _cases(self, ids: Sequence[str]) -> Iterator[StoredCase]:
-            return (case for case in self.tools.cases if case.id in ids)
-
-        def _scan(self, case: StoredCase) -> PackedBatch:
-            return whole_scan(case, self.tools.patch_size).to(next(self.model.parameters()).device)
-
-        def _pieces(self, scan: PackedBatch) -> Iterator[Batch]:
-            return (scan[start : start + _AT_ONCE].unpack() for start in range(0, len(scan), _AT_ONCE))
-
-        def _median_depth(self) -> float:
-            axis = sliced_axis(self.tools.patch_size)
-            return 1.0 if axis is None else float(statistics.median(c.image.shape[axis] for c in self.tools.cases))
-
-        def _tokens(self) -> int:
-            axis = sliced_axis(self.tools.patch_size)
-            space = [size for along, size in enumerate(self.tools.patch_size) if along != axis]
-            return math.prod(size // divisor for size, divisor in zip(space, self.model.divisor, strict=True))
 
         def update(self) -> Content:
             """The model; and what was found after training."""
@@ -324,6 +278,16 @@ class FedIOD(Method):
             """HA (eq. 18) by site and head, as each site told last."""
             self.head_shares: Mapping[str, Mapping[str, float]] = {}
             """λ (eq. 19) of this round by head and site."""
+            self._refuse_an_older_network()
+
+        def _refuse_an_older_network(self) -> None:
+            """Weights of a network without the last normalisation fit none that is built today."""
+            if any(head_of_key(key) is not None for key in self.weights) and _LAST_NORM not in self.weights:
+                raise RunError(
+                    "This FedIOD run was begun with an older panorgan version, and cannot go on with this one.",
+                    why="its transformer has no last normalisation, and its gate was another one",
+                    fix="Finish it with the version that began it, or start a new run.",
+                )
 
         def broadcast(self, site: str) -> Content:
             """With the model go D̄ and, where they will be used, the fused maps."""
@@ -346,7 +310,7 @@ class FedIOD(Method):
             for key in (INTERSECTION, UNION):
                 senders = [site for site in updates.sites if key in updates.keys(site)]
                 if senders:
-                    self.fused[key] = packed(fuse(lambda site, key=key: unpacked(updates.array(site, key)), senders))  # type: ignore[misc]
+                    self.fused[key] = packed(fuse(partial(_sent, updates, key), senders, self.config.fusion_scale))
             for site in updates.sites:
                 told = {name: value for name, value in updates.numbers(site).items() if name.startswith(ATTRIBUTION)}
                 if told:
@@ -360,6 +324,11 @@ class FedIOD(Method):
             head = head_of_key(key)
             shares = None if head is None else self.head_shares.get(f"{ATTRIBUTION}{head[0]}.{head[1]}")
             return super().weight(site, key) if shares is None else shares[site]
+
+        def numbers(self) -> Numbers:
+            """The largest λ of all heads and sites: near 1, a single site decides about a head."""
+            shares = [share for by_site in self.head_shares.values() for share in by_site.values()]
+            return {LARGEST_SHARE: max(shares)} if shares else {}
 
         def _agree(self, updates: Updates) -> None:
             """Medians over sites, each counted once per case: D̄ is that of all scans, as far as medians tell."""

@@ -8,12 +8,13 @@ from typing import ClassVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
+from panorgan.methods.base import Method, ServerRule, SiteRule, stated
+from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.proximal import squared_distance
 from panorgan.methods.registry import register
 
 
-class FedProxConfig(MethodConfig):
+class FedProxConfig(FedAvgConfig):
     """FedProx's one number."""
 
     mu: float = stated(0.01, "tuned for each data set", "strength of the proximal term μ/2·‖w − w₀‖²", ge=0)

@@ -3,7 +3,8 @@
 Integrated gradients on attention maps, not on the image: the maps of all heads of all layers are taken as they are for
 an image, and faded in together from 0: F([εA_1, …, εA_H]) for ε = 1/S, 2/S, …, 1. They are fixed; deeper layers do not
 compute theirs anew from what faded ones gave. F is the mean probability that the network gives to the site's own organ
-on the organ's voxels. A head's attribution is A × the mean over ε of ∂F/∂A at εA, summed over the entries of A.
+on the organ's voxels. A head's attribution is A × the mean over ε of ∂F/∂A at εA, entry by entry of A; a head counts
+by the largest one. In their sum entries of either sign cancel: what is left of it is mostly rounding.
 """
 
 from __future__ import annotations
@@ -39,26 +40,31 @@ _ATTENTION = 48 * 24 * 256**2
 
 def head_attribution(
     foreground: Foreground, maps: Sequence[torch.Tensor], steps: int = STEPS, at_once: int = 1
-) -> torch.Tensor:
-    """Eq. 17, summed over each head's map and over slices: (1/S) Σ A × Σ_s ∂F/∂A at s/S·A, [layers, heads].
+) -> list[torch.Tensor]:
+    """Eq. 17: (1/S) · A × Σ_s ∂F/∂A at s/S·A, of every layer as its maps are, [B, heads, n, n].
 
-    The answer stays on the maps' device. F of a scan whose slices come in batches is a sum over batches, and so is
-    its attribution: add up the answers. The network should be in evaluation mode. Runs without autocast, unless
-    `foreground` starts it.
+    The answer stays on the maps' device. F of a scan whose slices come in batches is a sum over batches: each slice has
+    an attribution of its own. The network should be in evaluation mode. Runs without autocast, unless `foreground`
+    starts it.
 
     `at_once` steps are taken together where that is faster: `foreground` then gets maps [at_once · B, heads, n, n], all
     slices of the first step before those of the second, and answers with the sum of what it says to each step.
     """
     maps = [layer.detach().float() for layer in maps]
-    total = torch.zeros(len(maps), maps[0].shape[1], device=maps[0].device)
+    slopes_so_far = [torch.zeros_like(layer) for layer in maps]
     for first in range(1, steps + 1, at_once):
         fractions = [step / steps for step in range(first, min(first + at_once, steps + 1))]
         faded = [torch.cat([layer * fraction for fraction in fractions]).requires_grad_() for layer in maps]
-        with torch.enable_grad(), torch.autocast(total.device.type, enabled=False):
+        with torch.enable_grad(), torch.autocast(maps[0].device.type, enabled=False):
             slopes = _slopes(foreground(faded), faded)
-        for place, (layer, slope) in enumerate(zip(maps, slopes, strict=True)):
-            total[place] += (layer * slope.unflatten(0, (len(fractions), -1)).sum(0)).sum((0, 2, 3))
-    return total / steps
+        for total, slope in zip(slopes_so_far, slopes, strict=True):
+            total += slope.unflatten(0, (len(fractions), -1)).sum(0)
+    return [layer * total / steps for layer, total in zip(maps, slopes_so_far, strict=True)]
+
+
+def largest_entries(attribution: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of every head the largest entry over slices and pairs of places: [B, heads, n, n] per layer → [layers, heads]."""
+    return torch.stack([layer.amax((0, 2, 3)) for layer in attribution])
 
 
 class Attributor:
@@ -73,7 +79,7 @@ class Attributor:
 
     def __call__(
         self, foreground: Foreground, maps: Sequence[torch.Tensor], pixels: int, steps: int = STEPS
-    ) -> torch.Tensor:
+    ) -> list[torch.Tensor]:
         """`head_attribution`; `pixels` of all images that the maps belong to."""
         at_once = self.steps_at_once(maps, pixels)
         if at_once > 1:
@@ -105,10 +111,10 @@ def _slopes(probability: torch.Tensor, faded: Sequence[torch.Tensor]) -> list[to
 
 
 def head_importance(scans: Iterable[torch.Tensor]) -> torch.Tensor:
-    """HA of eq. 18: the largest attribution over scans, [layers, heads] each → [layers, heads].
+    """HA of eq. 18: the largest over scans of their `largest_entries`, [layers, heads] each → [layers, heads].
 
-    May be negative: a head that works against the organ on every scan. Rounding errors become 0 (`NEGLIGIBLE`), so
-    that a head which adds nothing does not count.
+    May be negative: a head that works against the organ everywhere, on every scan. Rounding errors become 0
+    (`NEGLIGIBLE`), so that a head which adds nothing does not count.
     """
     attributions = torch.stack(list(scans))
     largest = attributions.amax(0)

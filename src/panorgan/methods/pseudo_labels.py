@@ -8,9 +8,10 @@ else; it is never asked about organs that a case annotates itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
@@ -27,6 +28,9 @@ class PseudoLabelConfig(MethodConfig):
 
     dice_weight: float = stated(0.5, "0.5", "weight of the Dice loss", ge=0)
     ce_weight: float = stated(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
+    organ_parts: Literal["everyone"] = Field(
+        "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
+    )
     pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
     teacher_cache: bool = stated(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Literal
@@ -19,19 +20,25 @@ def mean_attention(maps: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def token_weights(attention: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """W' [B, N] by how much attention [B, N, N] each token receives: its column sum, on average 1.
+    """W [B, N] by how much attention [B, N, N] each token receives: its column sum, on average 1.
 
-    - `softmax`: the softmax over all tokens, times N so that its mean is 1
-    - `sigmoid`: twice the sigmoid of what exceeds 1; also 1 where attention is even, and never above 2
+    - `softmax`: eq. 2 as it is printed, the softmax over all tokens. It adds up to 1, so that x + x·W is at most 2x
+    - `sigmoid`: twice the sigmoid of what exceeds 1; it is 1 where attention is even, and never above 2
     """
     received = attention.sum(1)
     if gate == "softmax":
-        return received.softmax(1) * received.shape[1]
+        return received.softmax(1)
     return 2 * (received - 1).sigmoid()
 
 
+def attention_entropy(maps: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Mean entropy of the rows of all maps [B, heads, N, N], as a share of log N: 1 is even, 0 looks at one token."""
+    rows = torch.stack([torch.special.entr(layer).sum(-1).mean() for layer in maps])
+    return rows.mean() / math.log(max(maps[0].shape[-1], 2))
+
+
 def reweighted(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """x·W' + x for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
+    """x + x·W for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
     return multiplied(features, weights + 1)
 
 

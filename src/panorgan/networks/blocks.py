@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from monai.networks.blocks.convolutions import Convolution
 from monai.networks.blocks.dynunet_block import UnetBasicBlock, UnetOutBlock, UnetResBlock, UnetUpBlock, get_padding
@@ -117,6 +119,23 @@ def finish(network: nn.Module, settings: UNetSettings) -> None:
             # Transposed and output convolutions are followed by no normalisation that would take the scale back out.
             if isinstance(module, nn.Conv2d | nn.Conv3d) and max(module.kernel_size) > 1:
                 parametrize.register_parametrization(module, "weight", _Standardised())
+
+
+def begin_rare(part: nn.Module, settings: UNetSettings, background: bool = False) -> None:
+    """Let the last convolution of `part` begin with the probability `settings.organ_prior` of every organ.
+
+    A site's loss cannot tell background from an organ that the site does not label. From equal chances such an organ
+    would take over the background, or not, by accident. `background`: channel 0 is the background of a softmax.
+    """
+    bias = [module for module in part.modules() if isinstance(module, _CONVOLUTIONS)][-1].bias
+    if settings.organ_prior is None or bias is None or bias.is_meta:
+        return
+    log_odds = math.log(settings.organ_prior) - math.log(1 - settings.organ_prior)
+    with torch.no_grad():
+        if background:
+            bias[0] = -log_odds
+        else:
+            bias.fill_(log_odds)
 
 
 class _Standardised(nn.Module):

@@ -286,11 +286,16 @@ def _places_on(grid: tuple[int, ...], width: int, head_width: int, device: torch
 
 
 class BottleneckTransformer(nn.Module):
-    """Layers of self-attention on the positions of a feature map of any size, 2D or 3D; its channels are the tokens."""
+    """Layers of self-attention on the positions of a feature map of any size, 2D or 3D; its channels are the tokens.
+
+    Layers add to what comes in, so that a last normalisation decides how large the result is: without it the decoders
+    would see features that grow with every step.
+    """
 
     def __init__(self, width: int, layers: int, heads: int, head_width: int, mlp_width: int, dropout: float) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(width, heads, head_width, mlp_width, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
 
     def forward(
         self, features: torch.Tensor, given: Sequence[torch.Tensor] | None = None, with_maps: bool = True
@@ -310,6 +315,7 @@ class BottleneckTransformer(nn.Module):
             )
             if attention is not None:
                 maps.append(attention)
+        tokens = self.norm(tokens)
         if tokens.requires_grad:  # or every layer would have to sort the gradient for itself
             tokens.register_hook(torch.Tensor.contiguous)
         # Laid out as they came: the decoders expect it.

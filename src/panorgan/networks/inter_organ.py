@@ -16,7 +16,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
-from panorgan.networks.attention_gate import Gate, mean_attention, multiplied, token_weights
+from panorgan.networks.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
 from panorgan.networks.blocks import Blocks, ascend, descend
 from panorgan.networks.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
@@ -35,7 +35,8 @@ class InterOrganSettings(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="inside the transformer")
     gate: Gate = Field(
         "softmax",
-        description="how attention re-weights the skip connections: eq. 2's softmax, a sigmoid, or not at all",
+        description="how attention re-weights the skip connections, x + x·W (eq. 2): W is a softmax over all places, a "
+        "sigmoid of each, or 0",
     )
     decoders: Literal["whole", "single_layer"] = Field(
         "whole", description="of each organ: a whole decoder, or just the last layer of one that all organs share"
@@ -52,10 +53,18 @@ class Judge(NamedTuple):
     """Follow the attention as arguments; they carry no gradient."""
 
 
+def _nothing(mean: torch.Tensor) -> torch.Tensor:
+    return mean.new_empty(0)
+
+
+NUMBERS_ONLY = Judge("numbers only", _nothing)
+"""Says nothing: who watches with it gets the record's numbers, and no gradient has to go back for that."""
+
+
 class AttentionRecord:
     """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients.
 
-    A training pass that is replayed as a CUDA graph tells what a judge says or, without one, the mean; nothing else.
+    A training pass that is replayed as a CUDA graph tells its numbers, and what a judge says or, without one, the mean.
     """
 
     def __init__(self, judge: Judge | None = None) -> None:
@@ -69,7 +78,9 @@ class AttentionRecord:
         self.mean = torch.empty(0)
         """Ā [B, N, N]: eq. 1."""
         self.weights: torch.Tensor | None = None
-        """W' [B, *grid]: eq. 2, scaled; None where nothing is re-weighted."""
+        """W [B, *grid]: eq. 2; None where nothing is re-weighted."""
+        self.numbers = torch.empty(0)
+        """Without gradients, [2]: the largest factor of a skip connection, and the entropy (`attention_entropy`)."""
 
     def keep(
         self,
@@ -80,6 +91,12 @@ class AttentionRecord:
     ) -> None:
         """In place of what was seen before."""
         self.grid, self.mean, self.maps, self.weights = grid, mean, maps, weights
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Make the numbers of what was kept; nothing is asked of the device."""
+        largest = self.mean.new_ones(()) if self.weights is None else self.weights.amax() + 1
+        self.numbers = torch.stack((largest, attention_entropy(self.maps)))
 
 
 class InterOrganNetwork(MultiDecoder):
@@ -139,13 +156,13 @@ class InterOrganNetwork(MultiDecoder):
         def compute(image: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             logits = self.outputs(chosen, self.shared(image))
             record.judgement = record.mean if judge is None else judge.compute(record.mean, *given)
-            return logits, record.judgement
+            return logits, record.judgement, record.numbers
 
         key, given = (None, ()) if judge is None else (judge.key, judge.given)
         if self._given is None:
-            logits, found = self.passed(("watched", key, *chosen), compute, image, *given)
+            logits, found, record.numbers = self.passed(("watched", key, *chosen), compute, image, *given)
         else:
-            logits, found = compute(image, *given)
+            logits, found, _ = compute(image, *given)
         if found is not record.judgement:  # replayed: what the record holds is of the pass that was recorded
             grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
             record.keep(grid, found if judge is None else torch.empty(0))
@@ -209,10 +226,11 @@ class InterOrganNetwork(MultiDecoder):
         skips = levels[:-1]
         if gate != "none":
             weights = token_weights(mean, gate).unflatten(1, grid)
-            raised = weights + 1  # x·W' + x of every level at once
+            raised = weights + 1  # x + x·W of every level at once
             skips = [multiplied(skip, raised) for skip in skips]
         if record is not None:
             record.keep(tuple(grid), mean, tuple(maps), weights)
+            record.measure()
         return [*skips, deepest]
 
     def _transformer(self) -> BottleneckTransformer:
@@ -226,4 +244,4 @@ class InterOrganNetwork(MultiDecoder):
         return self.transformer
 
 
-__all__ = ["AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "Judge", "head_of_key"]
+__all__ = ["NUMBERS_ONLY", "AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "Judge", "head_of_key"]

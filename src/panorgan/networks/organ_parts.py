@@ -19,7 +19,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.networks.blocks import Blocks, ascend, descend, finish
+from panorgan.networks.blocks import Blocks, ascend, begin_rare, descend, finish
 from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
 
@@ -72,6 +72,8 @@ class OrganNetwork(SegmentationNetwork):
         self._build_shared(blocks)
         setattr(self, self.module, nn.ModuleDict({group: self._build_part(blocks) for group in self.groups}))
         finish(self, settings)
+        for part in self._output_parts():
+            begin_rare(part, settings)
 
     @abstractmethod
     def _build_shared(self, blocks: Blocks) -> None:
@@ -80,6 +82,10 @@ class OrganNetwork(SegmentationNetwork):
     @abstractmethod
     def _build_part(self, blocks: Blocks) -> nn.Module:
         """Make what serves one group."""
+
+    def _output_parts(self) -> Iterable[nn.Module]:
+        """Whose last convolutions make the logits."""
+        return [self._part(group) for group in self.groups]
 
     @abstractmethod
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
@@ -232,6 +238,10 @@ class MultiEncoder(OrganNetwork):
 
     def _build_part(self, blocks: Blocks) -> nn.Module:
         return nn.ModuleDict({"down": blocks.encoder(), "bottleneck": blocks.bottleneck()})
+
+    def _output_parts(self) -> Iterable[nn.Module]:
+        """The output that all groups share."""
+        return [self.head]
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Nothing but the image itself."""

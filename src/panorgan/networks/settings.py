@@ -37,6 +37,9 @@ class UNetSettings(Settings):
         "independent",
     )
     dropout: float = Field(0.0, ge=0, lt=1)
+    organ_prior: float | None = Field(
+        0.05, gt=0, lt=1, description="probability of an organ that outputs begin with, by their biases; null for none"
+    )
     strides: tuple[tuple[Literal[1, 2], ...], ...] | None = Field(
         None, description="per level, 2 for each axis halved on the way there; null halves every axis every time"
     )

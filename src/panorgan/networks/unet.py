@@ -6,8 +6,11 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.networks.blocks import Blocks, ascend, descend, finish
+from panorgan.networks.blocks import Blocks, ascend, begin_rare, descend, finish
 from panorgan.networks.settings import UNetSettings
+
+OUTPUT_KEYS = ("head.conv.conv.weight", "head.conv.conv.bias")
+"""The output layer in the state dict: one row per channel."""
 
 
 class UNet(SegmentationNetwork):
@@ -23,6 +26,7 @@ class UNet(SegmentationNetwork):
         self.encoder, self.bottleneck, self.decoder = blocks.encoder(), blocks.bottleneck(), blocks.decoder()
         self.head = blocks.output(settings.features[0], len(self.channels))
         finish(self, settings)
+        begin_rare(self.head, settings, background=settings.convention == "exclusive")
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → logits [B, channels, *S]."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from panorgan.cases.case import Case
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
 from panorgan.cases.sampling import sliced_axis
-from panorgan.networks.attention_gate import mean_attention, token_weights
+from panorgan.networks.attention_gate import mean_attention
 from panorgan.networks.bottleneck_attention import head_of_key
 from panorgan.networks.inter_organ import InterOrganNetwork
 
@@ -114,10 +114,8 @@ def look(network: InterOrganNetwork, patch: ScanPatch) -> Looks:
     encoded = network.encoded(patch.network_view(patch.image)[None, None].to(device))
     mean = mean_attention(network.maps_of(encoded)).float().cpu()
     grid = tuple(encoded[-1].shape[2:])
-    gate = network.inter_organ.gate
-    received = mean.sum(1) if gate == "none" else token_weights(mean, gate)
     seen = {organ: seen_from(mean[0], grid, patch.network_view(mask)) for organ, mask in patch.masks.items()}
-    return Looks(received[0].unflatten(0, grid), seen)
+    return Looks(mean[0].sum(0).unflatten(0, grid), seen)
 
 
 def seen_from(attention: torch.Tensor, grid: Sequence[int], mask: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.runs.compare import Failure, Plan, Planned, beside
 from panorgan.runs.execute import train
 from panorgan.runs.folder import RunFolder
+from panorgan.runs.gpu_sharing import shared_gpu
 from panorgan.runs.prepare import prepare
 
 _SHARED_MARK = "shared_machine.json"
@@ -49,6 +50,11 @@ def run_missing_at_once(
     for run in {run.seed: run for run in plan.missing}.values():
         with suppress(Exception):  # a run whose cases cannot be prepared tells it itself
             prepare(run.experiment, cache)
+    with shared_gpu(at_once):
+        return _run_all(plan, at_once, on_start, on_end, cache)
+
+
+def _run_all(plan: Plan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None) -> list[Failure]:
     waiting = deque(plan.missing)
     under_way: dict[Any, _Child] = {}
     failures: list[Failure] = []

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from panorgan.cases.preprocess import Grid, prepare_image
+from panorgan.cases.sampling import sliced_axis
 from panorgan.config import parse_experiment
 from panorgan.errors import PanorganError
 from panorgan.evaluation.inference import predict_probabilities
@@ -168,9 +169,13 @@ class _StepCount:
         manifest = folder.read_manifest()
         experiment = parse_experiment(manifest["experiment"], str(folder.manifest))
         method = experiment.build_method()
-        training = sum(not site["external"] for site in manifest["sites"].values())
+        sites = {name: site for name, site in manifest["sites"].items() if not site["external"]}
         self._training, self._cases = experiment.training, cases
-        self._pooled_sites = training if method.pooled else 1
+        self._pooled_sites = len(sites) if method.pooled else 1
+        axis = sliced_axis(experiment.training.sampling.patch_size)
+        # A manifest of an older version does not tell; in its time an epoch counted cases.
+        slices = {} if axis is None else {n: s["train_slices"][axis] for n, s in sites.items() if "train_slices" in s}
+        self._slices = dict.fromkeys(cases, sum(slices.values())) if method.pooled and slices else slices
         self._stages = {stage.name: stage.local_steps for stage in method.stages(experiment.training.rounds)}
 
     def of(self, stage: str, site: str) -> int:
@@ -178,7 +183,8 @@ class _StepCount:
         own = self._stages.get(stage)
         if own is not None:
             return own * self._pooled_sites
-        return self._training.steps_per_round(self._cases.get(site, 0), self._pooled_sites)
+        one_pass = self._slices.get(site, self._cases.get(site, 0))
+        return self._training.steps_per_round(one_pass, self._pooled_sites)
 
 
 def _parameters(folder: RunFolder) -> int | None:

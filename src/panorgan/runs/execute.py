@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from panorgan.runs.device import use_hardware
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
-from panorgan.runs.prepare import PreparedFederation, prepare
+from panorgan.runs.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.runs.scoring import (
     OWN_MODEL_COLUMNS,
     Row,
@@ -150,13 +152,13 @@ def build_workers(
 ) -> dict[str, SiteWorker]:
     """One worker per training site, or a single pooled one."""
     method = experiment.build_method()
-    data = {site.name: SiteData(site.train, site.validation) for site in prepared.training}
+    data = {site.name: SiteData(site.train, site.validation, site.watch) for site in prepared.training}
     factor = 1
     if method.pooled:
         train = tuple(case for site in data.values() for case in site.train)
         validation = tuple(case for site in data.values() for case in site.validation)
         factor = len(data)
-        data = {POOLED: SiteData(train, validation)}
+        data = {POOLED: SiteData(train, validation, partial(_watch_all, prepared.training))}
     setup = SiteSetup(
         Vocabulary(experiment.vocabulary),
         method,
@@ -172,6 +174,11 @@ def build_workers(
         events.transient("step", site=site, step=step, steps=steps)
 
     return {name: SiteWorker(name, own, setup, run.site(name), on_step) for name, own in data.items()}
+
+
+def _watch_all(sites: Sequence[PreparedSite]) -> dict[str, str]:
+    """What the cases of several sites hold now."""
+    return {f"{site.name}/{case}": key for site in sites for case, key in site.watch().items()}
 
 
 def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan: Plan) -> CoordinatorSetup:

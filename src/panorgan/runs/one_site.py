@@ -13,6 +13,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store
 from panorgan.config import Agreement, SiteSettings
 from panorgan.federation.site import SiteData
+from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
 from panorgan.runs.site_cases import SiteCases, by_split, facts_of, read_site
 
@@ -39,6 +40,15 @@ class SiteFolder:
         vocabulary = Vocabulary(self.agreement.vocabulary)
         read = read_site(self.name, self.settings, vocabulary, "annotated")
         return by_split(self.name, False, read, self.agreement)
+
+    @cached_property
+    def _watch(self) -> DataWatch:
+        cases = self.cases
+        return DataWatch(self._store, {"train": cases.train, "validation": cases.validation, "test": cases.test})
+
+    def contents(self) -> Mapping[str, str]:
+        """What the cases hold now, by split."""
+        return self._watch()
 
     def counts(self) -> tuple[int, Mapping[str, int]]:
         """Number of training cases, and per structure of those that annotate it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment
 from panorgan.errors import DataError
+from panorgan.runs.data_watch import DataWatch
 from panorgan.runs.parallel import InParallel, OnProgress
 from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
 
@@ -29,11 +30,19 @@ class PreparedSite:
     test: Sequence[Case]
     annotated: tuple[str, ...]
     content: Mapping[str, Mapping[str, str]]
+    watch: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)
+    """What the cases hold now."""
 
     def describe(self) -> dict[str, Any]:
-        """Counts and annotated structures, for the manifest."""
+        """Counts and annotated structures, for the manifest; `train_slices` are those across R, A and S."""
         counts = {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
-        return {"external": self.external, "annotated": list(self.annotated), "cases": counts}
+        slices = [sum(case.image.shape[axis] for case in self.train) for axis in range(3)]
+        return {
+            "external": self.external,
+            "annotated": list(self.annotated),
+            "cases": counts,
+            "train_slices": slices,
+        }
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,8 @@ def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSit
         next(done)
     splits = {"train": site.train, "validation": site.validation, "test": site.test}
     content = {split: {case.id: store.content_of(case) for case in cases} for split, cases in splits.items()}
-    return PreparedSite(site.name, site.external, train, validation, site.test, site.annotated, content)
+    watch = DataWatch(store, splits)
+    return PreparedSite(site.name, site.external, train, validation, site.test, site.annotated, content, watch)
 
 
 def make_plan(

@@ -29,6 +29,8 @@ def tensorboard_listener(folder: Path) -> Listener:
         for site, numbers in event.facts["sites"].items():
             for name, value in numbers.items():
                 writer.add_scalar(f"{name}/{site}", value, number)
+        for name, value in event.facts.get("server", {}).items():
+            writer.add_scalar(f"{name}/server", value, number)
         for site, scores in (event.facts["validation"] or {}).items():
             for structure, value in scores.items():
                 writer.add_scalar(f"validation_dice/{site}/{structure}", value, number)

@@ -27,6 +27,7 @@ _FAILED = re.compile(r"CallNextHandshakerLocked: error=(?!OK\b)(?P<why>.*)")
 _PEER = re.compile(r"endpoint_peer_address=(?:ipv[46]:)?(?P<peer>[^,}]+)")
 _MORE = re.compile(r"(=== Source Location Trace: ===\s*|src/core/\S+:\d+| shutdown=.*|\s*)$")
 _POSES = re.compile(r"authenticated as '(?P<name>[^']*)' but claimed endpoint '(?P<claimed>[^']*)'")
+_REFUSED = re.compile(r"the door turned away (?P<name>\S+): (?P<why>.*\S)")
 
 _WORDS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
@@ -57,6 +58,8 @@ class Handshakes:
             self._why = ""
         if posed := _POSES.search(line):
             self._on_turned_away(posed["name"], f"it said it was {posed['claimed']}")
+        if refused := _REFUSED.search(line):
+            self._on_turned_away(refused["name"], refused["why"])
         return not self._in_trace
 
 

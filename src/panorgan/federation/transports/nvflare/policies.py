@@ -18,6 +18,9 @@ SERVER_CLASSES = [CONTROLLER]
 ADMIN_TIMEOUT_SECONDS = 30.0
 """How long a site may take to accept a job; a site behind a slow line gets more than NVFlare's 10 s."""
 
+LOG_BYTES, KEPT_LOGS = 10_000_000, 3
+"""Size of a log of NVFlare, and how many older ones stay beside it."""
+
 JOBS = "storage/jobs"
 SNAPSHOTS = "storage/snapshots"
 
@@ -25,6 +28,8 @@ _STORAGE = "panorgan.federation.transports.nvflare.storage.KitStorage"
 _HERE = "panorgan.federation.transports.nvflare"
 _JOB_VALIDATOR = {"path": f"{_HERE}.job_check.JobValidator", "args": {}}
 """Holds whole jobs to our own form: NVFlare's list matches by prefix, and only what is built."""
+DOOR = {"id": "door", "path": f"{_HERE}.door.Door", "args": {}}
+_KNOCKING = {"id": "knocking", "path": f"{_HERE}.knocking.Knocking", "args": {}}
 _OTHER_ROLES = ("org_admin", "lead", "member")
 _RIGHTS = (
     "submit_job",
@@ -54,6 +59,7 @@ def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[st
     component["job_manager"]["args"]["uri_root"] = JOBS
     component["job_store"].update(path=_STORAGE, args={})
     component["process_launcher"].update(path=f"{_HERE}.launcher.ServerLauncher", args={})
+    resources["components"].append(DOOR)
     return resources
 
 
@@ -77,6 +83,7 @@ def site_resources() -> dict[str, Any]:
             {"id": "resource_consumer", "path": consuming, "args": {}},
             {"id": "process_launcher", "path": "panorgan.deployment.site_launcher.SiteLauncher", "args": {}},
             {"id": "app_deployer", "path": f"{_HERE}.job_check.SiteDeployer", "args": {}},
+            dict(_KNOCKING),
         ],
     }
 
@@ -169,10 +176,15 @@ def _authorization(**coordinator: str) -> dict[str, Any]:
 
 
 def log_config(default: dict[str, Any]) -> dict[str, Any]:
-    """Two files per process, `log.txt` and `error_log.txt`, and plain lines on the console without colours."""
+    """Two files per process, `log.txt` and `error_log.txt`, and plain lines on the console without colours.
+
+    NVFlare's default would keep 220 MB of each.
+    """
     config = copy.deepcopy(default)
     for handler in ("jsonFileHandler", "FLFileHandler"):
         config["handlers"].pop(handler)
+    for handler in ("logFileHandler", "errorFileHandler"):
+        config["handlers"][handler].update(maxBytes=LOG_BYTES, backupCount=KEPT_LOGS)
     config["handlers"]["consoleHandler"]["formatter"] = "baseFormatter"
     config["formatters"] = {"baseFormatter": config["formatters"]["baseFormatter"]}
     config["filters"] = {}

@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 _DONE = "FINISHED"
 _QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 _UNHEARD = ("error", "no_reply", "no reply")
+_FORGET_AT_ONCE = 50
 _COMMAND_TIMEOUT = 8.0
 _CONNECT_TIMEOUT = 10.0
 
@@ -86,6 +87,19 @@ class AdminSession:
         """Ids of jobs that wait for their start."""
         jobs = self._ask(lambda session: session.list_jobs())
         return [str(job["job_id"]) for job in jobs if str(job.get("status", "")) in _QUEUED]
+
+    def forget_jobs(self, keep: int) -> int:
+        """Remove finished jobs from the server's store, except the newest; returns how many went."""
+        jobs = self._ask(lambda session: session.list_jobs())
+        finished = [job for job in jobs if str(job.get("status", "")).startswith(_DONE)]
+        newest_first = sorted(finished, key=lambda job: str(job.get("submit_time", "")), reverse=True)
+        gone = [str(job["job_id"]) for job in newest_first[keep:][:_FORGET_AT_ONCE]]
+        for job in gone:
+            self._forget(job)
+        return len(gone)
+
+    def _forget(self, job: str) -> None:
+        self._ask(lambda session: session.delete_job(job))
 
     def abort(self, job: str) -> bool:
         """End a job now; one that has ended already is as good. False if the server could not be told."""

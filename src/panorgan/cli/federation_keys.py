@@ -1,0 +1,72 @@
+"""`panorgan federation revoke` and `renew`: kits that are no longer let in, and certificates that end later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
+
+
+def revoke(
+    who: Annotated[str, typer.Argument(help="A site's name, its kit, or its certificate.", metavar="WHO")],
+    kit: Annotated[Path, typer.Option(help="The server's kit.", show_default="this folder")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """At the server: refuse a site's kit from its next message on. Nothing needs a restart.
+
+    By name, all certificates that the site has by now; a kit that is renewed afterwards is let in.
+    """
+    from panorgan.cli.federation import server_kit
+    from panorgan.deployment.revoking import revocation_file, revoke_kit
+    from panorgan.federation.revocation import written
+
+    found = server_kit(kit, "revoke")
+    done = revoke_kit(found, who)
+    if as_json:
+        content = {"revoked": done.name, "until": written(done.until), "changed": done.changed, "restart": done.restart}
+        print(json.dumps(content), flush=True)
+        return
+    how = "are refused from now on" if done.changed else "were refused already"
+    print(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}", flush=True)
+    if done.restart:
+        print("This server's kit is older than revocation: restart 'panorgan federation server' once.", flush=True)
+    print(f"If {done.name} stays in the federation: panorgan federation renew. If not, take it out of", end=" ")
+    print("federation.yaml and run 'panorgan federation init' again, or a run that waits goes on waiting.", flush=True)
+
+
+def renew(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="'server' and sites; everybody if left out.", metavar="NAME")
+    ] = None,
+    federation: Annotated[Path, typer.Option(help="The federation's file.")] = Path("federation.yaml"),
+    out: Annotated[Path | None, typer.Option(help="Folder with the kits; named after the federation.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make new keys and certificates for kits that exist; settings, policies and state stay.
+
+    Needs the folder `ca` where `init` made the kits.
+    """
+    from panorgan.deployment.kit_files import load_federation
+    from panorgan.deployment.renewal import renew_kits
+
+    settings, agreement = load_federation(federation)
+    done = renew_kits(settings, agreement, out or Path(settings.name), names or ())
+    if as_json:
+        content = [{"name": one.name, "kit": str(one.folder), "here": one.here, "expires": one.expires} for one in done]
+        print(json.dumps({"renewed": content}), flush=True)
+        return
+    for one in done:
+        what = "its kit is not here: new files" if not one.here else "renewed"
+        print(f"  {one.name}  {one.folder}  {what}, valid until {one.expires}", flush=True)
+    print(_NEXT, flush=True)
+
+
+_NEXT = """\
+Whose kit lies on another machine by now: hand over its 'startup' folder in a safe way (it holds a private key), and
+copy its files over those in the kit (at a site: 'panorgan federation approve --edit' first). Then approve a site's kit
+again, and restart what runs from it.
+After the server was renewed, restart every site once."""

@@ -1,0 +1,63 @@
+"""What the server's door refused: told at the site that was refused, and to the coordinator by name."""
+
+from __future__ import annotations
+
+from panorgan.deployment.control import read_json
+from panorgan.deployment.folders import Kit, ServerKit
+from panorgan.errors import RunError
+from panorgan.federation.gate import Refusal
+
+REFUSED, DOOR = "refused.txt", "door.json"
+"""As the network adapter names them; it is an optional extra, and `status` works without."""
+
+_TELL_AGAIN_AFTER = 600.0
+_FIXES = {
+    "revoked": "Ask the coordinator for a renewed kit.",
+    "twin": "Stop one of the two; this one may start again half a minute later. If nobody of yours started another, "
+    "somebody has a copy of this kit: tell the coordinator, who can revoke it and renew yours.",
+}
+
+
+class RefusedError(RunError):
+    """The server does not let this site in, and trying again would not help. The kit's systemd unit knows the code."""
+
+    exit_code = 77
+
+
+def forget_refusal(kit: Kit) -> None:
+    """A new start is a new try."""
+    (kit.path / REFUSED).unlink(missing_ok=True)
+
+
+def raise_refusal(kit: Kit) -> None:
+    """If the engine ended because the server refused it for good, say why."""
+    try:
+        refusal = Refusal.from_text((kit.path / REFUSED).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return
+    if refusal is not None and refusal.code in _FIXES:
+        raise RefusedError(refusal.why, where=str(kit.path), fix=_FIXES[refusal.code])
+
+
+class DoorNews:
+    """What the server's door has refused since somebody looked the last time."""
+
+    def __init__(self, kit: ServerKit) -> None:
+        self._path = kit.path / DOOR
+        self._seen = {site: (why, at) for site, why, at in self._refused()}
+
+    def new(self) -> list[tuple[str, str]]:
+        """Site and reason. One that knocks again and again is told again after a while, or when the reason changes."""
+        found = []
+        for site, why, at in self._refused():
+            before, last = self._seen.get(site, ("", 0.0))
+            if at > last and (why != before or at - last > _TELL_AGAIN_AFTER):
+                found.append((site, why))
+                self._seen[site] = (why, at)
+        return found
+
+    def _refused(self) -> list[tuple[str, str, float]]:
+        told = {site: facts for site, facts in read_json(self._path).items() if isinstance(facts, dict)}
+        return [
+            (site, str(facts.get("why", "")), float(facts.get("time", 0.0))) for site, facts in sorted(told.items())
+        ]

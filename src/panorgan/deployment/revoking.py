@@ -1,0 +1,91 @@
+"""Revoke a kit: the server refuses its next message. A renewed kit of the same name is let in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from panorgan.deployment.certificates import Credentials, begins, common_name, read_certificate
+from panorgan.deployment.folders import ServerKit
+from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.errors import ConfigError, did_you_mean
+from panorgan.federation.files import write_atomically
+from panorgan.federation.revocation import REVOKED, read_revocations, revoke
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """`changed`: it was not on the list yet. `restart`: the server's kit had no door and must be started again once."""
+
+    name: str
+    until: float
+    changed: bool
+    restart: bool
+
+
+def revocation_file(kit: ServerKit) -> Path:
+    """Read by the server with every message."""
+    return kit.local / REVOKED
+
+
+def revoke_kit(kit: ServerKit, who: str, now: float | None = None) -> Revoked:
+    """Refuse a participant's certificates: by name all that exist by now, by a kit that one and older ones."""
+    place = Path(who).expanduser()
+    if place.exists():
+        name, until = _shown_by(place)
+    else:
+        name, until = _known(kit, who), time.time() if now is None else now
+    changed = revoke(revocation_file(kit), name, until)
+    return Revoked(name, until, changed, _open_door(kit))
+
+
+def revoked_words(kit: ServerKit, sites: Iterable[str]) -> str:
+    """Behind a list of sites that are waited for: which of them had a kit revoked, and the ways out."""
+    try:
+        known = read_revocations(revocation_file(kit))
+    except ConfigError as error:
+        return f" ({error.what} {error.where}: {error.why})"
+    names = [name for name in sites if name in known]
+    if not names:
+        return ""
+    return f" (a kit of {', '.join(names)} was revoked: renew it, or take the site out of {kit.settings.name})"
+
+
+def _shown_by(place: Path) -> tuple[str, float]:
+    certificate = read_certificate(Credentials.of_site(place / "startup").certificate if place.is_dir() else place)
+    return common_name(certificate), begins(certificate)
+
+
+def _known(kit: ServerKit, name: str) -> str:
+    settings = load_coordinator_file(kit)
+    names = [*settings.sites, settings.coordinator]
+    if name not in names:
+        raise ConfigError(
+            f"There is no participant {name!r}.",
+            where=str(kit.settings),
+            why=did_you_mean(name, names) or f"there are {', '.join(names)}",
+            fix=f"Give one of these, a kit or a certificate; or write the line by hand into {revocation_file(kit)}.",
+        )
+    return name
+
+
+def _open_door(kit: ServerKit) -> bool:
+    """Put the door into a kit that was made before there was one; returns whether it was missing."""
+    from panorgan.federation.transports.nvflare.policies import DOOR
+
+    path = kit.local / "resources.json"
+    try:
+        resources = json.loads(path.read_text(encoding="utf-8"))
+        components = resources["components"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            "The server's own settings cannot be read.", where=str(path), why=str(error), fix="Bring the file back."
+        ) from error
+    if any(part.get("path") == DOOR["path"] for part in components):
+        return False
+    components.append(DOOR)
+    write_atomically(path, json.dumps(resources, indent=2) + "\n", durable=True)
+    return True

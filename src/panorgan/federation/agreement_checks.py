@@ -1,0 +1,194 @@
+"""What a site accepts from a coordinator: only what follows from the agreement, whoever sends it.
+
+The fingerprint of the experiment in a request says what the coordinator claims to run. These checks compare the rest of
+the request with the experiment file that lies at the site: stage, round, plan, sites, and the tensors that come along.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import ValidationError
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.planning import POOLED, PlanSettings
+from panorgan.cases.preprocess import Plan, PlanChoices
+from panorgan.errors import AnatomyError
+from panorgan.federation.failures import NotAgreedError
+from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.tasks import Task
+from panorgan.methods.base import Method
+from panorgan.methods.exchange import Arrays, Federation, Moment, SiteFacts, Stage
+from panorgan.networks import UNetSettings
+
+if TYPE_CHECKING:
+    from panorgan.federation.site import SiteSetup
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_SITES = 1000
+_MOST_CASES = 10**7
+# A pooled voxel size and window are medians and percentiles of scans of people.
+_SPACING_MM = (0.1, 50.0)
+_WINDOW_HU = (-1024.0, 3072.0)
+# What a method sends besides weights (masks, attention maps), where no weight says how large it may be.
+_MOST_EXTRAS = 64
+_MOST_ELEMENTS = 2**22
+_LONGEST_KEY = 200
+
+
+def check_request(task: Task, site: str, setup: SiteSetup) -> None:
+    """Refuse a request that the agreement does not lead to. What it carries is checked where it is used."""
+    if not _RUN.fullmatch(task.run):
+        raise _refused("the run has no plain name", repr(task.run[:100]))
+    stages = setup.method.stages(setup.training.rounds)
+    _check_moment(task, stages, setup.training)
+    if setup.plan is not None and (task.plan is not None or task.kind != "join"):
+        check_plan(task.plan, setup.plan)
+    if task.kind != "join":
+        check_sites(task.sites, setup.vocabulary)
+        if site not in task.sites:
+            raise _refused("this site is not among those that take part", ", ".join(sorted(task.sites)))
+
+
+def validation_due(training: TrainingSettings, stages: Sequence[Stage], moment: Moment) -> bool:
+    """Whether the agreement has the sites score the model after a round."""
+    every = training.validate_every
+    validated = {stage.name for stage in stages if stage.validate}
+    due = every > 0 and (moment.round % every == 0 or moment.round == moment.rounds)
+    return due and moment.stage in validated
+
+
+def validations(training: TrainingSettings, stages: Sequence[Stage]) -> int:
+    """How often the agreement has the sites score the model in a whole run."""
+    moments = (Moment(stage.name, n, stage.rounds) for stage in stages for n in range(1, stage.rounds + 1))
+    return sum(validation_due(training, stages, moment) for moment in moments)
+
+
+def _check_moment(task: Task, stages: Sequence[Stage], training: TrainingSettings) -> None:
+    moment = task.moment
+    said = f"round {moment.round} of {moment.rounds} of {moment.stage!r:.50}"
+    if task.kind == "join":
+        if (moment.stage, moment.round) != ("", 0):
+            raise _refused("an introduction belongs to no round", said)
+        return
+    agreed = {stage.name: stage.rounds for stage in stages}
+    rounds = agreed.get(moment.stage)
+    if rounds is None or moment.rounds != rounds or not 1 <= moment.round <= rounds:
+        stages_said = ", ".join(f"{count} of {name}" for name, count in agreed.items())
+        raise _refused("there is no such round", f"it asks for {said}; agreed are {stages_said}")
+    if task.kind == "evaluate" and not validation_due(training, stages, moment):
+        raise _refused(
+            "no model is scored after this round", f"it asks for {said}; validate_every is {training.validate_every}"
+        )
+    if task.kind == "deliver" and (moment.stage, moment.round) != (stages[-1].name, stages[-1].rounds):
+        raise _refused("a model comes after the last round", f"it speaks of {said}")
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------
+
+
+def check_plan(plan: Mapping[str, Any] | None, agreed: PlanSettings) -> Plan:
+    """Refuse a plan that is none, contradicts what was agreed, or that no scans can have led to."""
+    try:
+        read = Plan.model_validate(dict(plan or {}), strict=False)
+    except (ValidationError, ValueError, TypeError) as error:
+        raise _refused("its plan is none", f"{plan!r:.200}") from error
+    if plan is None or plan != read.as_json():
+        raise _refused("its plan is none", f"{plan!r:.200}")
+    for name in (*PlanChoices.model_fields, "spacing_mm", "intensity", "window_hu"):
+        wanted, said = getattr(agreed, name), getattr(read, name)
+        if wanted != POOLED and said != wanted and not (name == "window_hu" and read.intensity == "zscore"):
+            raise _refused("its plan is another one", f"{name} is {said!r}, agreed is {wanted!r}")
+    spacing, window = read.spacing_mm, read.window_hu
+    if agreed.spacing_mm == POOLED and not all(_within(mm, _SPACING_MM) for mm in spacing):
+        raise _refused("its plan cannot come from scans", f"spacing_mm is {list(spacing)}")
+    if agreed.window_hu == POOLED and not all(_within(hu, _WINDOW_HU) for hu in window):
+        raise _refused("its plan cannot come from scans", f"window_hu is {list(window)}")
+    return read
+
+
+def _within(value: float, limits: tuple[float, float]) -> bool:
+    return math.isfinite(value) and limits[0] <= value <= limits[1]
+
+
+# -- who takes part ----------------------------------------------------------------------------------------------
+
+
+def check_sites(sites: Mapping[str, SiteFacts], vocabulary: Vocabulary) -> None:
+    """Refuse names that are none, structures that are no part of the vocabulary, and counts that cannot be."""
+    if len(sites) > _MOST_SITES:
+        raise _refused("too many sites take part", f"{len(sites)}")
+    for name, facts in sites.items():
+        if not _NAME.fullmatch(name):
+            raise _refused("a site has no plain name", repr(name[:100]))
+        if not 0 <= facts.train_cases <= _MOST_CASES:
+            raise _refused(f"{name} cannot have so many cases", str(facts.train_cases))
+        for structure, count in facts.annotated.items():
+            try:
+                vocabulary.members(structure)
+            except AnatomyError as error:
+                raise _refused(f"{name} annotates what is no part of the vocabulary", repr(structure[:100])) from error
+            if not 0 <= count <= facts.train_cases:
+                raise _refused(f"{name} counts its cases wrongly", f"{count} of {facts.train_cases} show {structure}")
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------
+
+
+def network_outline(method: Method, settings: UNetSettings, federation: Federation) -> Arrays:
+    """Keys, shapes and types of the network that the federation delivers, without its memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return dict(method.build_network(settings, federation).state_dict())
+
+
+def check_model(arrays: Arrays, network: Arrays) -> None:
+    """Refuse a whole model whose keys or shapes are not those of the network."""
+    if odd := sorted(arrays.keys() ^ network.keys()):
+        raise _refused(
+            "its model is not that of the agreed network", f"{len(odd)} keys differ, such as {odd[0]!r:.100}"
+        )
+    for key, value in arrays.items():
+        _check_tensor(key, value, network[key])
+
+
+def check_received(arrays: Arrays, network: Arrays, others: Arrays) -> None:
+    """Refuse tensors for training that do not fit: weights by their shape, what is named after a weight
+    (`control/<weight>`, `teacher/<site>/<weight>`) by that weight's, and all else by its size.
+
+    `network` is what the site trains, `others` what the whole federation has.
+    """
+    extras = 0
+    largest = max(_MOST_ELEMENTS, sum(value.numel() for value in others.values()))
+    for key, value in arrays.items():
+        if len(key) > _LONGEST_KEY or not key.isprintable():
+            raise _refused("a tensor has no plain name", repr(key[:100]))
+        example = network.get(key)
+        rest = key
+        while example is None and rest:
+            example = network.get(rest, others.get(rest))
+            rest = rest.partition("/")[2]
+        if example is not None:
+            _check_tensor(key, value, example)
+            continue
+        extras += 1
+        if extras > _MOST_EXTRAS or value.numel() > largest:
+            raise _refused("it carries more than a method needs", f"{key!r} has the shape {list(value.shape)}")
+
+
+def _check_tensor(key: str, value: torch.Tensor, example: torch.Tensor) -> None:
+    if value.shape != example.shape or value.is_floating_point() != example.is_floating_point():
+        why = f"{key!r} is {value.dtype} {list(value.shape)}, the network has {example.dtype} {list(example.shape)}"
+        raise _refused("a tensor does not fit the agreed network", why)
+
+
+def _refused(what: str, why: str) -> NotAgreedError:
+    return NotAgreedError(
+        f"The request is not what this site agreed to: {what}.",
+        why=why,
+        fix="Nothing was computed or sent. Ask the coordinator what runs there, and compare the versions of panorgan.",
+    )

@@ -1,0 +1,154 @@
+"""Who may speak as whom at the server: revoked kits are refused, and so is the second of two machines with one kit.
+
+The network adapter asks here for every message. A machine is admitted with its certificate and gets a token; what it
+says afterwards bears the token. A machine that starts again gets a new token and never uses the old one, so two tokens
+that are both in use are two machines.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from panorgan.federation.revocation import RevocationList, written
+
+Code = Literal["revoked", "twin", "again"]
+
+ALIVE_SECONDS = 30.0
+"""A machine that was heard within this time holds its name; it reports every ten seconds."""
+
+_PREFIX = "panorgan:"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`why` is one sentence, for both sides. `again`: nothing is wrong, but it must show its certificate again."""
+
+    code: Code
+    site: str
+    why: str
+
+    def to_text(self) -> str:
+        """As it travels to the one who is refused."""
+        return f"{_PREFIX}{self.code}:{self.site}:{self.why}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Refusal | None:
+        """Read it back; None if it is another error."""
+        parts = text.removeprefix(_PREFIX).split(":", 2)
+        if not text.startswith(_PREFIX) or len(parts) != 3 or parts[0] not in ("revoked", "twin", "again"):
+            return None
+        return cls(parts[0], parts[1], parts[2])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """Who holds a token. `issued`: its certificate's first moment; None where the token is older than this process."""
+
+    name: str
+    token: str
+    issued: float | None
+    machine: str
+    address: str
+    heard: float
+
+
+class Gate:
+    """`report` hears of every refusal that an operator should know; calls may come from several threads."""
+
+    def __init__(
+        self,
+        revoked: RevocationList,
+        report: Callable[[Refusal], None] = lambda refusal: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._revoked, self._report, self._clock = revoked, report, clock
+        self._lock = threading.Lock()
+        self._knocking: dict[str, _Machine] = {}
+        self._tokens: dict[str, _Machine] = {}
+        self._holder: dict[str, str] = {}
+
+    def register(self, name: str, issued: float, machine: str = "", address: str = "") -> Refusal | None:
+        """Somebody shows a certificate for `name`. `machine` is what it says of itself, and may be empty."""
+        refusal = self._check(name, issued)
+        with self._lock:
+            if refusal is None:
+                refusal = self._check_twin(name, machine, address)
+            if refusal is None:
+                self._knocking[name] = _Machine(name, "", issued, machine, address, self._clock())
+        if refusal is not None:
+            self._report(refusal)
+        return refusal
+
+    def admit(self, name: str, token: str) -> None:
+        """The engine was content too, and gave it a token."""
+        with self._lock:
+            known = self._knocking.pop(name, None)
+            if known is not None:
+                before = self._holder.get(name)
+                kept = {key: other for key, other in self._tokens.items() if other.name != name or key == before}
+                self._tokens = {**kept, token: replace(known, token=token, heard=self._clock())}
+                self._holder[name] = token
+
+    def hear(self, name: str, token: str, alive: bool = False) -> Refusal | None:
+        """A message. `alive`: one by which a machine only says that it is there, so that its answer can be a reason."""
+        until = self._revoked.until(name)
+        with self._lock:
+            known = self._tokens.get(token)
+            if until is not None:
+                refusal = self._judge(name, known, until)
+                if refusal is not None:
+                    if alive:
+                        self._report(refusal)
+                    return refusal
+            return self._hear_alive(name, token, known) if alive else None
+
+    def _judge(self, name: str, known: _Machine | None, until: float) -> Refusal | None:
+        if known is None or known.issued is None:
+            return Refusal("again", name, f"A kit of {name} was revoked: show your certificate again.")
+        return _revoked(name, known.issued, until) if known.issued <= until else None
+
+    def _check(self, name: str, issued: float) -> Refusal | None:
+        until = self._revoked.until(name)
+        return _revoked(name, issued, until) if until is not None and issued <= until else None
+
+    def _check_twin(self, name: str, machine: str, address: str) -> Refusal | None:
+        """A second machine that says so of itself; the same machine, started again, is welcome."""
+        holder = self._tokens.get(self._holder.get(name, ""))
+        if holder is None or not machine or not holder.machine or machine == holder.machine:
+            return None
+        if self._clock() - holder.heard > ALIVE_SECONDS:
+            return None
+        until = self._revoked.until(name)
+        if until is not None and holder.issued is not None and holder.issued <= until:
+            return None  # the place of a revoked kit is free at once
+        return _twin(name, holder.address, address)
+
+    def _hear_alive(self, name: str, token: str, known: _Machine | None) -> Refusal | None:
+        now = self._clock()
+        holder = self._tokens.get(self._holder.get(name, ""))
+        if holder is not None and holder.token != token and now - holder.heard <= ALIVE_SECONDS:
+            refusal = _twin(name, holder.address, known.address if known else "")
+            self._report(refusal)
+            return refusal
+        self._tokens[token] = replace(known or _Machine(name, token, None, "", "", now), heard=now)
+        self._holder[name] = token
+        return None
+
+
+def _revoked(name: str, issued: float, until: float) -> Refusal:
+    if until == float("inf"):
+        return Refusal("again", name, "The server cannot read its list of revoked kits, and lets nobody in until then.")
+    why = f"its certificate is of {written(issued)}, and all up to {written(until)} are refused"
+    return Refusal("revoked", name, f"This kit of {name} was revoked: {why}.")
+
+
+def _twin(name: str, holder: str, other: str) -> Refusal:
+    if holder == other:
+        places = f" (both at {holder})" if holder else ""
+    else:
+        places = f" ({holder or 'unknown'} and {other or 'unknown'})"
+    return Refusal("twin", name, f"Two machines answer as {name}{places}.")

@@ -1,0 +1,32 @@
+"""Requests that a site refuses because they go beyond the agreement, written into the log of what leaves it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from panorgan.federation.audit import AuditLog
+from panorgan.federation.failures import NotAgreedError, TooManyQuestionsError
+from panorgan.federation.tasks import Task
+
+_LONGEST = 100
+
+
+def note_refusal(audit: AuditLog, request: bytes, task: Task, error: NotAgreedError) -> None:
+    """Write down what was asked and why it was refused; for questions, how many were answered and agreed."""
+    entry = {
+        "direction": "in",
+        "kind": "refused",
+        "task": task.kind,
+        "stage": _plain(task.moment.stage),
+        "round": task.moment.round,
+        "run": _plain(task.run),
+        "reasons": [_plain(error.what, 2 * _LONGEST), *([_plain(error.why, 4 * _LONGEST)] if error.why else [])],
+    }
+    if isinstance(error, TooManyQuestionsError):
+        entry |= {"answered": error.answered, "agreed": error.agreed}
+    audit.append({**entry, "bytes": len(request), "sha256": hashlib.sha256(request).hexdigest()})
+
+
+def _plain(text: str, longest: int = _LONGEST) -> str:
+    """What a stranger wrote, fit for a terminal."""
+    return (text if text.isprintable() else ascii(text))[:longest]

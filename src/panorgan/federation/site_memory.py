@@ -1,0 +1,166 @@
+"""Whether a request fits what the site remembers of the run: its own last round, the plan, its data, the questions.
+
+A request says which round of this site the coordinator has the answer of. A site that has lost the state of that round,
+or holds an older one, must not go on as if nothing had been: it says so, and goes on when the state is back or when
+somebody at the site accepts the loss by making a file (`accept-lost-state`) in its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from panorgan.errors import RunError
+from panorgan.federation.agreement_checks import validations
+from panorgan.federation.failures import DataChangedError, LostStateError, NotAgreedError, TooManyQuestionsError
+from panorgan.federation.run_record import RunRecord, Scores, read_record
+from panorgan.federation.settings import TrainingSettings
+from panorgan.federation.tasks import Task
+from panorgan.methods.exchange import Stage
+
+ACCEPT = "accept-lost-state"
+"""A file of this name in the site's folder: go on with what is there, once."""
+MODELS_PER_ROUND = 3
+"""Models that a site scores for one round. It is one, unless the coordinator was killed in that round and went on with
+other sites; the same model again is answered from memory."""
+_NAMED = 5
+
+Finished = tuple[str, int]
+
+
+class SiteMemory:
+    """Compares requests with the site's folder."""
+
+    def __init__(self, site: str, folder: Path, stages: Sequence[Stage], training: TrainingSettings) -> None:
+        self.site, self.folder = site, folder
+        self._stages, self._training = stages, training
+        self._order = [stage.name for stage in stages]
+
+    def recall(self, task: Task, finished: Finished | None, contents: Callable[[], Mapping[str, str]]) -> RunRecord:
+        """The record of the run, made at its first round. Refuses a request, or data, that does not fit it.
+
+        `finished` is the round of the saved state, `contents` looks at the site's data.
+        """
+        record, why = self._found(task, finished)
+        accepts = (self.folder / ACCEPT).exists()
+        if why and not accepts:
+            raise self._lost(task, finished, why)
+        if record is None:
+            if task.kind != "train" and not accepts:
+                raise NotAgreedError(
+                    f"Site {self.site} is asked to score a model of a run in which it was never asked to train.",
+                    fix="Nothing was computed or sent. Ask the coordinator what runs there.",
+                )
+            record = RunRecord(task.run, task.plan, dict(contents()))
+            record.save(self.folder)
+            return record
+        self._check_plan(task, record)
+        self._check_data(record, contents())
+        return record
+
+    def recovered(self) -> None:
+        """A round is done: whatever was accepted is in the past."""
+        (self.folder / ACCEPT).unlink(missing_ok=True)
+
+    def refuse_the_past(self, task: Task, finished: Finished) -> None:
+        """A site cannot go back to a state that it has left behind."""
+        moment = task.moment
+        if self._place(finished) > self._place((moment.stage, moment.round)):
+            raise RunError(
+                f"Site {self.site} is asked for round {moment.round} of {moment.stage}, "
+                f"but has already finished round {finished[1]} of {finished[0]}.",
+                where=str(self.folder),
+                why="the coordinator went back to an older checkpoint",
+                fix="Restore the coordinator's newest checkpoint, or start a new run.",
+            )
+
+    # -- questions -----------------------------------------------------------------------------------------
+
+    def scores(self, task: Task, request: bytes, record: RunRecord, score: Callable[[], Scores]) -> Scores:
+        """What the site says about a model: computed once, and afterwards from memory. Too many models are refused."""
+        known = record.questions.setdefault(task.label, {})
+        asked = hashlib.sha256(request).hexdigest()
+        if asked not in known:
+            if len(known) >= MODELS_PER_ROUND:
+                raise self._too_many(task, record)
+            known[asked] = score()
+            record.save(self.folder)
+        return known[asked]
+
+    def _too_many(self, task: Task, record: RunRecord) -> TooManyQuestionsError:
+        answered = sum(len(models) for models in record.questions.values())
+        agreed = validations(self._training, self._stages)
+        error = TooManyQuestionsError(
+            f"Site {self.site} is asked to score yet another model for round {task.moment.round} of "
+            f"{task.moment.stage}.",
+            why=f"it has scored {len(record.questions[task.label])} for this round and {answered} in this run; "
+            f"the agreement leads to {agreed}, one for a round",
+            fix="Nothing was computed or sent. Ask the coordinator why.",
+        )
+        error.answered, error.agreed = answered, agreed
+        return error
+
+    # -- details -------------------------------------------------------------------------------------------
+
+    def _found(self, task: Task, finished: Finished | None) -> tuple[RunRecord | None, str]:
+        """The record, and why what is here cannot be all of it (empty if it can)."""
+        try:
+            record = read_record(self.folder, task.run)
+        except LostStateError as error:
+            return None, f"{error.where}: {error.why}"
+        answered = task.answered.get(self.site)
+        if answered is None:
+            return record, ""
+        if answered[0] not in self._order:
+            raise NotAgreedError(f"Site {self.site} never answered in a stage called {answered[0]!r:.50}.")
+        if finished is None:
+            return record, "there is no state of this run"
+        if self._place(finished) < self._place(answered):
+            return record, f"the newest state is that of round {finished[1]} of {finished[0]}"
+        return record, "" if record is not None else "what it remembers of the run is gone"
+
+    def _lost(self, task: Task, finished: Finished | None, why: str) -> LostStateError:
+        answered = task.answered.get(self.site)
+        has = f"the coordinator has its answer to round {answered[1]} of {answered[0]}; " if answered else ""
+        left = "from the beginning" if finished is None else f"from round {finished[1]}"
+        return LostStateError(
+            f"The state of site {self.site} is lost, or an older one.",
+            where=str(self.folder),
+            why=f"{has}{why}",
+            fix="Restore the folder from a backup. If there is none, the site can go on "
+            f"{left}, which makes another model: to accept that, make an empty file {ACCEPT!r} in the folder.",
+        )
+
+    def _check_plan(self, task: Task, record: RunRecord) -> None:
+        if task.plan != record.plan:
+            raise NotAgreedError(
+                f"Site {self.site} is asked to prepare its cases by another plan than at the beginning of this run.",
+                why=f"it was {record.plan!r:.300}, it is {task.plan!r:.300}",
+                fix="Nothing was computed or sent. A plan stays the same for a whole run: ask the coordinator.",
+            )
+
+    def _check_data(self, record: RunRecord, now: Mapping[str, str]) -> None:
+        before = record.data
+        if now == before:
+            return
+        told = {
+            "new": sorted(now.keys() - before.keys()),
+            "gone": sorted(before.keys() - now.keys()),
+            "changed, or in another split": sorted(c for c in now.keys() & before.keys() if now[c] != before[c]),
+        }
+        raise DataChangedError(
+            f"The data of site {self.site} has changed since the run began.",
+            where=str(self.folder),
+            why="; ".join(f"{words}: {_some(cases)}" for words, cases in told.items() if cases),
+            fix="Put the data back as it was: move new cases away (or name them under 'leave_out'), and bring back "
+            "the others. If the change is meant, start a new run.",
+        )
+
+    def _place(self, finished: Finished) -> tuple[int, int]:
+        return self._order.index(finished[0]), finished[1]
+
+
+def _some(cases: Sequence[str]) -> str:
+    more = f" and {len(cases) - _NAMED} more" if len(cases) > _NAMED else ""
+    return ", ".join(cases[:_NAMED]) + more

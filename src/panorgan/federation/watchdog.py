@@ -1,0 +1,76 @@
+"""Names organs that a federation is losing: not found by those who annotate them, or found far too large.
+
+Averaging can lose an organ without any site doing anything wrong, and a mean over organs hides it. Sites score the
+model on what they annotate; what they say is enough to notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+LOST = 0.05
+"""A validation Dice below this means that the organ is not found."""
+FLOODS = 3.0
+"""Predicted volume / annotated volume above this means that the organ takes over its surroundings."""
+FIRST_LOOK = 0.25
+"""Share of a stage's rounds after which an organ should have appeared."""
+IN_A_ROW = 2
+"""Validations that must agree: one alone may be an accident."""
+
+SiteScores = Mapping[str, Mapping[str, float]]
+"""Site → organ → number."""
+
+
+class Watchdog:
+    """Remembers what validations said about each organ."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, int] = {}
+        self._floods: dict[str, int] = {}
+
+    def look(self, progress: float, dice: SiteScores, volume: SiteScores) -> list[str]:
+        """Sentences about organs in trouble after a validation at `progress` in [0, 1] of a stage.
+
+        `volume` is predicted / annotated volume.
+        """
+        best, smallest = _over_sites(dice, max), _over_sites(volume, min)
+        known = any(value >= LOST for value in best.values())
+        lost = [organ for organ, value in best.items() if value < LOST and known and progress >= FIRST_LOOK]
+        floods = [organ for organ, value in smallest.items() if value > FLOODS and progress >= FIRST_LOOK]
+        told = []
+        for organ in _persistent(self._lost, lost):
+            told.append(
+                f"{organ} is not found (validation Dice below {LOST} at {_owners(dice, organ)}, {IN_A_ROW} times in a "
+                "row), while other organs are. Check its labels with 'panorgan doctor'; raise "
+                "training.sampling.foreground, give it more rounds, or lower the learning rate."
+            )
+        for organ in _persistent(self._floods, floods):
+            told.append(
+                f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at "
+                f"{_owners(volume, organ)}, {IN_A_ROW} times in a row). Set network.organ_prior to 0.05 or less and "
+                "method.organ_parts to owners, lower the learning rate, or choose a method that distils unlabelled "
+                "organs (flkd)."
+            )
+        return told
+
+
+def _over_sites(numbers: SiteScores, choose: Callable[[list[float]], float]) -> dict[str, float]:
+    organs: dict[str, list[float]] = {}
+    for site in numbers.values():
+        for organ, value in site.items():
+            organs.setdefault(organ, []).append(value)
+    return {organ: choose(values) for organ, values in sorted(organs.items())}
+
+
+def _persistent(counts: dict[str, int], now: list[str]) -> list[str]:
+    """Organs for which it has been so `IN_A_ROW` times; `counts` is brought up to date."""
+    for organ in [*counts]:
+        if organ not in now:
+            del counts[organ]
+    for organ in now:
+        counts[organ] = counts.get(organ, 0) + 1
+    return [organ for organ in now if counts[organ] == IN_A_ROW]
+
+
+def _owners(numbers: SiteScores, organ: str) -> str:
+    return ", ".join(sorted(site for site, values in numbers.items() if organ in values))

@@ -1,0 +1,203 @@
+"""What a driver does besides driving: waits for room on a disk, tells whom the door refused, tidies the store."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare", reason="the network extra is not installed")
+
+from made_up_server import SITES, at
+
+from panorgan.deployment import drive
+from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.drive import Driver, request_stop
+from panorgan.federation.events import read_events
+from panorgan.federation.revocation import revoke
+from panorgan.federation.transports.nvflare import session as adapter
+from panorgan.federation.transports.nvflare.session import NotConnectedError
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_stop_on_a_finished_run_says_so_and_leaves_no_wish_behind(now, pilot):
+    pilot.finish()
+    assert not request_stop(pilot.kit, now)
+    assert not pilot.control.stop_requested()
+    pilot.control.finished.unlink()
+    assert request_stop(pilot.kit)
+
+
+# -- no room on the disk -----------------------------------------------------------------------------------------
+
+NO_ROOM = [
+    pytest.param(OSError(errno.ENOSPC, "No space left on device"), id="os"),
+    pytest.param(OSError("4096 requested and 100 written"), id="numpy"),
+]
+
+
+@pytest.mark.parametrize("error", NO_ROOM)
+def test_a_full_disk_makes_the_driver_wait_name_the_folder_and_go_on(error, pilot, monkeypatch):
+    """Neither the job's folder nor the driver's own file can be written, until somebody makes room."""
+    full = True
+    write_job, write = drive.write_job, drive.write_atomically
+
+    def unless_full(function):
+        def call(*arguments, **more):
+            if full:
+                raise error
+            return function(*arguments, **more)
+
+        return call
+
+    def make_room() -> None:
+        nonlocal full
+        full = False
+
+    def submitted(job: str) -> None:
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.finish()
+
+    monkeypatch.setattr(drive, "write_job", unless_full(write_job))
+    monkeypatch.setattr(drive, "write_atomically", unless_full(write))
+    pilot.server.on_submit = submitted
+    at(pilot.clock, lambda: None, lambda: None, make_room)
+    pilot.drive()
+    (why,) = [why for why in pilot.said("waiting") if "no room" in why]
+    assert str(pilot.kit.path / "run") in why
+    assert len(pilot.server.invited) == 1
+    assert read_json(pilot.control.driver)["state"] == "finished"
+
+
+def test_a_job_that_runs_while_the_disk_is_full_is_not_ended(pilot, monkeypatch):
+    """To tell the job who is gone needs a file; the driver tries again, and watches the same job."""
+    tries = 0
+
+    def say_gone(self, job: str, sites: set[str]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.finish()
+
+    monkeypatch.setattr(Control, "say_gone", say_gone)
+    pilot.write_settings("proceed")
+
+    def submitted(job: str) -> None:
+        pilot.server.status[job] = "RUNNING"
+        pilot.server.inside[job] = set(SITES)
+
+    def leave() -> None:
+        if pilot.clock.now > 1010.0:
+            pilot.server.inside["job-1"].discard("west")
+
+    pilot.server.on_submit = submitted
+    pilot.clock.then = leave
+    pilot.drive()
+    assert pilot.server.aborted == []
+    assert pilot.server.invited == [list(SITES)]
+    assert tries == 3
+
+
+def test_a_full_disk_at_the_server_is_not_taken_for_a_lost_connection(pilot):
+    def submitted(job: str) -> None:
+        if job == "job-1":
+            raise NotConnectedError("The server does not answer.", why="x") from OSError(errno.ENOSPC, "No space left")
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.finish()
+
+    pilot.server.on_submit = submitted
+    pilot.server.abort = lambda job: pilot.server.status.pop(job)
+    pilot.drive()
+    assert any(str(pilot.kit.path / "run") in why for why in pilot.said("waiting"))
+    assert not any("cannot be reached" in why for why in pilot.said("waiting"))
+
+
+def test_what_is_shown_may_lie_on_the_full_disk(pilot):
+    def submitted(job: str) -> None:
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.finish()
+
+    def cannot_print(event: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pilot.server.on_submit = submitted
+    pilot.control.folder.mkdir(parents=True)
+    Driver(pilot.kit, cannot_print).run()
+    assert len(pilot.server.invited) == 1
+
+
+# -- what the server's door refuses ------------------------------------------------------------------------------
+
+
+def test_a_twin_is_told_by_name_in_the_events_once(pilot):
+    told = {"code": "twin", "why": "Two machines answer as north.", "time": 5.0}
+
+    def knock() -> None:
+        told["time"] += 10.0
+        (pilot.kit.path / "door.json").write_text(json.dumps({"north": told}))
+
+    def end() -> None:
+        pilot.server.status["job-1"] = "FINISHED:COMPLETED"
+        pilot.finish()
+
+    at(pilot.clock, knock, knock, knock, end)
+    pilot.drive()
+    refused = [event.facts for event in read_events(pilot.control.folder.parent / "events.jsonl")]
+    assert [(facts["site"], facts["reason"]) for facts in refused] == [("north", "Two machines answer as north.")]
+
+
+def test_who_waits_for_a_revoked_kit_reads_the_way_out(pilot):
+    pilot.server.connected.remove("west")
+    revoke(pilot.kit.local / "revoked.yaml", "west", 1000.0)
+    at(pilot.clock, lambda: None, lambda: request_stop(pilot.kit))
+    pilot.drive()
+    (why,) = pilot.said("waiting")
+    assert why.startswith("for west (a kit of west was revoked")
+
+
+# -- the server's store ------------------------------------------------------------------------------------------
+
+
+def test_finished_jobs_are_forgotten_after_every_segment(pilot):
+    def submitted(job: str) -> None:
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        if job == "job-3":
+            pilot.finish()
+
+    pilot.server.on_submit = submitted
+    pilot.drive()
+    assert pilot.server.kept_jobs == [drive.KEPT_JOBS] * 3
+
+
+class Store:
+    """NVFlare's session with a store of jobs, oldest first."""
+
+    jobs: dict[str, str]
+
+    def __init__(self, user: str, kit: str) -> None:
+        """Connects to nobody."""
+
+    def set_timeout(self, seconds: float) -> None: ...
+
+    def try_connect(self, seconds: float) -> None: ...
+
+    def list_jobs(self) -> list[dict[str, Any]]:
+        return [
+            {"job_id": job, "status": status, "submit_time": f"2026-11-15T17:{number:02d}"}
+            for number, (job, status) in enumerate(self.jobs.items())
+        ]
+
+    def delete_job(self, job: str) -> None:
+        del self.jobs[job]
+
+
+def test_only_finished_jobs_go_and_the_newest_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(adapter, "Session", Store)
+    finished = {f"old-{number}": "FINISHED:COMPLETED" for number in range(8)}
+    Store.jobs = {"stuck": "RUNNING", **finished, "now": "RUNNING", "next": "SUBMITTED"}
+    assert adapter.AdminSession(tmp_path, "ada@example.org").forget_jobs(3) == 5
+    assert list(Store.jobs) == ["stuck", "old-5", "old-6", "old-7", "now", "next"]

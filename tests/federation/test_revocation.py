@@ -1,0 +1,193 @@
+"""The list of revoked kits, and the gate that reads it with every message."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from panorgan.errors import ConfigError
+from panorgan.federation.gate import ALIVE_SECONDS, Gate, Refusal
+from panorgan.federation.revocation import RevocationList, read_revocations, revoke
+
+OLD, NEW = 1_000_000.0, 2_000_000.0
+"""When two kits of one site were made."""
+BETWEEN = 1_500_000.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told() -> list[Refusal]:
+    return []
+
+
+@pytest.fixture
+def gate(tmp_path, clock, told) -> Gate:
+    return Gate(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
+
+
+def let_in(gate: Gate, name: str, token: str, issued: float = OLD, machine: str = "", address: str = "") -> None:
+    assert gate.register(name, issued, machine, address) is None
+    gate.admit(name, token)
+
+
+# -- the list ----------------------------------------------------------------------------------------------------
+
+
+def test_the_list_keeps_the_latest_moment_of_everybody(tmp_path):
+    path = tmp_path / "revoked.yaml"
+    assert read_revocations(path) == {}
+    assert revoke(path, "north", BETWEEN)
+    assert revoke(path, "ada@example.org", OLD)
+    assert not revoke(path, "north", OLD), "what was revoked stays so"
+    assert read_revocations(path) == {"north": BETWEEN, "ada@example.org": OLD}
+
+
+@pytest.mark.parametrize("name", ["no", "007", "1e5", "yes"])
+def test_names_that_look_like_something_else_stay_names(name, tmp_path):
+    revoke(tmp_path / "revoked.yaml", name, OLD)
+    assert read_revocations(tmp_path / "revoked.yaml") == {name: OLD}
+
+
+@pytest.mark.parametrize("text", ["- north", "north: soon", "north: [", "\x00"])
+def test_a_list_that_cannot_be_read_is_refused(text, tmp_path):
+    (tmp_path / "revoked.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_revocations(tmp_path / "revoked.yaml")
+
+
+def test_a_list_that_was_damaged_leaves_the_last_one_in_force(tmp_path, gate):
+    path = tmp_path / "revoked.yaml"
+    revoke(path, "north", BETWEEN)
+    assert gate.register("north", OLD) is not None
+    path.write_text("north: [")
+    assert gate.register("north", OLD) is not None
+    assert gate.register("east", OLD) is None
+
+
+def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, gate):
+    (tmp_path / "revoked.yaml").write_text("north: [")
+    refusal = gate.register("east", NEW)
+    assert refusal is not None
+    assert refusal.code == "again", "nothing is wrong with its kit"
+
+
+# -- revoked kits ------------------------------------------------------------------------------------------------
+
+
+def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, gate, told):
+    let_in(gate, "north", "token")
+    assert gate.hear("north", "token") is None
+    revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
+    assert gate.hear("north", "token").code == "revoked"
+    assert gate.hear("north", "token", alive=True).code == "revoked"
+    assert gate.register("north", OLD).code == "revoked"
+    assert {refusal.site for refusal in told} == {"north"}
+
+
+def test_a_renewed_kit_is_let_in_while_the_revoked_one_stays_out(tmp_path, gate):
+    let_in(gate, "north", "stolen", OLD, "thief")
+    revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
+    let_in(gate, "north", "renewed", NEW, "hospital")  # at once, though the other was heard a moment ago
+    assert gate.hear("north", "renewed") is None
+    assert gate.hear("north", "renewed", alive=True) is None
+    assert gate.hear("north", "stolen") is not None
+
+
+def test_a_token_from_before_a_restart_of_the_server_does_not_outlive_a_revocation(tmp_path, gate):
+    """The engine takes any token that it once signed; whose certificate it was is not known any more."""
+    assert gate.hear("north", "of an earlier process", alive=True) is None
+    revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
+    assert gate.hear("north", "of an earlier process").code == "again"
+    assert gate.hear("north", "never seen").code == "again"
+
+
+def test_others_are_not_concerned(tmp_path, gate):
+    let_in(gate, "east", "token")
+    revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
+    assert gate.hear("east", "token") is None
+    assert gate.hear("east", "token", alive=True) is None
+    assert gate.register("east", OLD) is None
+
+
+def test_a_line_that_is_removed_takes_the_revocation_back(tmp_path, gate):
+    path = tmp_path / "revoked.yaml"
+    let_in(gate, "north", "token")
+    revoke(path, "north", BETWEEN)
+    assert gate.hear("north", "token") is not None
+    os.unlink(path)
+    assert gate.hear("north", "token") is None
+
+
+# -- twins -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(gate, clock, told):
+    let_in(gate, "north", "first", machine="a", address="10.0.0.1")
+    clock.now += ALIVE_SECONDS - 1
+    refusal = gate.register("north", OLD, "b", "10.0.0.2")
+    assert refusal.code == "twin"
+    assert "10.0.0.1" in refusal.why
+    assert "10.0.0.2" in refusal.why
+    assert told == [refusal]
+    assert gate.hear("north", "first", alive=True) is None, "the first goes on"
+
+
+def test_a_second_machine_may_take_over_when_the_first_is_silent(gate, clock):
+    let_in(gate, "north", "first", machine="a")
+    clock.now += ALIVE_SECONDS + 1
+    let_in(gate, "north", "second", machine="b")
+
+
+def test_a_machine_that_starts_again_is_welcome_at_once(gate, told):
+    let_in(gate, "north", "first", machine="a")
+    let_in(gate, "north", "second", machine="a")
+    assert gate.hear("north", "second", alive=True) is None
+    assert told == []
+
+
+@pytest.mark.parametrize("machine", ["", "a"])
+def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_that_is_still_in_use(machine, gate, clock, told):
+    let_in(gate, "north", "first", machine="a")
+    let_in(gate, "north", "second", machine=machine)
+    clock.now += 5
+    assert gate.hear("north", "first", alive=True).code == "twin"
+    assert [refusal.code for refusal in told] == ["twin"]
+    clock.now += ALIVE_SECONDS + 1
+    assert gate.hear("north", "first", alive=True) is None, "the other one is silent: it may go on"
+
+
+def test_twins_are_noticed_after_the_server_was_restarted(gate, clock):
+    assert gate.hear("north", "first", alive=True) is None
+    clock.now += 3
+    assert gate.hear("north", "second", alive=True).code == "twin"
+
+
+def test_the_gate_does_not_remember_every_start_of_a_site(gate):
+    for number in range(1000):
+        let_in(gate, "north", f"token {number}", machine="a")
+    assert len(gate._tokens) <= 2
+
+
+# -- what travels ------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_reaches_the_other_side_as_it_is():
+    refusal = Refusal("twin", "north", "Two machines: one at 10.0.0.1, one at ::1.")
+    assert Refusal.from_text(refusal.to_text()) == refusal
+
+
+@pytest.mark.parametrize("text", ["", "missing auth token", "panorgan:", "panorgan:other:north:why", "panorgan:twin"])
+def test_another_error_is_none_of_ours(text):
+    assert Refusal.from_text(text) is None
