@@ -153,6 +153,7 @@ YAML
     for name in "${SITES[@]}"; do
         sed -i "s|^  folder: .*|  folder: $PWD/data/$name|; s|device: auto|device: cpu|; s|# threads: 8|threads: 1|" \
             "kits/sites/$name/local/site.yaml"
+        panorgan federation approve "kits/sites/$name" >/dev/null
     done
 }
 

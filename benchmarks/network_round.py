@@ -41,12 +41,13 @@ from loopback import Loopback, descendants  # noqa: E402
 
 import network_bench  # noqa: E402
 from panorgan.config import Experiment, SiteSettings, parse_experiment  # noqa: E402
+from panorgan.deployment.approval import record, reopen  # noqa: E402
 from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
-from panorgan.deployment.drive import CONTROLLER  # noqa: E402
+from panorgan.deployment.folders import Kit, SiteKit  # noqa: E402
 from panorgan.deployment.kit_files import load_coordinator_file  # noqa: E402
 from panorgan.federation.events import read_events  # noqa: E402
 from panorgan.federation.transports.local import LocalTransport  # noqa: E402
-from panorgan.federation.transports.nvflare.jobs import write_job  # noqa: E402
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, write_job  # noqa: E402
 from panorgan.federation.transports.nvflare.session import AdminSession, NotConnectedError  # noqa: E402
 
 SITES = ("east", "north", "south")
@@ -249,17 +250,33 @@ SYSTEMS = {
 }
 
 
+class OpenLoopback(Loopback):
+    """Kits that also let the benchmark's own classes, and NVFlare's, run. Not for hospitals."""
+
+    def approve(self, kit: SiteKit) -> None:
+        """Approved, but with the engine's policy of the benchmark."""
+        super().approve(kit)
+        reopen(kit)
+        open_to_other_jobs(kit)
+        record(kit)
+
+
+def open_to_other_jobs(kit: Kit) -> None:
+    """Let jobs have another form than ours, and name other classes."""
+    path = kit.local / "resources.json"
+    resources = json.loads(path.read_text())
+    resources["class_allow_list"] += ["network_bench.", "nvflare."]
+    del resources["app_validator"]
+    path.write_text(json.dumps(resources))
+
+
 def make_federation(folder: Path, rounds: int) -> Loopback:
-    """Kits that also let the benchmark's own classes, and NVFlare's, run."""
+    """A server and sites on which all systems run."""
     environment = [str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(environment).rstrip(os.pathsep)
     sites = {name: SiteSettings(folder=Path("nowhere")) for name in SITES}
-    federation = Loopback(folder, experiment(rounds), sites, deadline_minutes=10)
-    for kit in (federation.server_kit, *federation.site_kits.values()):
-        path = kit.local / "resources.json"
-        resources = json.loads(path.read_text())
-        resources["class_allow_list"] += ["network_bench.", "nvflare."]
-        path.write_text(json.dumps(resources))
+    federation = OpenLoopback(folder, experiment(rounds), sites, deadline_minutes=10)
+    open_to_other_jobs(federation.server_kit)
     return federation
 
 

@@ -48,6 +48,7 @@ JOINED = {
 @pytest.fixture
 def command(capfd, monkeypatch) -> Callable[..., tuple[int, str, str]]:
     """Run `panorgan federation …` in this process; returns exit code, stdout, stderr."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # a command sets it; what tests start later shall not have it
 
     def invoke(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["panorgan", "federation", *map(str, arguments)])

@@ -14,6 +14,7 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 from federations import Meddling, make_workers
 
 from panorgan.deployment import site_job
+from panorgan.deployment.approval import approve, reopen
 from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.coordinator_job import run_segment, write_outcome
 from panorgan.deployment.folders import ServerKit, SiteKit
@@ -33,8 +34,10 @@ SMALL = {"validate_every": 0, "local_steps": 1, "min_sites": 1}
 
 
 def edited(kit: SiteKit, **changes: object) -> None:
+    reopen(kit)
     content = yaml.safe_load(kit.settings.read_text())
     kit.settings.write_text(yaml.safe_dump({**content, **changes}))
+    approve(kit)
 
 
 def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path, tmp_path: Path, monkeypatch):

@@ -21,6 +21,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys
 
 from panorgan.deployment import processes
+from panorgan.deployment.approval import record
 from panorgan.deployment.certificates import Credentials, begins, check_credentials, ends, read_certificate
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -315,15 +316,16 @@ def test_a_refused_site_keeps_the_reason_and_ends(tmp_path):
 def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final, tmp_path, monkeypatch):
     """The engine is refused the first time; when it is started again, somebody stops it."""
     kit = SiteKit(tmp_path / "kit")
-    kit.startup.mkdir(parents=True)
-    (kit.startup / "sub_start.sh").touch()
+    kit.local.mkdir(parents=True)
+    record(kit)
     starts: list[bool] = []
 
-    def engine(kit: SiteKit, script: Path, on_line: object) -> tuple[int, bool]:
+    def engine(kit: SiteKit, command: list[str], on_line: object) -> tuple[int, bool]:
         starts.append((kit.path / REFUSED).exists())
         (kit.path / REFUSED).write_text(Refusal(code, "north", "Because.").to_text())
         return 1, len(starts) == 2
 
+    monkeypatch.setattr(processes, "engine_command", lambda kit: [])
     monkeypatch.setattr(processes, "_run_once", engine)
     monkeypatch.setattr(processes, "_RESTART_AFTER", 0.0)
     if final:

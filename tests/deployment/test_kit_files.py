@@ -137,14 +137,18 @@ def test_the_readme_tells_it_what_to_open_what_leaves_and_when_the_certificate_e
     assert "ada@example.org" in text
     for name, words in number_words("fedavg").items():
         assert f"Numbers named `{name}`: {words}." in " ".join(text.split())
-    for command in ("preflight", "site", "egress"):
+    for command in ("approve", "preflight", "site", "egress"):
         assert f"panorgan federation {command} ." in text
 
 
 def test_a_site_publishes_no_port_and_the_server_one(made: KitsReport) -> None:
-    site = yaml.safe_load((made.sites["north"] / "compose.yaml").read_text())["services"]["site"]
-    assert "ports" not in site
-    assert [volume.endswith(":ro") for volume in site["volumes"]] == [False, True]
+    own = yaml.safe_load((made.sites["north"] / "compose.yaml").read_text())["services"]
+    site = own["site"]
+    assert [name for name in own if "ports" in own[name]] == []
+    # What runs may write to the kit, but not to what the hospital approved; `approve` may.
+    assert [volume.partition(":")[0] for volume in site["volumes"] if not volume.endswith(":ro")] == ["."]
+    assert {"./local:/kit/local:ro", "./startup:/kit/startup:ro"} <= set(site["volumes"])
+    assert own["approve"]["volumes"] == [".:/kit"]
     services = yaml.safe_load((made.server / "compose.yaml").read_text())["services"]
     assert services["server"]["ports"] == ["8443:8443"]
     assert services["server"]["networks"]["default"]["aliases"] == ["federation.example.org"]
@@ -175,6 +179,10 @@ def test_units_run_as_nobody_special_and_come_back(made: KitsReport) -> None:
         assert service["Restart"] == ("on-failure" if "coordinator" in path.name else "always")
         assert service["NoNewPrivileges"] == "yes"
         assert service["ReadWritePaths"] == service["WorkingDirectory"]
+        assert service["Environment"].endswith(" PYTHONSAFEPATH=1")
+        if "site" in path.name:
+            home = service["WorkingDirectory"]
+            assert service["ReadOnlyPaths"] == f"{home}/local {home}/startup"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -16,6 +16,8 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 import psutil
 
+from panorgan.deployment.engine_command import engine_command, engine_environment
+from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kits import make_kits
 
 ASK_WHO_IS_THERE = """
@@ -38,18 +40,13 @@ session.close()
 """
 
 
-def start(kit: Path, scratch: Path) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TMPDIR": str(scratch),
-        "OMP_NUM_THREADS": "1",
-    }
-    with (kit / "engine.out").open("wb") as output:
+def start(path: Path, scratch: Path) -> subprocess.Popen[bytes]:
+    kit = ServerKit(path) if path.name == "server" else SiteKit(path)
+    with (path / "engine.out").open("wb") as output:
         return subprocess.Popen(
-            ["bash", str(kit / "startup" / "sub_start.sh"), "--once"],
-            cwd=kit,
-            env=environment,
+            engine_command(kit),
+            cwd=path,
+            env={**engine_environment(kit), "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

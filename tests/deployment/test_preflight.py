@@ -19,6 +19,7 @@ from trial_federation import Authority, free_port, tls_server, write_server_kit,
 
 from panorgan.config import Agreement, Experiment
 from panorgan.deployment import machine, versions
+from panorgan.deployment.approval import record
 from panorgan.deployment.check import Check
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import FILL_IN
@@ -103,7 +104,7 @@ def test_every_failure_says_what_to_do(kit: SiteKit) -> None:
     kit.experiment.write_text(kit.experiment.read_text().replace("rounds: 3", "rounds: 4"))
     checks = preflight(kit, data=False)
     assert failed(checks) == {
-        "experiment", "egress.yaml", "private key", "connection", "device", "disk: cache", "disk: state",
+        "experiment", "egress.yaml", "approval", "private key", "connection", "device", "disk: cache", "disk: state",
     }  # fmt: skip
     assert all(check.fix for check in checks if check.verdict == "failed")
 
@@ -200,13 +201,14 @@ def test_a_site_yaml_that_is_not_filled_in_does_not_hide_the_network(kit: SiteKi
 
 def test_an_empty_folder_is_reported_and_not_raised(tmp_path: Path) -> None:
     checks = preflight(SiteKit(tmp_path / "nothing"))
-    assert {"site.yaml", "experiment", "egress.yaml", "certificate"} == failed(checks)
+    assert {"site.yaml", "experiment", "egress.yaml", "approval", "certificate"} == failed(checks)
 
 
 def test_the_address_that_counts_is_the_provisioned_one(kit: SiteKit, port: int) -> None:
     """The network engine reads startup/fed_client.json; a site.yaml that says something else misleads people."""
     provisioned = {"servers": [{"service": {"target": f"localhost:{port}"}}]}
     (kit.startup / "fed_client.json").write_text(json.dumps(provisioned))
+    record(kit)
     assert not failed(preflight(kit, data=False))
     change(kit, server="localhost:1")
     checks = by_name(preflight(kit, data=False))
@@ -221,6 +223,7 @@ def test_a_path_with_spaces(kit: SiteKit) -> None:
 
 def test_a_certificate_of_another_site(kit: SiteKit, authority: Authority) -> None:
     authority.write(kit.startup, "south")
+    record(kit)
     assert failed(preflight(kit, data=False)) == {"certificate"}
 
 

@@ -52,19 +52,22 @@ def test_without_room_for_a_copy_the_log_still_ends(tmp_path, monkeypatch):
 def test_what_runs_from_a_kit_has_its_logs_kept_small(tmp_path, monkeypatch):
     """A stand-in for the engine writes far more than the limit into both logs, and waits until they were rotated."""
     pytest.importorskip("nvflare", reason="the network extra is not installed")
+    from panorgan.deployment import processes
+    from panorgan.deployment.approval import record
     from panorgan.deployment.folders import SiteKit
-    from panorgan.deployment.processes import _run
 
     monkeypatch.setattr(rotation, "LIMIT_BYTES", LIMIT)
     monkeypatch.setattr(rotation.rotate, "__defaults__", (LIMIT, KEPT))
     monkeypatch.setattr(keeping_small.__wrapped__, "__defaults__", (0.05,))
     kit = SiteKit(tmp_path / "kit")
-    kit.startup.mkdir(parents=True)
-    (kit.startup / "sub_start.sh").write_text(
+    kit.local.mkdir(parents=True)
+    record(kit)
+    engine = (
         "for i in $(seq 100); do echo a line of some length, number $i; echo audit $i $i $i >> audit.log; done\n"
         "for i in $(seq 100); do test -e engine.out.1 && test -e audit.log.1 && exit; sleep 0.1; done\n"
     )
-    assert _run(kit, None) == 0
+    monkeypatch.setattr(processes, "engine_command", lambda kit: ["bash", "-c", engine])
+    assert processes._run(kit, None) == 0
     for name in ("engine.out", "audit.log"):
         assert (kit.path / name).stat().st_size <= LIMIT
 

@@ -38,7 +38,7 @@ def examine(content: bytes) -> bool:
     assert outlined
     _taken(lambda: Task.from_meta(Message.outline(content).meta))
     _taken(lambda: read_introduction(content, JOIN, "north", _VOCABULARY))
-    _taken(lambda: _check_scores(read_scores(content, SCORE, "north")))
+    _taken(lambda: _check_scores(read_scores(content, SCORE, "north", _VOCABULARY)))
     return True
 
 

@@ -1,4 +1,4 @@
-"""Hospitals on disk with as much of a kit as a site's machine reads: no certificates, no engine."""
+"""Hospitals on disk with as much of an approved kit as a site's machine reads: no certificates, no engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from panorgan.config import Experiment
+from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
 from panorgan.federation.egress import default_policy, policy_text
 from panorgan.runs.site_cases import cache_folder, site_settings
@@ -34,4 +35,5 @@ def make_hospitals(folder: Path, experiment: Experiment) -> dict[str, SiteKit]:
             "hardware": {"device": "cpu", "threads": 1, "workers": 1},
         }
         kit.settings.write_text(yaml.safe_dump(settings))
+        record(kit)
     return kits

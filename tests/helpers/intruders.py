@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -77,15 +78,19 @@ def member_kit(loopback: Loopback, name: str, folder: Path) -> SiteKit:
 def posing_as(kit: SiteKit, own: str, other: str, folder: Path) -> SiteKit:
     """A copy of a kit in which the site says it were another one."""
     shutil.copytree(kit.path, folder)
-    for name, old, new in (
-        ("sub_start.sh", f"uid={own} ", f"uid={other} "),
-        ("fed_client.json", f'"fqsn": "{own}"', f'"fqsn": "{other}"'),
-    ):
-        path = folder / "startup" / name
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+    path = folder / "startup" / "fed_client.json"
+    text = path.read_text()
+    assert f'"fqsn": "{own}"' in text
+    path.write_text(text.replace(f'"fqsn": "{own}"', f'"fqsn": "{other}"'))
     return SiteKit(folder)
+
+
+def bare_engine(kit: SiteKit) -> list[str]:
+    """NVFlare's own command for a site, under the name that its settings give."""
+    name = json.loads((kit.startup / "fed_client.json").read_text())["client"]["fqsn"]
+    start = [sys.executable, "-u", "-m", "nvflare.private.fed.app.client.client_train"]
+    said = ["secure_train=true", f"uid={name}", f"org={name}", "config_folder=config"]
+    return [*start, "-m", str(kit.path), "-s", "fed_client.json", "--set", *said]
 
 
 @contextlib.contextmanager
@@ -100,7 +105,7 @@ def running(*kits: SiteKit) -> Iterator[None]:
             with (kit.path / "engine.out").open("wb") as output:
                 processes.append(
                     subprocess.Popen(
-                        ["bash", str(kit.startup / "sub_start.sh"), "--once"],
+                        bare_engine(kit),
                         cwd=kit.path,
                         env={**os.environ, "PATH": path, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
                         stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from panorgan.config import Experiment, SiteSettings
+from panorgan.deployment.approval import approve, reopen
 from panorgan.deployment.drive import drive
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kits import make_kits
@@ -67,15 +68,23 @@ class Loopback:
         return self
 
     def fill_in(self, name: str, **changes: Any) -> None:
-        """What a hospital does with an editor."""
-        path = self.site_kits[name].settings
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+        """What a hospital does with an editor, and then approves."""
+        kit = self.site_kits[name]
+        reopen(kit)
+        kit.settings.write_text(yaml.safe_dump({**yaml.safe_load(kit.settings.read_text()), **changes}))
+        self.approve(kit)
+
+    def approve(self, kit: SiteKit) -> None:
+        """What a hospital does when it has read its kit."""
+        approve(kit)
 
     def agree_on(self, experiment: Experiment, run: str, **rounds: Any) -> Path:
         """Give everybody another experiment and the server another run folder, without restarting anything."""
         agreement = experiment.agreement()
         text = yaml.safe_dump(agreement.as_json())
         for kit in (self.server_kit, *self.site_kits.values()):
+            if isinstance(kit, SiteKit):
+                reopen(kit)
             kit.experiment.write_text(text)
             content = yaml.safe_load(kit.settings.read_text())
             content["experiment_fingerprint"] = agreement.fingerprint()
@@ -86,6 +95,8 @@ class Loopback:
                 method = agreement.method["name"]
                 kit.egress_policy.write_text(policy_text(default_policy(method), method))
             kit.settings.write_text(yaml.safe_dump(content))
+            if isinstance(kit, SiteKit):
+                self.approve(kit)
         return self.server_kit.path / run
 
     def start(self, name: str) -> None:
@@ -93,7 +104,7 @@ class Loopback:
         verb, kit = {"server": ("server", self.server_kit), "driver": ("start", self.server_kit)}.get(
             name, ("site", self.site_kits.get(name))
         )
-        command = [sys.executable, "-m", "panorgan", "federation", verb]
+        command = [sys.executable, "-P", "-m", "panorgan", "federation", verb]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         out = (self.folder / f"{name}.out").open("ab")

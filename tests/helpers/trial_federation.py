@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import socket
 import ssl
 import threading
@@ -18,9 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from panorgan.config import Agreement
+from panorgan.deployment.approval import record
 from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.federation.egress import default_policy, policy_text
+from panorgan.federation.transports.nvflare.policies import SERVER_CLASSES
 
 SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
@@ -72,7 +75,7 @@ class Authority:
 def write_site_kit(
     folder: Path, authority: Authority, agreement: Agreement, data: Path, port: int, **changes: object
 ) -> SiteKit:
-    """A site's kit with everything that preflight looks at; `changes` go into site.yaml."""
+    """A site's kit with everything that preflight looks at, approved; `changes` go into site.yaml."""
     kit = SiteKit(folder)
     authority.write(kit.startup, "north")
     kit.local.mkdir()
@@ -89,6 +92,7 @@ def write_site_kit(
     kit.experiment.write_text(yaml.safe_dump(agreement.as_json()))
     method = agreement.method["name"]
     kit.egress_policy.write_text(policy_text(default_policy(method), method))
+    record(kit)
     return kit
 
 
@@ -106,6 +110,7 @@ def write_server_kit(folder: Path, agreement: Agreement, port: int = 8002, **cha
     }
     kit.settings.write_text(yaml.safe_dump({**content, **changes}))
     kit.experiment.write_text(yaml.safe_dump(agreement.as_json()))
+    (kit.local / "resources.json").write_text(json.dumps({"class_allow_list": SERVER_CLASSES}))
     return kit
 
 

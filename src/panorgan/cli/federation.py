@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from panorgan.cli.approve import approve
 from panorgan.cli.console import say
 from panorgan.cli.egress import egress
 from panorgan.cli.federation_keys import renew, revoke
@@ -28,6 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: o
 FAILED = ConfigError.exit_code
 TROUBLED = 1
 _HERE = Path()
+
+
+@app.callback()
+def _installed_code_only() -> None:
+    """Whatever a command starts: a kit's folder, in which it may run, is no place to import from."""
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 @app.command()
@@ -154,6 +162,7 @@ def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
     score_and_show(site_kit(kit, "score"), as_json)
 
 
+app.command()(approve)
 app.command()(egress)
 app.command()(revoke)
 app.command()(renew)
@@ -191,7 +200,7 @@ def server_kit(path: Path, command: str) -> ServerKit:
             "This is a site's kit.",
             where=str(kit.path),
             why=f"'{command}' is for the coordinator's machine",
-            fix="Give the server's kit. At a site, use 'preflight', 'site' and 'egress'.",
+            fix="Give the server's kit. At a site, use 'approve', 'preflight', 'site' and 'egress'.",
         )
     return kit
 

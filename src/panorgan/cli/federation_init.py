@@ -97,6 +97,7 @@ def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
             f"Each hospital ({', '.join(new)}): send it its folder of {report.folder / 'sites'} in a safe way, for it "
             "holds a private key. There:",
             "  edit local/site.yaml            (where the data is)",
+            "  panorgan federation approve     (again after every edit)",
             "  panorgan federation preflight",
             "  panorgan federation site        (leave it running)",
         ]

@@ -67,5 +67,6 @@ def renew(
 
 _NEXT = """\
 Whose kit lies on another machine by now: hand over its 'startup' folder in a safe way (it holds a private key), and
-copy its files over those in the kit. Then restart what runs from it.
+copy its files over those in the kit (at a site: 'panorgan federation approve --edit' first). Then approve a site's kit
+again, and restart what runs from it.
 After the server was renewed, restart every site once."""

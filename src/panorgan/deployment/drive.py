@@ -30,11 +30,9 @@ from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
-
-CONTROLLER = "panorgan.deployment.coordinator_job.CoordinatorJob"
-EXECUTOR = "panorgan.deployment.site_job.SiteJob"
 
 _LOOK_EVERY = 1.0
 _GRACE = 20.0

@@ -256,15 +256,14 @@ def _finish_server(settings: FederationSettings, experiment: Agreement, kit: Ser
 def _finish_site(settings: FederationSettings, experiment: Agreement, name: str, kit: SiteKit) -> None:
     from panorgan.federation.transports.nvflare import policies
 
-    _replace_default(kit.local / "resources.json", policies.site_resources)
-    _replace_default(kit.local / "authorization.json", lambda _: policies.site_authorization())
-    _replace_default(kit.local / "log_config.json", policies.log_config)
-    (kit.local / "comm_config.json").write_text(json.dumps(policies.connections(), indent=2) + "\n")
+    for default in kit.local.glob("*.default"):
+        default.unlink()
     method = experiment.method["name"]
     policy = default_policy(method)
     expires = day(ends(read_certificate(Credentials.of_site(kit.startup).certificate)))
     texts = site_texts(settings, experiment, name, policy, expires)
-    _write(kit, {**texts, "local/egress.yaml": policy_text(policy, method)})
+    engine = {f"local/{file}": text for file, text in policies.site_policies().items()}
+    _write(kit, {**texts, **engine, "local/egress.yaml": policy_text(policy, method)})
     _protect(kit)
 
 
@@ -286,10 +285,12 @@ def _protect(kit: Kit) -> None:
     """Only the owner may look into a kit: it holds a key, and later what was made from patients' scans."""
     for leftover in ("readme.txt", "startup/readme.txt", "startup/system_info.ipynb", "local/privacy.json.sample"):
         (kit.path / leftover).unlink(missing_ok=True)
+    for script in kit.startup.glob("*.sh"):  # panorgan starts the engine itself: `engine_command.py`
+        script.unlink()
     kit.path.chmod(0o700)
     kit.startup.chmod(0o700)
     for path in kit.startup.iterdir():
-        path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+        path.chmod(0o600)
 
 
 @contextlib.contextmanager

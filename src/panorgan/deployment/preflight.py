@@ -13,6 +13,7 @@ from panorgan.cases.doctor import CODES, Severity, examine
 from panorgan.cases.doctor.summary import Group, group_findings
 from panorgan.config import Agreement, load_agreement, read_yaml
 from panorgan.deployment.addresses import refuse_another_address
+from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.certificates import Credentials, check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
@@ -46,7 +47,7 @@ def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = 
     name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _told_by(kit)
     agreement, experiment_check = _load_experiment(kit, agreed)
     credentials = Credentials.of_site(kit.startup)
-    checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit, agreement)]
+    checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit, agreement), check_approval(kit)]
     checks += check_credentials(credentials, name)
     checks += _check_server(kit, server, credentials)
     checks.append(check_clock(credentials, seen=kit.clock))
@@ -64,7 +65,7 @@ def preflight_server(kit: ServerKit) -> list[Check]:
     """Check the server before it starts. Changes nothing."""
     settings, settings_check = _load_coordinator(kit)
     experiment_check = _load_experiment(kit, settings.experiment_fingerprint if settings else "")[1]
-    checks = [*_check_place(kit), settings_check, experiment_check]
+    checks = [*_check_place(kit), settings_check, experiment_check, check_server_policy(kit)]
     if settings is None:
         names = ("certificate", "admin certificate", "clock", "port", "disk: run", "versions")
         return checks + [Check(title, "skipped", "coordinator.yaml cannot be used yet") for title in names]

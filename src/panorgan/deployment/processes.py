@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from panorgan.deployment.addresses import refuse_another_address
+from panorgan.deployment.approval import require_approved
+from panorgan.deployment.engine_command import engine_command, engine_environment
 from panorgan.deployment.engine_words import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
@@ -68,14 +70,7 @@ def running_process(kit: Kit) -> int | None:
 
 
 def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
-    script = kit.startup / "sub_start.sh"
-    if not script.is_file():
-        raise ConfigError(
-            "This is not a kit of a server or a site.",
-            where=str(kit.path),
-            why="startup/sub_start.sh is missing",
-            fix="Point to the folder that 'panorgan federation init' made for this machine.",
-        )
+    command = engine_command(kit)
     if any(character.isspace() for character in str(kit.path)):
         raise ConfigError(
             "A kit cannot run from a folder with spaces in its path.",
@@ -90,9 +85,11 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
     write_atomically(kit.process_id, str(os.getpid()))
     try:
         while True:
+            if isinstance(kit, SiteKit):
+                require_approved(kit)
             with keeping_small([kit.path / ENGINE_LOG, kit.path / AUDIT_LOG]):
                 forget_refusal(kit)
-                code, stopped = _run_once(kit, script, on_line)
+                code, stopped = _run_once(kit, command, on_line)
             if stopped or not again:
                 return 0 if stopped else code
             raise_refusal(kit)
@@ -103,13 +100,11 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         kit.process_id.unlink(missing_ok=True)
 
 
-def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool]:
+def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int, bool]:
     """Exit code, and whether somebody asked for the end."""
-    scratch = kit.path / "tmp"
-    scratch.mkdir(exist_ok=True)
-    # The engine's scripts say python3: it must be ours. What it writes for a moment stays in the kit.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**os.environ, "PATH": path, "TMPDIR": str(scratch)}
+    for folder in ("tmp", "transfer"):  # what the engine writes for a moment stays in the kit
+        (kit.path / folder).mkdir(exist_ok=True)
+    environment = engine_environment(kit)
     if isinstance(kit, ServerKit):
         environment |= TRACING
     else:
@@ -117,7 +112,7 @@ def _run_once(kit: Kit, script: Path, on_line: OnLine | None) -> tuple[int, bool
     asked_to_stop = threading.Event()
     with (kit.path / ENGINE_LOG).open("ab") as engine_log:
         process = subprocess.Popen(
-            ["bash", str(script), "--once"],
+            command,
             cwd=kit.path,
             env=environment,
             stdin=subprocess.DEVNULL,

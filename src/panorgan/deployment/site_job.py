@@ -12,6 +12,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement, read_yaml
+from panorgan.deployment.approval import require_approved
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kept_model import check_delivered, replace_model
 from panorgan.deployment.kit_files import load_agreed, load_site_file
@@ -84,6 +85,7 @@ class SiteMachine:
         return released
 
     def _open(self) -> SiteWorker:
+        require_approved(self.kit)
         if self._worker is None:
             settings = load_site_file(self.kit)
             state = self.kit.state(settings)
@@ -126,7 +128,8 @@ class SiteMachine:
         return SiteWorker(self.name, source, setup, folder, lambda site, step, steps: self._check_abort())
 
     def _guard(self, worker: SiteWorker, task: Task) -> Egress:
-        """What may leave as an answer to this task. The policy is read anew every time."""
+        """What may leave as an answer to this task. The policy is read anew every time; it must be the approved one."""
+        require_approved(self.kit)
         weights, shapes = self._known_to(worker, task) if task.kind in ("train", "evaluate") else ({}, set())
         return Egress(self._policy(), weights, self._audit, shapes)
 

@@ -8,6 +8,7 @@ from panorgan.errors import AnatomyError, ConfigError, DataError, MessageError, 
 
 Code = Literal[
     "wrong-experiment",
+    "not-approved",
     "bad-request",
     "not-agreed",
     "too-many-questions",
@@ -29,6 +30,7 @@ CODES: tuple[str, ...] = get_args(Code)
 
 MEANING: dict[str, str] = {
     "wrong-experiment": "the site agreed to another experiment",
+    "not-approved": "the site's files are not those that the site approved",
     "bad-request": "the site could not read the request",
     "not-agreed": "the request is not what the site agreed to",
     "too-many-questions": "the site was asked to score more models than was agreed",
@@ -47,6 +49,10 @@ MEANING: dict[str, str] = {
 
 class EgressError(PanorganError):
     """The site's policy does not let something leave."""
+
+
+class NotApprovedError(ConfigError):
+    """Files of the site's kit are not those that the hospital approved."""
 
 
 class WrongExperimentError(PanorganError):
@@ -74,6 +80,7 @@ class DataChangedError(DataError):
 
 _CODES_OF_ERRORS: tuple[tuple[type[PanorganError], Code], ...] = (
     (WrongExperimentError, "wrong-experiment"),
+    (NotApprovedError, "not-approved"),
     (TooManyQuestionsError, "too-many-questions"),
     (NotAgreedError, "not-agreed"),
     (LostStateError, "lost-state"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import threading
 import time
@@ -21,6 +20,7 @@ from nvflare.apis.signal import Signal
 
 from panorgan.errors import RunError
 from panorgan.federation.transports.base import MakeRequest, OnReply
+from panorgan.federation.transports.nvflare.jobs import is_job_id
 from panorgan.federation.transports.nvflare.parcels import unpacked
 
 MESSAGE = "message"
@@ -29,7 +29,6 @@ TASK = "panorgan"
 
 _LOOK_EVERY = 0.05
 _LOOK_FOR_PARENT_EVERY = 0.5
-_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class SegmentAbortedError(RunError):
@@ -162,7 +161,7 @@ def end_with_parent() -> None:
 def tidy_jobs(kit: Path, current: str) -> None:
     """Remove the folders of earlier jobs: a long run has hundreds, and everything worth keeping is elsewhere."""
     for folder in kit.iterdir():
-        if _JOB_ID.fullmatch(folder.name) and folder.name != current and folder.is_dir():
+        if is_job_id(folder.name) and folder.name != current and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,11 +1,26 @@
-"""A job for NVFlare: three small JSON files that name installed classes. No code is shipped."""
+"""A job for NVFlare: three small JSON files that name installed classes. No code is shipped.
+
+Who receives a job holds it to the same form (`job_check.py`), so what a job may say is written here once.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+CONTROLLER = "panorgan.deployment.coordinator_job.CoordinatorJob"
+"""What a job may start at the server."""
+EXECUTOR = "panorgan.deployment.site_job.SiteJob"
+"""What a job may start at a site."""
+
+CONFIG = "config"
+SERVER_CONFIG = "config_fed_server.json"
+SITE_CONFIG = "config_fed_client.json"
+
+_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FETCH_EVERY = 0.1
 """Seconds between a site's questions whether there is something to do."""
 _HAND_OVER_WITHIN = 3600.0
@@ -33,20 +48,38 @@ def write_job(
         "mandatory_clients": list(mandatory),
         "deploy_map": {"app": ["server", *sites] if sites else ["@ALL"]},
     }
-    server = {
-        "format_version": 2,
-        "server": {"task_request_interval": _FETCH_EVERY},
-        "workflows": [{"id": "segment", "path": controller, "args": {}}],
-    }
-    site = {
-        "format_version": 2,
-        "default_task_fetch_interval": _FETCH_EVERY,
-        "submit_task_result_timeout": _HAND_OVER_WITHIN,
-        "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}],
-    }
-    config = folder / "app" / "config"
+    config = folder / "app" / CONFIG
     config.mkdir(parents=True, exist_ok=True)
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-    (config / "config_fed_server.json").write_text(json.dumps(server, indent=1))
-    (config / "config_fed_client.json").write_text(json.dumps(site, indent=1))
+    (config / SERVER_CONFIG).write_text(as_text(server_config(controller, _FETCH_EVERY)))
+    (config / SITE_CONFIG).write_text(as_text(site_config(executor, _FETCH_EVERY, _HAND_OVER_WITHIN)))
     return folder
+
+
+def server_config(controller: str, fetch_every: float) -> dict[str, Any]:
+    """What the server builds: the controller, without arguments."""
+    return {
+        "format_version": 2,
+        "server": {"task_request_interval": fetch_every},
+        "workflows": [{"id": "segment", "path": controller, "args": {}}],
+    }
+
+
+def site_config(executor: str, fetch_every: float, hand_over_within: float) -> dict[str, Any]:
+    """What a site builds: the executor, without arguments."""
+    return {
+        "format_version": 2,
+        "default_task_fetch_interval": fetch_every,
+        "submit_task_result_timeout": hand_over_within,
+        "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}],
+    }
+
+
+def as_text(config: dict[str, Any]) -> str:
+    """The one way in which a job writes its settings down."""
+    return json.dumps(config, indent=1)
+
+
+def is_job_id(name: object) -> bool:
+    """Whether a name is one that NVFlare gives to jobs, and to their folders in a kit."""
+    return isinstance(name, str) and _JOB_ID.fullmatch(name) is not None

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
-CLASS_ALLOW_LIST = ["panorgan."]
-"""Only installed classes whose path begins so may be named in a job. NVFlare's own log streamers are left out (see
-below), so none of its classes is needed."""
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
+
+SITE_CLASSES = [EXECUTOR]
+"""What a job may name at a site: this class, by its whole name."""
+SERVER_CLASSES = [CONTROLLER]
+"""What a job may name at the server. The storage is not among them: the kit names it, and no job."""
 
 ADMIN_TIMEOUT_SECONDS = 30.0
 """How long a site may take to accept a job; a site behind a slow line gets more than NVFlare's 10 s."""
@@ -19,8 +25,11 @@ JOBS = "storage/jobs"
 SNAPSHOTS = "storage/snapshots"
 
 _STORAGE = "panorgan.federation.transports.nvflare.storage.KitStorage"
-DOOR = {"id": "door", "path": "panorgan.federation.transports.nvflare.door.Door", "args": {}}
-_KNOCKING = {"id": "knocking", "path": "panorgan.federation.transports.nvflare.knocking.Knocking", "args": {}}
+_HERE = "panorgan.federation.transports.nvflare"
+_JOB_VALIDATOR = {"path": f"{_HERE}.job_check.JobValidator", "args": {}}
+"""Holds whole jobs to our own form: NVFlare's list matches by prefix, and only what is built."""
+DOOR = {"id": "door", "path": f"{_HERE}.door.Door", "args": {}}
+_KNOCKING = {"id": "knocking", "path": f"{_HERE}.knocking.Knocking", "args": {}}
 _OTHER_ROLES = ("org_admin", "lead", "member")
 _RIGHTS = (
     "submit_job",
@@ -40,7 +49,7 @@ _LEAVE_OUT = {"site_log_streamer", "log_receiver"}
 
 def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[str, Any]:
     """NVFlare's `resources.json` for the server: one job at a time, and everything stored inside the kit."""
-    resources = _restricted(default)
+    resources = _restricted(default, SERVER_CLASSES)
     resources["servers"][0].update(heart_beat_timeout=heartbeat_seconds, admin_timeout=ADMIN_TIMEOUT_SECONDS)
     resources["servers"][0].pop("download_job_url", None)
     resources["snapshot_persistor"]["args"]["storage"] = {"path": _STORAGE, "args": {"folder": SNAPSHOTS}}
@@ -49,18 +58,77 @@ def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[st
     component["job_scheduler"]["args"] |= {"max_jobs": 1, "min_schedule_interval": 2.0, "max_schedule_interval": 10.0}
     component["job_manager"]["args"]["uri_root"] = JOBS
     component["job_store"].update(path=_STORAGE, args={})
+    component["process_launcher"].update(path=f"{_HERE}.launcher.ServerLauncher", args={})
     resources["components"].append(DOOR)
     return resources
 
 
-def site_resources(default: dict[str, Any]) -> dict[str, Any]:
-    """NVFlare's `resources.json` for a site: no GPUs to give away (panorgan takes its own), no logs that travel."""
-    resources = _restricted(default)
-    resources["allow_log_streaming"] = False
-    component = {part["id"]: part for part in resources["components"]}
-    component["resource_manager"]["args"].update(num_of_gpus=0, mem_per_gpu_in_GiB=0)
-    resources["components"].append(_KNOCKING)
-    return resources
+def site_resources() -> dict[str, Any]:
+    """NVFlare's `resources.json` for a site: no GPUs to give away (panorgan takes its own), no logs that travel.
+
+    Written out in full: a hospital compares its file with what its own installation says.
+    """
+    managing = "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager"
+    consuming = "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
+    no_gpus = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
+    return {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": list(SITE_CLASSES),
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "app_validator": dict(_JOB_VALIDATOR),
+        "components": [
+            {"id": "resource_manager", "path": managing, "args": no_gpus},
+            {"id": "resource_consumer", "path": consuming, "args": {}},
+            {"id": "process_launcher", "path": "panorgan.deployment.site_launcher.SiteLauncher", "args": {}},
+            {"id": "app_deployer", "path": f"{_HERE}.job_check.SiteDeployer", "args": {}},
+            dict(_KNOCKING),
+        ],
+    }
+
+
+def site_policies() -> dict[str, str]:
+    """NVFlare's files in a site's `local/`, by name: what this installation lets the engine do."""
+    log_default = json.loads(files("nvflare.fuel.utils").joinpath("log_config.json").read_text(encoding="utf-8"))
+    content = {
+        "resources.json": site_resources(),
+        "authorization.json": site_authorization(),
+        "comm_config.json": connections(),
+        "log_config.json": log_config(log_default),
+    }
+    return {name: json.dumps(policy, indent=2) + "\n" for name, policy in content.items()}
+
+
+def is_plain_connection(said: object) -> bool:
+    """Whether a site's `fed_client.json` says where to connect and as whom, and nothing else.
+
+    NVFlare reads it together with `resources.json`: it could name components too.
+    """
+    try:
+        server, client = said["servers"][0], said["client"]  # type: ignore[index]
+        own = {"name": server["name"], "target": server["service"]["target"], "identity": server["identity"]}
+        own["fqsn"] = client["fqsn"]
+    except (LookupError, TypeError):
+        return False
+    return all(isinstance(value, str) for value in own.values()) and said == _connection(own)
+
+
+def _connection(own: Mapping[str, str]) -> dict[str, Any]:
+    service = {"target": own["target"], "scheme": "grpc"}
+    return {
+        "format_version": 2,
+        "require_signed_jobs": True,
+        "servers": [{"name": own["name"], "service": service, "identity": own["identity"]}],
+        "client": {
+            "ssl_private_key": "client.key",
+            "ssl_cert": "client.crt",
+            "ssl_root_cert": "rootCA.pem",
+            "fqsn": own["fqsn"],
+            "is_leaf": True,
+            "connection_security": "mtls",
+        },
+    }
 
 
 def admin_resources(default: dict[str, Any]) -> dict[str, Any]:
@@ -70,10 +138,11 @@ def admin_resources(default: dict[str, Any]) -> dict[str, Any]:
     return resources
 
 
-def _restricted(default: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which jobs may name panorgan's classes only."""
+def _restricted(default: dict[str, Any], classes: list[str]) -> dict[str, Any]:
+    """A copy in which jobs may name these classes only."""
     resources = copy.deepcopy(default)
-    resources["class_allow_list"] = list(CLASS_ALLOW_LIST)
+    resources["class_allow_list"] = list(classes)
+    resources["app_validator"] = dict(_JOB_VALIDATOR)
     resources["class_list_enforcement_mode"] = "enforce"
     resources["components"] = [part for part in resources["components"] if part["id"] not in _LEAVE_OUT]
     return resources

@@ -1,0 +1,42 @@
+"""`panorgan federation approve`: a hospital says that its kit is as it wants it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def approve(
+    kit: Annotated[Path, typer.Argument(help="The site's kit.", metavar="KIT", show_default="this folder")] = Path(),
+    edit: Annotated[
+        bool, typer.Option("--edit", help="Approve nothing; let the files be edited (or deleted) again.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")] = False,
+) -> None:
+    """Approve a site's kit as it is now: settings, egress policy, keys. Without it the site does not start.
+
+    Run it after editing `local/site.yaml` or `local/egress.yaml`. What changes later is noticed and stops the site.
+    """
+    from panorgan.cli.federation import site_kit
+    from panorgan.deployment import approval
+
+    found = site_kit(kit, "approve")
+    if edit:
+        approval.reopen(found)
+        words = f"{found.local} may be edited. Afterwards: panorgan federation approve {found.path}"
+        print(json.dumps({"editable": str(found.local)}) if as_json else words, flush=True)
+        return
+    before = approval.approve(found)
+    if as_json:
+        news = {"changed": before.changed, "missing": before.missing, "added": before.added}
+        print(json.dumps({"approved": str(found.path), "first": before.never_approved, **news}), flush=True)
+        return
+    for name in (*before.changed, *before.missing, *before.added):
+        print(f"  other than before: {name}", flush=True)
+    print(
+        f"Approved: {found.path}. local/ and startup/ are read-only now; what changes there stops the site.", flush=True
+    )
+    print(f"Check the rest with: panorgan federation preflight {found.path}", flush=True)

@@ -1,0 +1,20 @@
+"""How a site's engine starts a job: from a kit whose engine files are those that the hospital approved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from panorgan.deployment.approval import deviations
+from panorgan.deployment.folders import SiteKit
+from panorgan.federation.failures import NotApprovedError
+from panorgan.federation.transports.nvflare.launcher import SiteProcessLauncher
+
+
+class SiteLauncher(SiteProcessLauncher):
+    """Named in the site's `resources.json`. Settings and egress policy are the job's own affair: it tells by a code."""
+
+    def check_kit(self, kit: Path) -> None:
+        """No job starts while what decides what it may run is not as it was approved."""
+        if found := deviations(SiteKit(kit)).of_the_engine():
+            self.logger.error("no job is started: not as approved: %s", ", ".join(found))
+            raise NotApprovedError("Files of the engine are not as approved.", where=", ".join(found))
