@@ -233,7 +233,9 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(str(tmp_path / "kit"), "north")
 
 
-@pytest.mark.parametrize("name", ["local", "startup", ".", "a b", "-x", "LOCAL", "c378caac-7028-4c54-96a6-bd76037b19d8/.."])
+@pytest.mark.parametrize(
+    "name", ["local", "startup", ".", "a b", "-x", "LOCAL", "c378caac-7028-4c54-96a6-bd76037b19d8/.."]
+)
 def test_a_job_cannot_be_called_like_a_folder_of_the_kit(name: str, workspace: Workspace) -> None:
     """NVFlare empties the folder of that name."""
     packed = io.BytesIO()
