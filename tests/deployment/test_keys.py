@@ -180,7 +180,7 @@ def test_the_commands_say_what_they_did(copy, capfd, monkeypatch):
     assert invoke(capfd, monkeypatch, "federation", "revoke", "north", "--kit", str(copy / "sites" / "north"))[0] == 2
     (copy.parent / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT.as_json()))
     file = copy.parent / "federation.yaml"
-    file.write_text(yaml.safe_dump(federation().as_json()))
+    file.write_text(yaml.safe_dump({**federation().as_json(), "limits": EXPERIMENT.limits.as_json()}))
     renew = ("renew", "north", "--federation", str(file), "--out", str(copy))
     code, out, _ = invoke(capfd, monkeypatch, "federation", *renew, "--json")
     (one,) = json.loads(out)["renewed"]

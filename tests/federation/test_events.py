@@ -45,4 +45,4 @@ def test_lines_that_are_no_events_are_passed_over_by_both_readers(tmp_path):
         file.write(b'{"time": "now", "event": "round"}\n{"time": 1, "event": ["round"]}\n')
     log.record("round", number=2)
     for events in (read_events(path), EventsTail(path, from_start=True).new()):
-        assert [event.facts for event in events] == [{"number": 1}, {"number": 2}]
+        assert [event.facts for event in events if event.kind == "round"] == [{"number": 1}, {"number": 2}]

@@ -209,7 +209,7 @@ def test_mutated_scores_never_end_a_validation(tmp_path):
         scores = {}
 
         def read(site: str, answer: bytes, scores=scores) -> None:
-            scores[site] = read_scores(answer, fuzzing.SCORE, site)
+            scores[site] = read_scores(answer, fuzzing.SCORE, site, fuzzing.VOCABULARY)
 
         collector = Collector(Answers({"east": east, "north": mutator.message()}), EventLog(), Patience())
         collector.ask(["east", "north"], Question(fuzzing.SCORE, lambda site: Content(), 1), read)

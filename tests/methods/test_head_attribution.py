@@ -96,7 +96,7 @@ def test_what_the_maps_do_not_reach_is_an_error():
 
 def small_network(seed: int = 0, **settings: object) -> InterOrganNetwork:
     """Two layers of three heads on 4×4 tokens, spleen and liver."""
-    unet = UNetSettings(dimensions=2, features=(4, 8, 16))
+    unet = UNetSettings(dimensions=2, features=(4, 8, 16), organ_prior=None)
     heads = InterOrganSettings(layers=2, heads=3, head_width=8, mlp_width=16, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -26,6 +26,7 @@ from panorgan.runs.execute import train
 
 KINDS = {"multihead": "heads", "segviz": "task_blocks", "multidecoder": "decoders", "multiencoder": "encoders"}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}  # south annotates the union `kidney`
+PLAIN = {"name": "fedavg", "server_step": 1}
 SHORT = {"rounds": 2, "validate_every": 2, "local_steps": 1}
 
 
@@ -210,14 +211,14 @@ def test_one_site_is_plain_training(tiny, tmp_path, method):
     network = organ_network(vocabulary, experiment.network.model_copy(update={"organs": KINDS[method]}))
     network.load_state_dict(first_weights(experiment.build_method(), experiment.network, federation, experiment.seed))
     network = network.to(memory_format=torch.channels_last_3d)
+    descent = torch.optim.AdamW(network.parameters(), weight_decay=optimizer.weight_decay)
     for round_ in (1, 2):
-        descent = torch.optim.AdamW(network.parameters(), weight_decay=optimizer.weight_decay)
         sampler = PatchSampler(cases, tuple(sorted(ALL)), experiment.training.sampling)
         for step, packed in enumerate(sampler.batches(2, derive_seed(experiment.seed, "north", "train", round_))):
             batch = packed.unpack()
             descent.param_groups[0]["lr"] = optimizer.rate((round_ - 1 + step / 2) / 2)
             descent.zero_grad()
-            partial_dice_ce(network(batch.image), batch, vocabulary, "independent").mean().backward()
+            partial_dice_ce(network(batch.image), batch, vocabulary, "independent", dice_over="batch").mean().backward()
             nn.utils.clip_grad_norm_(network.parameters(), optimizer.clip_norm)
             descent.step()
     assert same(coordinator.state.weights, dict(network.state_dict()))
@@ -230,7 +231,7 @@ def test_when_all_sites_own_all_organs_it_is_fedavg(tiny, tmp_path, kind):
     outcomes = [
         run(tiny(method={"name": name, "weighting": "cases"}, **common), tmp_path / "owners"),
         run(tiny(method={"name": name, "weighting": "cases", "organ_parts": "everyone"}, **common), tmp_path / "all"),
-        run(tiny(method={"name": "fedavg"}, network={"organs": kind}, **common), tmp_path / "fedavg"),
+        run(tiny(method=PLAIN, network={"organs": kind}, **common), tmp_path / "fedavg"),
     ]
     uniform = run(tiny(method={"name": name, "weighting": "uniform"}, **common), tmp_path / "uniform")
     assert same(outcomes[0].state.weights, outcomes[1].state.weights)
@@ -242,7 +243,7 @@ def test_with_partial_labels_who_averages_a_head_matters(tiny, tmp_path):
     """Owners alone keep what they learned; everyone waters it down with heads that were never touched."""
     owners = run(tiny(method={"name": "multihead"}, training=SHORT), tmp_path / "owners")
     everyone = run(tiny(method={"name": "multihead", "organ_parts": "everyone"}, training=SHORT), tmp_path / "all")
-    fedavg = run(tiny(method={"name": "fedavg"}, network={"organs": "heads"}, training=SHORT), tmp_path / "fedavg")
+    fedavg = run(tiny(method=PLAIN, network={"organs": "heads"}, training=SHORT), tmp_path / "fedavg")
     assert same(owners.state.weights, fedavg.state.weights)
     assert not same(owners.state.weights, everyone.state.weights)
 
@@ -252,7 +253,9 @@ def test_fedprox_on_a_multi_head_network(tiny, tmp_path):
     runs = {
         mu: run(
             tiny(
-                method={"name": "fedprox", "mu": mu}, network={"organs": "heads"}, training={**SHORT, "local_steps": 2}
+                method={"name": "fedprox", "mu": mu, "server_step": 1},
+                network={"organs": "heads"},
+                training={**SHORT, "local_steps": 2},
             ),
             tmp_path / str(mu),
         ).state.weights

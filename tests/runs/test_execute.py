@@ -37,7 +37,7 @@ def test_the_run_folder_holds_what_is_promised(finished, tiny):
     assert manifest["sites"]["north"]["annotated"] == ["liver"]
     assert manifest["sites"]["island"]["external"]
     assert {"torch", "monai", "panorgan", "python"} <= set(manifest["versions"])
-    kinds = [event.kind for event in read_events(finished / "events.jsonl")]
+    kinds = [event.kind for event in read_events(finished / "events.jsonl") if event.kind != "notice"]
     assert kinds == ["started", "split", "joined", "round", "round", "round", "finished"]
     with (finished / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -330,7 +330,7 @@ def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
 def test_a_run_that_was_split_by_an_older_version_says_so(finished, tiny, tmp_path):
     """Its test cases were others: today's may have been trained on."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    manifest = json.loads((run / "manifest.json").read_text())
+    manifest = RunFolder(run).read_manifest()
     del manifest["split_rule"]
     manifest["data_fingerprint"] = "0" * 16
     (run / "manifest.json").write_text(json.dumps(manifest))

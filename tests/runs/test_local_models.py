@@ -21,13 +21,14 @@ from panorgan.methods.exchange import Federation
 from panorgan.runs.execute import evaluate, train
 from panorgan.runs.scoring import OWN_MODEL_COLUMNS, read_metrics
 
+PLAIN = {"name": "fedavg", "server_step": 1, "organ_parts": "everyone"}
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 
 
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("local") / "run"
-    train(tiny(training=TRAINING, local_models=True), folder)
+    train(tiny(training=TRAINING, method=PLAIN, local_models=True), folder)
     return folder
 
 
@@ -57,7 +58,7 @@ def test_every_model_is_scored_on_every_organ_of_every_test_case(finished):
 
 
 def test_keeping_local_models_changes_no_weights(finished, tiny, tmp_path):
-    train(tiny(training=TRAINING), tmp_path / "run")
+    train(tiny(training=TRAINING, method=PLAIN), tmp_path / "run")
     assert not (tmp_path / "run" / "local_models").exists()
     assert not (tmp_path / "run" / "local_models.csv").exists()
     for name in ("model/model.safetensors", "metrics.csv"):

@@ -11,6 +11,7 @@ import torch
 from invoking import invoke
 from safetensors.torch import load_file, save_file
 
+from panorgan.checksums import read_json
 from panorgan.errors import RunError
 from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import train
@@ -32,7 +33,7 @@ def model(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("found", [2, 0, "1", None, True], ids=repr)
 def test_another_format_is_refused(model, found):
-    card = json.loads((model / "model.json").read_text())
+    card = read_json((model / "model.json").read_bytes())
     assert card["format"] == 1
     (model / "model.json").write_text(json.dumps({**card, "format": found}))
     with pytest.raises(RunError, match="format") as caught:

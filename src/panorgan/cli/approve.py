@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from panorgan.cli.console import say
+
 
 def approve(
     kit: Annotated[Path, typer.Argument(help="The site's kit.", metavar="KIT", show_default="this folder")] = Path(),
@@ -27,7 +29,7 @@ def approve(
     if edit:
         approval.reopen(found)
         words = f"{found.local} may be edited. Afterwards: panorgan federation approve {found.path}"
-        print(json.dumps({"editable": str(found.local)}) if as_json else words, flush=True)
+        say(json.dumps({"editable": str(found.local)}) if as_json else words)
         return
     before = approval.approve(found)
     if as_json:
@@ -35,8 +37,6 @@ def approve(
         print(json.dumps({"approved": str(found.path), "first": before.never_approved, **news}), flush=True)
         return
     for name in (*before.changed, *before.missing, *before.added):
-        print(f"  other than before: {name}", flush=True)
-    print(
-        f"Approved: {found.path}. local/ and startup/ are read-only now; what changes there stops the site.", flush=True
-    )
-    print(f"Check the rest with: panorgan federation preflight {found.path}", flush=True)
+        say(f"  other than before: {name}")
+    say(f"Approved: {found.path}. local/ and startup/ are read-only now; what changes there stops the site.")
+    say(f"Check the rest with: panorgan federation preflight {found.path}")

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from panorgan.cases.cache import CacheEntry, clear, read_cache, size_of
+from panorgan.cli.console import Console
 from panorgan.runs.cache import cache_limit
 from panorgan.runs.site_cases import cache_folder
 

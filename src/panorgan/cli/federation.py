@@ -140,7 +140,7 @@ def stop(
         print(json.dumps({"stop": when} if stops else {"stop": None, "state": "finished"}), flush=True)
         return
     if not stops:
-        print("The run is finished: there is nothing to stop.", flush=True)
+        say("The run is finished: there is nothing to stop.")
         return
     say(f"The run will stop {when}. Go on with: panorgan federation start {found.path}")
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from panorgan.cli.console import say, say_lines
+
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
 
 
@@ -31,11 +33,13 @@ def revoke(
         print(json.dumps(content), flush=True)
         return
     how = "are refused from now on" if done.changed else "were refused already"
-    print(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}", flush=True)
+    say(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}")
     if done.restart:
-        print("This server's kit is older than revocation: restart 'panorgan federation server' once.", flush=True)
-    print(f"If {done.name} stays in the federation: panorgan federation renew. If not, take it out of", end=" ")
-    print("federation.yaml and run 'panorgan federation init' again, or a run that waits goes on waiting.", flush=True)
+        say("This server's kit is older than revocation: restart 'panorgan federation server' once.")
+    say(
+        f"If {done.name} stays in the federation: panorgan federation renew. If not, take it out of federation.yaml "
+        "and run 'panorgan federation init' again, or a run that waits goes on waiting."
+    )
 
 
 def renew(
@@ -61,12 +65,13 @@ def renew(
         return
     for one in done:
         what = "its kit is not here: new files" if not one.here else "renewed"
-        print(f"  {one.name}  {one.folder}  {what}, valid until {one.expires}", flush=True)
-    print(_NEXT, flush=True)
+        say(f"  {one.name}  {one.folder}  {what}, valid until {one.expires}")
+    say_lines(_NEXT)
 
 
 _NEXT = """\
 Whose kit lies on another machine by now: hand over its 'startup' folder in a safe way (it holds a private key), and
 copy its files over those in the kit (at a site: 'panorgan federation approve --edit' first). Then approve a site's kit
 again, and restart what runs from it.
-After the server was renewed, restart every site once."""
+After the server was renewed, restart every site once.
+"""

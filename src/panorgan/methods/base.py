@@ -59,8 +59,8 @@ class MethodConfig(Settings):
     )
     organ_parts: Literal["owners", "everyone"] = Field(
         "owners",
-        description="who trains and averages what serves single organs (rows of the output layer; heads, decoders… of "
-        "network.organs): the sites that annotate the organ, or every site",
+        description="who trains and averages what serves single organs (rows of the output layer, or the parts that "
+        "network.organs names): the sites that annotate the organ, or every site",
     )
     server_step: PositiveFloat | Literal["fedexp"] = Field(
         1.0,

@@ -34,7 +34,9 @@ def owner_rows(updates: Updates, weights: Arrays, federation: Federation, weight
         return {}
     organs = tuple(federation.vocabulary)
     layer = {key: weights[key].clone() for key in OUTPUT_KEYS if key in weights}
-    rows = max((len(value) for value in layer.values()), default=0)
+    if not layer:
+        return {}
+    rows = len(next(iter(layer.values())))
     for row, organ in enumerate((None, *organs) if rows == len(organs) + 1 else organs):
 
         def of_owners(site: str, key: str, organ: str | None = organ) -> float:
