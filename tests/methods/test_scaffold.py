@@ -213,7 +213,8 @@ def test_with_one_site_it_is_fedavg(tiny, tmp_path, organs):
     """c = c_i, so nothing is corrected: the same bits for two rounds, then c has been rounded once more than c_i."""
     training = {**TRAINING, "optimizer": PLAIN_STEPS | {"learning_rate": 0.05}}
     common = {"phantom": ONE_SITE, "training": training, "network": {"organs": organs}}
-    runs = [overheard(tiny(method={"name": name}, **common), tmp_path / name)[0] for name in ("fedavg", "scaffold")]
+    methods = [{"name": name, "dice_over": "sample"} for name in ("fedavg", "scaffold")]
+    runs = [overheard(tiny(method=method, **common), tmp_path / method["name"])[0] for method in methods]
     for _ in range(2):
         for coordinator in runs:
             coordinator.run(rounds=1)
@@ -226,7 +227,7 @@ def test_with_one_site_it_is_fedavg(tiny, tmp_path, organs):
 
 def test_in_the_first_round_it_is_fedavg_with_any_optimiser(tiny, tmp_path):
     def weights(name: str, rounds: int) -> dict[str, torch.Tensor]:
-        experiment = tiny(method={"name": name, "weighting": "uniform"}, training=TRAINING)
+        experiment = tiny(method={"name": name, "weighting": "uniform", "server_step": 1}, training=TRAINING)
         return dict(run(experiment, tmp_path / f"{name}-{rounds}", rounds).state.weights)
 
     assert same(weights("fedavg", 1), weights("scaffold", 1))
