@@ -1,6 +1,7 @@
 """Pure functions on tensors."""
 
 from panorgan.losses.distillation import soft_bce, unlabelled
+from panorgan.losses.expected import expected_cross_entropy
 from panorgan.losses.partial import partial_dice_ce
 
-__all__ = ["partial_dice_ce", "soft_bce", "unlabelled"]
+__all__ = ["expected_cross_entropy", "partial_dice_ce", "soft_bce", "unlabelled"]

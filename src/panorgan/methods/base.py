@@ -6,6 +6,7 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
-from panorgan.losses import partial_dice_ce
+from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.exchange import (
     Content,
@@ -56,6 +57,11 @@ class MethodConfig(Settings):
         "batch",
         description="the Dice loss of an organ: over the batch, where the batch shows the organ; or per sample, absent "
         "organs included",
+    )
+    unlabelled: Literal["received", "marginal"] = Field(
+        "marginal",
+        description="what a voxel is that the annotation leaves open, where organs exclude each other: what the model "
+        "received in this round makes of it (EM), or what the model in training makes of it (marginal loss)",
     )
     organ_parts: Literal["owners", "everyone"] = Field(
         "owners",
@@ -115,6 +121,8 @@ class SiteRule:
         self.model = tools.model
         self.tools = tools
         self.received = Content()
+        self.received_model: SegmentationNetwork | None = None
+        """Frozen; for `unlabelled: received`, and only where something is unlabelled."""
         self.moment = Moment("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
@@ -126,6 +134,8 @@ class SiteRule:
         """
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.arrays.items() if key in own})
+        if self.config.unlabelled == "received" and self.model.convention == "exclusive" and self.sometimes_unlabelled:
+            self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def companions(self) -> Companions | None:
         """Extra volumes of the training cases (teachers' predictions), cut and moved with them: `batch.extra`.
@@ -168,6 +178,19 @@ class SiteRule:
         """The organs that this site teaches, in vocabulary order."""
         return self.federation.organs_of(self.facts.name)
 
+    @property
+    def sometimes_unlabelled(self) -> tuple[str, ...]:
+        """Organs that some case of this site has no label for, and somebody teaches."""
+        whole, counts = self.federation.vocabulary, self.facts.annotated
+        always = {
+            organ
+            for structure, count in counts.items()
+            if count == self.facts.train_cases
+            for organ in whole.members(structure)
+            if organ not in whole.inside(structure)
+        }
+        return tuple(organ for organ in self.federation.taught() if organ not in always)
+
     def compute_gradients(self, batch: Batch) -> torch.Tensor:
         """The first half of a step: fresh gradients of the loss, which is returned."""
         self.tools.optimizer.zero_grad(set_to_none=True)
@@ -187,19 +210,29 @@ class SiteRule:
 
     def supervision(self, batch: Batch) -> torch.Tensor:
         """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B]."""
-        return self.supervised(*self.model.channels_for(batch.image, self.own_organs), batch)
+        logits, vocabulary = self.model.channels_for(batch.image, self.own_organs)
+        if self.received_model is None:
+            return self.supervised(logits, vocabulary, batch)
+        with torch.no_grad():
+            received = self.received_model(batch.image)
+        return self.supervised(logits, vocabulary, batch, received)
 
-    def supervised(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
-        """The same for given logits [B, channels, *S] of a vocabulary."""
-        return partial_dice_ce(
+    def supervised(
+        self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same for given logits [B, channels, *S] of a vocabulary, and perhaps those of the received model."""
+        loss = partial_dice_ce(
             logits,
             batch,
             vocabulary,
             self.model.convention,
             dice_weight=self.config.dice_weight,
-            ce_weight=self.config.ce_weight,
+            ce_weight=self.config.ce_weight if received is None else 0.0,
             dice_over=self.config.dice_over,
         )
+        if received is None or not self.config.ce_weight:
+            return loss
+        return loss + self.config.ce_weight * expected_cross_entropy(logits, received, batch, vocabulary)
 
 
 class ServerRule:

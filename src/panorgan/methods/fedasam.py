@@ -19,12 +19,13 @@ import torch
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.asam_step import asam_step
-from panorgan.methods.base import Method, MethodConfig, SiteRule, stated
+from panorgan.methods.base import Method, SiteRule, stated
+from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 from panorgan.methods.swa import AveragesRounds
 
 
-class FedASAMConfig(MethodConfig):
+class FedASAMConfig(FedAvgConfig):
     """ASAM's two numbers and SWA's two."""
 
     rho: float = stated(

@@ -2,9 +2,10 @@
 
 The site's loss covers annotated structures only, so organs that a site does not label are not taught as background.
 
-Two things differ from the paper, because sites here label different organs; see `server_average`. An organ's output row
-is averaged over the sites that annotate it (`organ_parts: everyone` averages it over all), and the server goes farther
-than the mean where sites move apart (`server_step: 1` is the plain mean).
+Three things differ from the paper, because sites here label different organs. What a site's annotation leaves open, the
+model that it received decides (see `losses.expected`; `unlabelled: marginal` leaves it to the model in training). An
+organ's output row is averaged over the sites that annotate it (`organ_parts: everyone` averages it over all), and the
+server goes farther than the mean where sites move apart (`server_step: 1` is the plain mean); see `server_average`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ class FedAvgConfig(MethodConfig):
     """FedAvg has no numbers of its own."""
 
     weighting: Literal["cases", "uniform"] = stated("cases", "cases", "a site's weight in the mean: n_i, or 1")
+    unlabelled: Literal["received", "marginal"] = stated(
+        "received",
+        "every organ is labelled",
+        "what a voxel is that the annotation leaves open: what the model received in this round makes of it (EM), or "
+        "what the model in training makes of it (marginal loss)",
+    )
     server_step: PositiveFloat | Literal["fedexp"] = stated(
         "fedexp",
         "1",

@@ -128,7 +128,7 @@ class FLKD(Method):
             """In training, take over the global model and keep a frozen copy."""
             super().before_round()
             if self.in_training:
-                self.held = self._sometimes_unlabelled() if self.config.global_weight else ()
+                self.held = self.sometimes_unlabelled if self.config.global_weight else ()
             if self.held:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
@@ -182,20 +182,6 @@ class FLKD(Method):
             assert batch.extra is not None
             assert batch.extra_known is not None
             return soft_bce(_channels(logits, vocabulary, batch.extra_names), batch.extra, batch.extra_known)
-
-        # -- details
-
-        def _sometimes_unlabelled(self) -> tuple[str, ...]:
-            """Organs that some case of this site has no label for, and somebody teaches."""
-            whole, counts = self.federation.vocabulary, self.facts.annotated
-            always = {
-                organ
-                for structure, count in counts.items()
-                if count == self.facts.train_cases
-                for organ in whole.members(structure)
-                if organ not in whole.inside(structure)
-            }
-            return tuple(organ for organ in self.federation.taught() if organ not in always)
 
     class Server(TaughtServer):
         """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
@@ -33,6 +33,12 @@ class PseudoLabelConfig(MethodConfig):
     ce_weight: float = stated(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
     organ_parts: Literal["everyone"] = Field(
         "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
+    )
+    unlabelled: Literal["marginal"] = Field(
+        "marginal", description="for the sites' teachers; afterwards pseudo labels leave nothing open"
+    )
+    server_step: PositiveFloat | Literal["fedexp"] = Field(
+        1.0, description="how far the server goes along the mean of the updates: sites learn the same organs and agree"
     )
     pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
     teacher_select: Literal["best", "last"] = stated(

@@ -18,7 +18,8 @@ from typing import ClassVar, Literal
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates, stated
+from panorgan.methods.base import Content, Method, ServerRule, SiteRule, Updates, stated
+from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 
 _PREFIX = "control/"
@@ -27,7 +28,7 @@ _HEARD = "heard"
 _ANSWERED = "answered"
 
 
-class ScaffoldConfig(MethodConfig):
+class ScaffoldConfig(FedAvgConfig):
     """SCAFFOLD has no numbers of its own; the paper averages without weights."""
 
     weighting: Literal["cases", "uniform"] = stated("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
