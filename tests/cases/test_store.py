@@ -217,6 +217,41 @@ def test_two_processes_may_prepare_the_same_case(store, case, monkeypatch) -> No
     np.testing.assert_allclose(stored.image, HU / 500, atol=5e-4)
 
 
+def test_an_entry_that_comes_and_goes_at_the_wrong_moments_ends_whole(store, case, monkeypatch) -> None:
+    """Another process moves a damaged entry away between our look and our rename, and ours is put in place after all."""
+    stored = store.add(case, PLAN)
+    (stored.folder / "image.npy").unlink()
+    replace_, moved = os.replace, []
+
+    def raced(source, target) -> None:
+        if Path(source) == stored.folder and not moved:
+            moved.append(source)
+            replace_(source, store.folder / ".incomplete-theirs")
+        replace_(source, target)
+
+    monkeypatch.setattr(os, "replace", raced)
+    again = store.add(case, PLAN)
+    np.testing.assert_allclose(again.image, HU / 500, atol=5e-4)
+    assert moved
+    assert sum(name.startswith(store_module.INCOMPLETE) for name in entries(store)) == 1  # theirs, which they remove
+
+
+def test_an_entry_that_another_process_has_finished_is_left_in_place(store, case, monkeypatch) -> None:
+    """They finish while we prepare ours: nobody may move theirs away, a third may be reading it."""
+    write, other = store_module._write, Store(store.folder)
+
+    def slowly(case, plan, folder) -> None:
+        monkeypatch.setattr(store_module, "_write", write)
+        stored = other.add(case, plan)
+        inodes.append(stored.folder.stat().st_ino)
+        write(case, plan, folder)
+
+    inodes: list[int] = []
+    monkeypatch.setattr(store_module, "_write", slowly)
+    assert store.add(case, PLAN).folder.stat().st_ino == inodes[0]
+    assert len(entries(store)) == 1
+
+
 def test_what_another_process_takes_away_while_it_is_swept_does_not_matter(store, monkeypatch) -> None:
     """An entry is removed, or gets another name, between being listed and being looked into."""
     entry = store.folder / "entry"
@@ -349,7 +384,7 @@ def test_an_entry_is_checked_once_per_process_and_file(store, case, monkeypatch)
     os.utime(stored.folder / "labels.npy", (1, 1))
     monkeypatch.setattr(store_module, "_write", lambda case, plan, folder: (folder / "case.json").touch())
     store.add(case, PLAN)
-    assert read == ["labels.npy"]
+    assert read == ["labels.npy"] * 2  # and once more before it is replaced: another process may have mended it
 
 
 def test_a_damaged_measurement_is_made_again(store, case) -> None:

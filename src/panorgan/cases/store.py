@@ -40,6 +40,7 @@ _WHOLE = OncePerProcess()
 _log = logging.getLogger(__name__)
 # Half-written entries begin so; a day later nobody is writing them any more.
 INCOMPLETE = ".incomplete-"
+_ATTEMPTS = 5
 _ABANDONED_SECONDS = 24 * 3600
 # Files beside a case that can be made again (see `companions`) begin so; they are kept while they are used.
 COMPANION = "companion-"
@@ -110,21 +111,31 @@ class Store:
 
     def _make(self, case: Case, plan: Plan, target: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        scratch, old = self._scratch(), self._scratch()
+        scratch = self._scratch()
         scratch.mkdir()
         try:
             _write(case, plan, scratch)
-            if target.exists():
-                _log.info("a prepared case is damaged and made again: %s/%s in %s", case.site, case.id, target)
-                os.replace(target, old)
-            os.replace(scratch, target)
-        except OSError:
-            # Another process may have finished the same entry first; theirs is as good.
-            if not _is_whole(target):
-                raise
+            self._put_in_place(scratch, target, f"{case.site}/{case.id}")
         finally:
-            for path in (scratch, old):
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _put_in_place(self, scratch: Path, target: Path, name: str) -> None:
+        """Rename, where other processes may do the same: a whole entry of theirs is as good, and stays."""
+        for attempt in range(_ATTEMPTS):
+            if _is_whole(target):
+                return
+            old = self._scratch()
+            try:
+                if target.exists():
+                    _log.info("a prepared case is damaged and made again: %s in %s", name, target)
+                    os.replace(target, old)
+                os.replace(scratch, target)
+                return
+            except OSError:  # theirs came or went between two lines
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
 
     def check(self, case: Case) -> None:
         """Read a case that is only scored, once, so that what is wrong with it shows before training."""
