@@ -51,19 +51,58 @@ Holm's correction. ASSD is the average symmetric surface distance.
 def page() -> str:
     """The whole page."""
     sections = [_section(TITLES.get(path.stem, path.stem), json.loads(path.read_text())) for path in _comparisons()]
-    return "\n".join([OPENING, _averaging(), *sections, _costs(), _at_once()])
+    return "\n".join([OPENING, _pays(), _averaging(), *sections, _costs(), _at_once()])
+
+
+def _pays() -> str:
+    """The federation against every site alone, data set by data set."""
+    result = _read("federation_pays_h200")
+    rows = [
+        [
+            name,
+            *(_seeds(one["methods"][method]) for method in ("solo", "fedavg")),
+            f"{one['difference']:+.3f}",
+            _p(one["p"]),
+            f"{one['worst_organ']['organ']} {one['worst_organ']['ratio']:.2f}",
+        ]
+        for name, one in result["sets"].items()
+    ]
+    table = _table(["", "solo", "fedavg", "difference", "p", "worst organ"], rows)
+    return f"## Does a federation pay?\n\n{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```\n"
 
 
 def _averaging() -> str:
-    """Which of the things that averaging was given helped, data set by data set."""
-    result = json.loads((RESULTS / "averaging_h200.json").read_text())
-    sets = list(result["sets"])
-    rows = [
-        [name, *(" / ".join(f"{seed['mean']:.3f}" for seed in found.get(one, {}).values()) for one in sets)]
-        for name, found in result["variants"].items()
-    ]
-    table = _table(["", *sets], rows)
-    return f"## What makes averaging sound\n\n{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```\n"
+    """What averaging was given, and what of it helped: on development scans, and before those existed."""
+    result, oldest = _read("averaging_dev_h200"), _read("averaging_h200")
+    return "\n\n".join(
+        [
+            "## What makes averaging sound",
+            result["about"],
+            _variants(result["variants"]),
+            result["more_about"],
+            _variants(result["more"]),
+            f"<details><summary>What was tried first</summary>\n\n{oldest['about']}",
+            _variants(oldest["variants"]),
+            f"```sh\n{oldest['command']}\n```\n\n</details>\n",
+        ]
+    )
+
+
+def _variants(variants: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A line per variant, a column per data set, its seeds one by one."""
+    sets = list(dict.fromkeys(one for found in variants.values() for one in found))
+    return _table(
+        ["", *sets], [[name, *(_seeds(found.get(one, {})) for one in sets)] for name, found in variants.items()]
+    )
+
+
+def _seeds(runs: Mapping[str, Any]) -> str:
+    return " / ".join(f"{run['mean'] if isinstance(run, dict) else run:.3f}" for run in runs.values())
+
+
+def _read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return content
 
 
 def _at_once() -> str:

@@ -218,7 +218,7 @@ def test_two_processes_may_prepare_the_same_case(store, case, monkeypatch) -> No
 
 
 def test_an_entry_that_comes_and_goes_at_the_wrong_moments_ends_whole(store, case, monkeypatch) -> None:
-    """Another process moves a damaged entry away between our look and our rename, and ours is put in place after all."""
+    """Another process moves a damaged entry away between our look and our rename; ours is put in place after all."""
     stored = store.add(case, PLAN)
     (stored.folder / "image.npy").unlink()
     replace_, moved = os.replace, []

@@ -66,7 +66,8 @@ def test_the_mean_is_unweighted_and_task_blocks_stay_with_their_owners(tmp_path)
 
 def test_the_mean_of_a_run_by_hand(tiny, tmp_path):
     """From the messages: the representation is the plain mean of both sites, each task block its one owner's."""
-    coordinator, sites = overheard(tiny(method={"name": "segviz"}, training=TRAINING, network=BATCH), tmp_path)
+    plain = {"name": "segviz", "server_step": 1}
+    coordinator, sites = overheard(tiny(method=plain, training=TRAINING, network=BATCH), tmp_path)
     coordinator.run(rounds=1)
     north, south = sites["north"].sent[0].arrays, sites["south"].sent[0].arrays
     assert sites["north"].sent[0].numbers["cases"] != sites["south"].sent[0].numbers["cases"]

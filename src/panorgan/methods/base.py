@@ -69,8 +69,9 @@ class MethodConfig(Settings):
         "network.organs names): the sites that annotate the organ, or every site",
     )
     server_step: PositiveFloat | Literal["fedexp"] = Field(
-        1.0,
+        "fedexp",
         description="how far the server goes along the mean of the updates; fedexp: the farther, the less sites agree",
+        json_schema_extra={"paper": "1"},
     )
 
 

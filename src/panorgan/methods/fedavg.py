@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat
-
 from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
 from panorgan.methods.registry import register
 
@@ -28,11 +26,6 @@ class FedAvgConfig(MethodConfig):
         "every organ is labelled",
         "what a voxel is that the annotation leaves open: what the model received in this round makes of it (EM), or "
         "what the model in training makes of it (marginal loss)",
-    )
-    server_step: PositiveFloat | Literal["fedexp"] = stated(
-        "fedexp",
-        "1",
-        "how far the server goes along the mean of the updates; fedexp: the farther, the less sites agree",
     )
 
 

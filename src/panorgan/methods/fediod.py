@@ -109,6 +109,7 @@ class FedIOD(Method):
         "eqs. 19, 20": "`Server.weight`: `head_attribution.head_weights`",
     }
     recipe: ClassVar[Mapping[str, object]] = {
+        "method.server_step": 1,
         "network.dimensions": 2,
         "network.features": [16, 32, 64, 128, 256],
         "training.rounds": 500,

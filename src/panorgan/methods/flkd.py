@@ -67,7 +67,7 @@ class FLKD(Method):
     )
     equations: ClassVar[Mapping[str, str]] = {
         "eq. 3": "`Site.loss`: cross-entropy + Dice on what is annotated",
-        "eq. 6": "`Server.aggregate`: the unweighted mean of everything",
+        "eq. 6": "`Server.aggregate`: the unweighted mean of everything; with `server_step: 1` nothing else",
         "eq. 7": "`Site.global_distillation`",
         "eq. 8": "`Site.loss`: the sum",
         "eqs. 9, 10": "`Site.local_distillation`, over all or `n_sampled_teachers` organs",
@@ -81,6 +81,7 @@ class FLKD(Method):
         "plan.spacing_mm": [1.5, 1.5, 3.0],
         "plan.intensity": "window",
         "plan.window_hu": [-325, 325],
+        "method.server_step": 1,
         "training.rounds": 1000,
         "training.local_steps": 80,
         "training.optimizer.name": "sgd",

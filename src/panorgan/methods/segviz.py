@@ -44,12 +44,14 @@ class SegViz(Method):
         "Sites with Partial Labels"
     )
     equations: ClassVar[Mapping[str, str]] = {
-        "section 3.4, representation block": "everything but `task_blocks`; `Server.aggregate`, unweighted",
+        "section 3.4, representation block": "everything but `task_blocks`; `Server.aggregate`, unweighted (and "
+        "`server_step: 1`)",
         "section 3.4, task block": "`task_blocks.<organ>`: the last two convolutions; averaged over owners only",
         "section 3.4, final model": "`build_network`: all task blocks on one representation block",
     }
     recipe: ClassVar[Mapping[str, object]] = {
         "method.ce_weight": 0,
+        "method.server_step": 1,
         "network.features": [16, 32, 64, 128, 256],
         "network.residual": True,
         "network.norm": "batch",

@@ -1,0 +1,96 @@
+"""FedAvg at a site: what the received model says about organs without a label. Its server: test_server_average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import Convention
+from panorgan.cases.sampling import Batch
+from panorgan.losses import expected_cross_entropy, partial_dice_ce
+from panorgan.methods.base import Content, SiteTools
+from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork
+
+ORGANS = Vocabulary(["liver", "spleen"])
+RECEIVED, TRAINED = (torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+AVERAGING = ["fedavg", "fedprox", "scaffold", "fedasam"]
+
+
+class Told(SegmentationNetwork):
+    """Logits [B, C, V], whatever the image."""
+
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(ORGANS, convention)
+        self.logits = nn.Parameter(torch.zeros_like(RECEIVED))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.logits if self.convention == "exclusive" else self.logits[:, 1:]
+
+
+def loss_at(
+    name: str, annotated: Mapping[str, int], convention: Convention = "exclusive", **config: object
+) -> torch.Tensor:
+    """Of a site with two cases, whose model says TRAINED after it has received RECEIVED."""
+    here = SiteFacts("here", 2, annotated)
+    federation = Federation(ORGANS, {"here": here, "there": SiteFacts("there", 1, {"liver": 1, "spleen": 1})})
+    model = Told(convention)
+    method = find_method(name)
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    site = method.Site(method.Config(**({"mu": 0} if name == "fedprox" else {}), **config), here, federation, tools)
+    site.moment, site.received = Moment("train", 1, 1), Content({"logits": RECEIVED})
+    site.before_round()
+    with torch.no_grad():
+        model.logits.copy_(TRAINED)
+    loss = site.loss(batch_of(annotated))
+    loss.backward()
+    assert site.received_model is None or torch.equal(site.received_model.logits, RECEIVED)
+    return loss.detach()
+
+
+def batch_of(annotated: Mapping[str, int]) -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    liver = torch.rand(2, 1, 30, generator=generator) > 0.6
+    masks = torch.cat([liver, ~liver], dim=1)
+    known = torch.tensor([[case < annotated.get(organ, 0) for organ in ORGANS] for case in range(2)])
+    return Batch(torch.zeros(2, 1, 30), masks, known, ("liver", "spleen"), ("a", "b"))
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_the_received_model_shares_out_what_the_annotation_leaves_open(name):
+    batch = batch_of({"liver": 2})
+    dice = partial_dice_ce(TRAINED, batch, ORGANS, "exclusive", ce_weight=0, dice_over="batch")
+    by_hand = dice + 3 * expected_cross_entropy(TRAINED, RECEIVED, batch, ORGANS)
+    torch.testing.assert_close(loss_at(name, {"liver": 2}, ce_weight=3), by_hand.mean())
+    torch.testing.assert_close(loss_at(name, {"liver": 2}, ce_weight=0), dice.mean())
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_the_marginal_loss_is_one_setting_away(name):
+    by_hand = partial_dice_ce(TRAINED, batch_of({"liver": 2}), ORGANS, "exclusive", dice_over="batch")
+    assert torch.equal(loss_at(name, {"liver": 2}, unlabelled="marginal"), by_hand.mean())
+
+
+def test_with_nothing_left_open_it_is_the_ordinary_loss_bit_for_bit():
+    assert torch.equal(
+        loss_at("fedavg", {"liver": 2, "spleen": 2}),
+        loss_at("fedavg", {"liver": 2, "spleen": 2}, unlabelled="marginal"),
+    )
+
+
+def test_an_organ_that_one_case_does_not_label_is_open_there():
+    """Two cases, one of which labels the spleen: the received model is needed."""
+    mixed = {"liver": 2, "spleen": 1}
+    assert loss_at("fedavg", mixed) != loss_at("fedavg", mixed, unlabelled="marginal")
+
+
+def test_independent_channels_leave_nothing_to_share_out():
+    assert torch.equal(
+        loss_at("fedavg", {"liver": 2}, "independent"),
+        loss_at("fedavg", {"liver": 2}, "independent", unlabelled="marginal"),
+    )
