@@ -7,9 +7,9 @@ import pickle
 from panorgan.errors import DataError
 
 
-def test_the_kind_of_a_data_error_is_for_programs_and_crosses_processes():
-    error = DataError("A scan is odd.", where="a.nii", why="so it is", fix="mend it", kind="odd-scan")
+def test_the_code_of_an_error_is_for_programs_and_crosses_processes():
+    error = DataError("A scan is odd.", where="a.nii", why="so it is", fix="mend it", code="odd-scan")
     assert "odd-scan" not in str(error)
     again = pickle.loads(pickle.dumps(error))
-    assert (again.kind, str(again)) == ("odd-scan", str(error))
-    assert DataError("A scan is odd.").kind == ""
+    assert (again.code, str(again)) == ("odd-scan", str(error))
+    assert DataError("A scan is odd.").code == ""

@@ -15,6 +15,7 @@ class PanorganError(Exception):
     Parameters
     ----------
     what : one sentence, what went wrong.
+    code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the sentences change.
     where : the file, site, case or config key concerned.
     why : the reason, when it is not plain from `what`.
     fix : what the user can do about it.
@@ -22,8 +23,8 @@ class PanorganError(Exception):
 
     exit_code = 2
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
-        self.what, self.where, self.why, self.fix = what, where, why, fix
+    def __init__(self, what: str, *, code: str = "", where: str = "", why: str = "", fix: str = "") -> None:
+        self.what, self.code, self.where, self.why, self.fix = what, code, where, why, fix
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -38,12 +39,12 @@ class PanorganError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments need help to cross a process boundary.
-        return (_rebuild, (type(self), self.what, self.where, self.why, self.fix))
+        return (_rebuild, (type(self), self.what, self.code, self.where, self.why, self.fix))
 
 
-def _rebuild(kind: type[PanorganError], what: str, where: str, why: str, fix: str) -> PanorganError:
+def _rebuild(kind: type[PanorganError], what: str, code: str, where: str, why: str, fix: str) -> PanorganError:
     error = kind.__new__(kind)
-    PanorganError.__init__(error, what, where=where, why=why, fix=fix)
+    PanorganError.__init__(error, what, code=code, where=where, why=why, fix=fix)
     return error
 
 
@@ -56,19 +57,7 @@ class AnatomyError(PanorganError):
 
 
 class DataError(PanorganError):
-    """A scan, a label file or a data folder cannot be used.
-
-    `kind` is a short fixed word for programs, such as ``not-3d``; people read the sentences instead.
-    """
-
-    kind = ""
-
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", kind: str = "") -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
-        self.kind = kind
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (*super().__reduce__(), {"kind": self.kind})
+    """A scan, a label file or a data folder cannot be used."""
 
 
 class RunError(PanorganError):

@@ -34,7 +34,7 @@ def refused(path: Path) -> DataError:
         assert tracemalloc.get_traced_memory()[1] < 20_000_000, "something large was read"
     finally:
         tracemalloc.stop()
-    assert caught.value.kind == "too-large"
+    assert caught.value.code == "too-large"
     assert caught.value.where == str(path)
     return caught.value
 
@@ -125,4 +125,4 @@ def test_where_the_system_does_not_tell_everything_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_size, "free_memory", lambda: None)
     with pytest.raises(DataError) as caught:
         read_volume(giant(tmp_path / "scan.nii.gz", (200, 200, 100)))
-    assert caught.value.kind == "file-unreadable", "cut off, as its reader finds"
+    assert caught.value.code == "file-unreadable", "cut off, as its reader finds"

@@ -40,7 +40,7 @@ def named(cases: list[Case], shares: SplitSettings, seed: int) -> dict[str, str]
     try:
         shared = split_cases(cases, shares, seed)
     except DataError as error:
-        if error.kind != "nobody-to-train-on":
+        if error.code != "nobody-to-train-on":
             raise
         return None
     return {each.patient: split for split, own in shared.items() for each in own}
@@ -149,7 +149,7 @@ def test_a_site_whose_patients_all_fall_into_test_is_refused_with_ways_out() -> 
     seed = next(seed for seed in range(50) if named(one_scan_each(3), shares, seed) is None)
     with pytest.raises(DataError) as refused:
         split_cases(one_scan_each(3), shares, seed)
-    assert refused.value.kind == "nobody-to-train-on"
+    assert refused.value.code == "nobody-to-train-on"
     assert "splits.seed" in refused.value.fix
     assert named(one_scan_each(3), shares.model_copy(update={"balanced": True}), seed) is not None
 

@@ -100,7 +100,7 @@ def test_an_affine_that_is_not_a_geometry_is_refused(tmp_path: Path, affine) -> 
     nib.save(nib.Nifti1Image(np.zeros((3, 3, 3), dtype=np.float32), None, header), path)
     error = refused(path)
     assert "geometry" in error.what
-    assert error.kind == "bad-affine"
+    assert error.code == "bad-affine"
 
 
 @pytest.mark.parametrize("dtype", [[("R", "u1"), ("G", "u1"), ("B", "u1")], np.complex64])
@@ -140,7 +140,7 @@ def sheared(degrees: float) -> np.ndarray:
 @pytest.mark.parametrize("degrees", [0.12, -5.0, 20.0])
 def test_a_sheared_scan_is_refused(write_scan, degrees) -> None:
     error = refused(write_scan("scan.nii", np.zeros((3, 3, 3), dtype=np.int16), sheared(degrees)))
-    assert error.kind == "sheared"
+    assert error.code == "sheared"
     assert f"{abs(degrees):.2g}°" in error.what
 
 
@@ -149,14 +149,14 @@ def test_a_shear_of_rounding_is_none(write_scan) -> None:
     assert read_volume(path).spacing == pytest.approx((1, 2, 3))
 
 
-def test_refusals_have_a_kind_for_programs(write_scan, tmp_path) -> None:
+def test_refusals_have_a_code_for_programs(write_scan, tmp_path) -> None:
     flat = np.zeros((3, 3, 3), dtype=np.int16)
-    assert refused(tmp_path / "nowhere.nii").kind == "image-missing"
-    assert refused(write_scan("a.nii", np.zeros((3, 3, 3, 2), dtype=np.int16))).kind == "not-3d"
-    assert refused(write_scan("b.nii", np.zeros((3, 3, 3), dtype=np.complex64))).kind == "not-greyscale"
-    assert refused(write_scan("c.nii", flat, np.diag([0.001] * 3 + [1.0]))).kind == "implausible-spacing"
+    assert refused(tmp_path / "nowhere.nii").code == "image-missing"
+    assert refused(write_scan("a.nii", np.zeros((3, 3, 3, 2), dtype=np.int16))).code == "not-3d"
+    assert refused(write_scan("b.nii", np.zeros((3, 3, 3), dtype=np.complex64))).code == "not-greyscale"
+    assert refused(write_scan("c.nii", flat, np.diag([0.001] * 3 + [1.0]))).code == "implausible-spacing"
     (tmp_path / "d.nii").write_text("this is no scan")
-    assert refused(tmp_path / "d.nii").kind == "file-unreadable"
+    assert refused(tmp_path / "d.nii").code == "file-unreadable"
 
 
 def test_spacing_of_an_oblique_scan() -> None:

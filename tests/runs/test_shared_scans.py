@@ -63,7 +63,7 @@ def copy_within_north(experiment: Experiment, folders: dict[str, Path], cache: P
 def refused(experiment: Experiment, run: Path) -> DataError:
     with pytest.raises(DataError) as caught:
         train(experiment, run)
-    assert caught.value.kind == "shared-scan"
+    assert caught.value.code == "shared-scan"
     assert not run.exists(), "something was written"
     return caught.value
 
@@ -115,7 +115,7 @@ def test_site_of_a_network_checks_its_own_cases(experiment, folders, cache):
     settings = SiteSettings(folder=folders["north"])
     with pytest.raises(DataError) as caught:
         SiteFolder("north", settings, experiment().agreement(), cache).counts()
-    assert caught.value.kind == "shared-scan"
+    assert caught.value.code == "shared-scan"
     assert code_of(caught.value) == "data", "only a code leaves the site"
     assert SiteFolder("north", settings, experiment(allow_shared_scans=True).agreement(), cache).counts()[0] == 3
 

@@ -78,7 +78,7 @@ class LabelMap:
                 f"A label file holds undeclared label ids: {stray}.",
                 where=str(self.path),
                 fix="Name them under 'labels' in dataset.json, or remove them from the file.",
-                kind="stray-label",
+                code="stray-label",
             )
         for name, ids in self.ids.items():
             yield name, np.isin(whole, ids)
@@ -93,7 +93,7 @@ class LabelMap:
                 "A label file holds values that are not whole numbers.",
                 where=str(self.path),
                 fix="Export it again as a label map (nearest-neighbour interpolation).",
-                kind="label-not-whole",
+                code="label-not-whole",
             )
         whole: NDArray[np.int32] = np.rint(voxels).astype(np.int32)
         return whole
@@ -145,7 +145,7 @@ def another_grid(path: Path, why: str) -> DataError:
         why=why,
         fix="'panorgan doctor' shows both, and with --fix-headers corrects a header that is off. "
         "Where the voxels really differ, resample the label to the image in your annotation tool.",
-        kind="grid-mismatch",
+        code="grid-mismatch",
     )
 
 

@@ -94,7 +94,7 @@ class DicomTree:
                 fix="Add the series it was drawn on, or move the segmentation out of the folder."
                 if not found
                 else "Keep only the series it was drawn on.",
-                kind="labels-unusable" if found else "orphan-label",
+                code="labels-unusable" if found else "orphan-label",
             )
         return found[0]
 
@@ -277,7 +277,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
         where=str(path),
         why=f"{type(error).__name__}: {error}",
         fix="The file is damaged. Copy it again from its source, or move it out of the folder.",
-        kind="file-unreadable",
+        code="file-unreadable",
     )
 
 

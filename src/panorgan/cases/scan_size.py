@@ -35,7 +35,7 @@ def check_room(where: Path, shape: Sequence[int], bytes_per_voxel: float) -> Non
         why=f"its header says {' × '.join(map(str, shape))} voxels, which take {_size(needed)}; {_size(free)} are free",
         fix="If the header is right, crop or resample the scan, close other programs, or use a larger machine. "
         "If not, the file is damaged or was made to do harm: remove the case.",
-        kind="too-large",
+        code="too-large",
     )
 
 
@@ -56,7 +56,7 @@ def check_nifti_room(path: Path) -> None:
             where=str(path),
             why=f"its header says that voxels begin after {_size(offset)} of other things",
             fix="The file is damaged. Copy it again from its source, or remove the case.",
-            kind="file-unreadable",
+            code="file-unreadable",
         )
     stored = int(header["bitpix"]) / 8
     scaled = (float(header["scl_slope"]), float(header["scl_inter"])) not in ((1.0, 0.0), (0.0, 0.0))

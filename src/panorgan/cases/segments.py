@@ -120,7 +120,7 @@ def _frames(path: Path, numbers: set[int]) -> Iterator[tuple[int, NDArray[np.flo
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix="Copy or export it again; its frames need positions in the patient. Or save it as NIfTI.",
-            kind="file-unreadable",
+            code="file-unreadable",
         ) from error
 
 

@@ -56,7 +56,7 @@ def split_cases(cases: Sequence[Case], settings: SplitSettings, seed: int) -> di
             where="splits",
             why=f"the hashes of all {len(places)} patients fall into the test share, which happens at very small sites",
             fix="Choose another 'splits.seed', lower 'splits.test', add patients, or set 'splits.balanced: true'.",
-            kind="nobody-to-train-on",
+            code="nobody-to-train-on",
         )
     shared: dict[Split, list[Case]] = {"train": [], "validation": [], "test": []}
     for case in sorted(cases, key=lambda c: c.id):

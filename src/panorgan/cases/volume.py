@@ -47,7 +47,7 @@ def read_scan(path: Path, slices: Sequence[Path] = ()) -> Volume:
             "A scan holds values that are not finite numbers.",
             where=str(path),
             fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
-            kind="not-finite",
+            code="not-finite",
         )
     return volume
 
@@ -63,7 +63,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             "A scan file is missing.",
             where=str(path),
             fix="Check the path, or remove the case from its folder.",
-            kind="image-missing",
+            code="image-missing",
         )
     try:
         voxels, affine = read_dicom_files(slices, path) if slices else _read_any(path)
@@ -75,14 +75,14 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix="The file is damaged or of a kind that is not read. Copy it again from its source, or remove the case.",
-            kind="file-unreadable",
+            code="file-unreadable",
         ) from error
     if not (np.issubdtype(voxels.dtype, np.integer) or np.issubdtype(voxels.dtype, np.floating)):
         raise DataError(
             f"A scan must hold one real number per voxel, this one holds {voxels.dtype}.",
             where=str(path),
             fix="Export it again as a greyscale volume, not as colours or complex numbers.",
-            kind="not-greyscale",
+            code="not-greyscale",
         )
     while voxels.ndim > 3 and voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
@@ -95,7 +95,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             fix="Split a time series or a multi-channel file into one 3D file per case."
             if voxels.ndim > 3
             else "Export it again as a volume, or as one flat slice.",
-            kind="not-3d",
+            code="not-3d",
         )
     volume = Volume(voxels, affine)
     _check_geometry(volume, path)
@@ -107,7 +107,7 @@ def _check_geometry(volume: Volume, path: Path) -> None:
     shape, affine = volume.voxels.shape, volume.affine
     if 0 in shape:
         raise DataError(
-            f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.", kind="file-unreadable"
+            f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.", code="file-unreadable"
         )
     # Relative to the voxel's size, so that tiny voxels are not mistaken for flat ones.
     flat = np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) <= 1e-6 * np.prod(volume.spacing)
@@ -117,7 +117,7 @@ def _check_geometry(volume: Volume, path: Path) -> None:
             where=str(path),
             why="its affine is singular or not finite",
             fix="Export the scan again with its spacing and orientation.",
-            kind="bad-affine",
+            code="bad-affine",
         )
     off = _off_right_angles(affine)
     if off > _SHEAR_DEGREES:
@@ -126,7 +126,7 @@ def _check_geometry(volume: Volume, path: Path) -> None:
             where=str(path),
             why="its affine is no straight grid, as after a tilted gantry or a registration that was saved as a header",
             fix="Resample it to a straight grid (3D Slicer: 'Resample Scalar/Vector/DWI Volume'), its label likewise.",
-            kind="sheared",
+            code="sheared",
         )
     extent = [n * mm for n, mm in zip(shape, volume.spacing, strict=True)]
     if min(volume.spacing) < FINEST_MM or max(extent) > LONGEST_MM:
@@ -136,7 +136,7 @@ def _check_geometry(volume: Volume, path: Path) -> None:
             where=str(path),
             why=f"the scan would measure {whole} mm",
             fix="Correct the spacing in its header: it must be in millimetres.",
-            kind="implausible-spacing",
+            code="implausible-spacing",
         )
 
 

@@ -44,7 +44,7 @@ def check_shared_scans(sites: Sequence[SiteCases], store: Store, work: InParalle
         why="a test on a scan that was trained on measures memory, and a scan at two sites is one patient, not two",
         fix="Name one of each pair in 'leave_out' under its site. To go on as it is, set 'allow_shared_scans: true': "
         "the report will then say so.",
-        kind="shared-scan",
+        code="shared-scan",
     )
 
 

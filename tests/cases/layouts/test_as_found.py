@@ -146,7 +146,7 @@ def test_nnunets_ignore_label_is_refused_with_the_reason(tmp_path):
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"labels": content["labels"] | {"ignore": 3}}))
     error = refuse(tmp_path)
-    assert error.kind == "ignore-label"
+    assert error.code == "ignore-label"
     assert "unknown" in error.what
     assert error.where == str(path)
     assert len(find_layout(tmp_path).images(tmp_path)) == 2, "the scans are what they are"
@@ -156,7 +156,7 @@ def test_the_decathlons_way_to_write_an_ignore_label(tmp_path):
     write_msd(tmp_path)
     path = tmp_path / "dataset.json"
     path.write_text(path.read_text().replace('"2": "Posterior"', '"2": "Ignore"'))
-    assert refuse(tmp_path, Vocabulary(["hippocampus"])).kind == "ignore-label"
+    assert refuse(tmp_path, Vocabulary(["hippocampus"])).code == "ignore-label"
 
 
 @pytest.mark.parametrize("name", ["nnunet", "msd"])
@@ -189,7 +189,7 @@ def test_errors_of_folders_have_kinds(tmp_path):
     shutil.rmtree(tmp_path / "own" / "imagesTr")
     empty = refuse(tmp_path / "own")
     found = [nothing.value, nowhere.value, several.value, unknown, missing, empty]
-    assert [error.kind for error in found] == [
+    assert [error.code for error in found] == [
         "no-layout",
         "folder-missing",
         "several-layouts",

@@ -80,7 +80,7 @@ def test_a_small_tilt_adds_up(tmp_path):
     """0.008 mm from slice to slice is less than the tremble above; over 40 slices of 1 mm it is 0.31 mm, 0.46°."""
     series = write_series(tmp_path / "p", TALL, spacing=(0.7, 0.8, 1.0))
     put(series.files, lambda k, x, y, z: (x, y + 0.008 * k, z))
-    assert refused(tmp_path, "tilted gantry").kind == "file-unreadable"
+    assert refused(tmp_path, "tilted gantry").code == "file-unreadable"
 
 
 def test_directions_written_with_few_digits_are_no_tilt(tmp_path):
@@ -138,7 +138,7 @@ def test_a_cut_slice_hides_its_own_case_only(tmp_path):
     cut(anna.files[2])
     images, labels, problems = looked_at(tmp_path)
     assert images == labels == ["bert_ct"]
-    assert [(error.kind, error.where) for error in problems] == [("file-unreadable", str(anna.files[2]))]
+    assert [(error.code, error.where) for error in problems] == [("file-unreadable", str(anna.files[2]))]
     assert refused(tmp_path, "DICOM file cannot be read").where == str(anna.files[2])
 
 
@@ -159,7 +159,7 @@ def test_a_segmentation_without_its_series_hides_nothing_else(tmp_path):
     write_lost(tmp_path)
     images, labels, problems = looked_at(tmp_path)
     assert images == labels == ["anna_ct", "bert_ct"]
-    assert [error.kind for error in problems] == ["orphan-label"]
+    assert [error.code for error in problems] == ["orphan-label"]
     refused(tmp_path, "belongs to no series")
 
 
@@ -207,7 +207,7 @@ def test_a_segmentation_in_another_frame_of_reference(tmp_path):
     change(tmp_path / "anna" / "seg.dcm", FrameOfReferenceUID=generate_uid())
     images, labels, problems = looked_at(tmp_path)
     assert images == labels == ["bert_ct"]
-    assert [error.kind for error in problems] == ["frame-of-reference"]
+    assert [error.code for error in problems] == ["frame-of-reference"]
     assert "UIDs" in refused(tmp_path, "another frame of reference").fix
     change(tmp_path / "anna" / "seg.dcm", FrameOfReferenceUID="")
     assert looked_at(tmp_path)[2] == (), "what an anonymiser removed does not differ"

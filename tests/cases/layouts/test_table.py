@@ -106,7 +106,7 @@ def test_a_table_that_cannot_be_read(tmp_path, content, why):
     with pytest.raises(DataError, match="table of cases cannot be read") as caught:
         read_cases(tmp_path, "here", ABDOMEN, layout="csv")
     assert why in caught.value.why
-    assert caught.value.kind == "folder-unreadable"
+    assert caught.value.code == "folder-unreadable"
 
 
 def test_a_missing_column_is_named_instead_of_calling_the_folder_unknown(tmp_path):

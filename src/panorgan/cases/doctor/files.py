@@ -92,7 +92,7 @@ def forms_apart_mm(image: Any) -> float:
 
 def code_of(error: DataError, otherwise: str) -> str:
     """The kind of an error where it is one of the doctor's codes."""
-    return error.kind if error.kind in CODES else otherwise
+    return error.code if error.code in CODES else otherwise
 
 
 def _refused(path: Path, error: DataError, repair: str) -> Problem:

@@ -53,7 +53,7 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
             f"A data folder fits several layouts: {', '.join(layout.name for layout in fitting)}.",
             where=str(folder),
             fix="Say which, with 'layout: <name>' under the site or with '--layout <name>' on the command line.",
-            kind="several-layouts",
+            code="several-layouts",
         )
     known = "; ".join(f"{layout.name} ({layout.title})" for layout in layouts().values())
     raise DataError(
@@ -61,7 +61,7 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
         where=str(folder),
         why=f"known are: {known}",
         fix="Point to the folder that holds the case folders or dataset.json, or list the cases in a cases.csv.",
-        kind="no-layout",
+        code="no-layout",
     )
 
 
@@ -98,7 +98,7 @@ def read_cases(
             fix="Check the names of the scans (nnU-Net: imagesTr/<case>_0000.nii.gz)."
             if own_layout.name == "nnunet"
             else "Check the names of the scans, or list them in a cases.csv.",
-            kind="no-scans",
+            code="no-scans",
         )
     rules = LabelRules(vocabulary, rename or {}, ignore, restrict)
     cases = []
@@ -109,7 +109,7 @@ def read_cases(
                 where=str(label_folder),
                 why=f"nothing there belongs to case {name}",
                 fix="Add its label, or move its scan out of the folder.",
-                kind="label-missing",
+                code="label-missing",
             )
         source = _mask_source(labels[name], rules, label_folder) if name in labels else None
         annotated = tuple(sorted(source.structures)) if source else ()
@@ -137,7 +137,7 @@ def _refuse_problems(layout: Layout, folder: Path) -> None:
             ),
             why=first.why,
             fix=f"{first.fix} `panorgan doctor` tells what to do about each.",
-            kind=first.kind,
+            code=first.code,
         )
 
 
@@ -150,7 +150,7 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
                 "A case has no label file.",
                 where=str(found.path),
                 fix="Add the file, or move its scan out of the folder.",
-                kind="label-missing",
+                code="label-missing",
             )
         declared = frozenset(i for ids in found.ids.values() for i in ids)
         ids = {s: tuple(sorted({i for n in names for i in found.ids[n]})) for s, names in structures.items()}
@@ -176,7 +176,7 @@ def _segment_masks(found: FoundSegments, rules: LabelRules, folder: Path) -> Seg
                 where="\n".join(str(path) for path in sorted(paths)),
                 why="they may be two readers' or two versions; nothing says which is right",
                 fix="Keep the right one and move the others out of the folder.",
-                kind="labels-unusable",
+                code="labels-unusable",
             )
     segments = {s: tuple(x for n in names for x in found.segments[n]) for s, names in structures.items()}
     return SegmentMasks(segments) if segments else None

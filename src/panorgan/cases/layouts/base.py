@@ -108,7 +108,7 @@ def _sharing(name: str, paths: Sequence[Path]) -> DataError:
         where="\n".join(str(path) for path in paths),
         why="nothing says which of them is meant",
         fix="Keep one of them, or give the others names of their own (or list the cases in a cases.csv).",
-        kind="folder-unreadable",
+        code="folder-unreadable",
     )
 
 
@@ -122,7 +122,7 @@ def refuse_ignore_label(names: Iterable[str], where: Path) -> None:
             why="within a case a structure is either annotated everywhere or unknown everywhere",
             fix="Where no label file holds its id, remove it from dataset.json. Else complete these labels first, "
             "or make a copy of the folder without the cases that hold it.",
-            kind="ignore-label",
+            code="ignore-label",
         )
 
 
@@ -149,7 +149,7 @@ class LabelRules:
             found = self.vocabulary.resolve(tuple(organs.values()), ignore_unknown=True)
             wanted = found if self.restrict is None else self.vocabulary.resolve(self.restrict)
         except AnatomyError as error:
-            raise DataError(error.what, where=where, why=error.why, fix=error.fix, kind="labels-unusable") from error
+            raise DataError(error.what, where=where, why=error.why, fix=error.fix, code="labels-unusable") from error
         absent = [structure for structure in wanted if not _covered(structure, set(organs.values()))]
         if absent:
             raise DataError(
@@ -157,7 +157,7 @@ class LabelRules:
                 where=where,
                 why=f"it annotates {', '.join(found) or 'nothing of the vocabulary'}",
                 fix="Correct 'annotated' of this site in the experiment file.",
-                kind="labels-unusable",
+                code="labels-unusable",
             )
         # "Use the kidneys" of a folder that tells left from right does not mean to forget which is which.
         wanted = tuple(dict.fromkeys(s for name in wanted for s in self._as_labelled(name, set(organs.values()))))
@@ -184,7 +184,7 @@ class LabelRules:
                 why=error.why,
                 fix=f"{error.fix} Or say what it is with 'labels: {{{name}: <organ>}}' under the site, "
                 f"or leave it out with 'ignore: [{name}]'.",
-                kind="unknown-name",
+                code="unknown-name",
             ) from error
 
     def knows(self, name: str) -> bool:
@@ -207,5 +207,5 @@ def missing_folder(folder: Path) -> DataError:
         "The data folder does not exist.",
         where=str(folder),
         fix="Check the path, in the experiment file or in the hospital's site.yaml.",
-        kind="folder-missing",
+        code="folder-missing",
     )

@@ -48,7 +48,7 @@ def images(folder: Path) -> dict[str, FoundImage]:
             where=str(folder),
             why="there are only: " + (", ".join(f"{n} {reason}" for reason, n in tree.others) or "no files"),
             fix="Point to the folder that holds the series, each with all of its slices.",
-            kind="no-scans",
+            code="no-scans",
         )
     cases = case_names(tree)
     found = _look_up(tree, cases)
@@ -69,7 +69,7 @@ def labels(folder: Path) -> dict[str, FoundLabels]:
             "The labels of a DICOM folder are contours (RTSTRUCT), which panorgan does not read.",
             where=str(tree.contours[0]),
             fix="Convert them to DICOM-SEG or NIfTI, for example in 3D Slicer or with 'plastimatch convert'.",
-            kind="folder-unreadable",
+            code="folder-unreadable",
         )
     return found.labels
 
@@ -141,7 +141,7 @@ def _refuse_other_space(file: SegmentationFile, series: Series) -> None:
             why=f"the segmentation's is {theirs}, that of {series.folder} is {ours}: positions cannot be compared",
             fix="Export both again from the program in which it was drawn. If an anonymiser has given them different "
             "UIDs, let it change both alike.",
-            kind="frame-of-reference",
+            code="frame-of-reference",
         )
 
 
@@ -164,7 +164,7 @@ def _two_labels(series: Series, files: list[Path]) -> DataError:
         where=str(series.folder),
         why=", ".join(str(path) for path in files),
         fix="Keep the right one and move the others out of the folder.",
-        kind="labels-unusable",
+        code="labels-unusable",
     )
 
 
@@ -183,7 +183,7 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
             where=str(path),
             why="the file is not there" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}",
             fix=f'Write {{"labels": {{"liver": 1, "spleen": 2}}}} into it, or move {label_map.name} away.',
-            kind="folder-unreadable",
+            code="folder-unreadable",
         ) from error
 
 

@@ -44,7 +44,7 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             where=str(folder),
             why="it has no dataset.json" if folder.is_dir() else "the folder does not exist",
             fix="Point to the folder that holds dataset.json, imagesTr and labelsTr.",
-            kind="no-layout" if folder.is_dir() else "folder-missing",
+            code="no-layout" if folder.is_dir() else "folder-missing",
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -64,7 +64,7 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             where=str(path),
             why=str(error),
             fix='It must be JSON with "labels": {"background": 0, "liver": 1, …}.',
-            kind="folder-unreadable",
+            code="folder-unreadable",
         ) from error
 
 
