@@ -37,6 +37,8 @@ def test_the_example_method_works(monkeypatch):
     rule.moment = Moment("train", 1, 1)
 
     class Answers:
+        sites = ()
+
         def mean(self, weight):
             return {"decoder.w": torch.ones(1), "head.w": torch.ones(1)}
 

@@ -118,7 +118,7 @@ def test_fediod_on_acdc_is_as_its_paper_says_and_so_are_its_baselines():
     recipe = dict(find_method("fediod").recipe)
     assert recipe["training.local_epochs"] == 1
     for setting, value in recipe.items():
-        found = functools.reduce(getattr, setting.split("."), experiment)
+        found = functools.reduce(lambda place, key: place[key], setting.split("."), experiment.model_dump())
         assert (list(found) if isinstance(found, tuple) else found) == value, setting
     network = experiment.build_method().build_network(experiment.network, federation_of(experiment))
     assert sum(p.numel() for p in network.parameters()) == 11_865_590  # the paper: about 11.15 million
