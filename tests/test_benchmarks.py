@@ -104,3 +104,28 @@ def test_fuzzing_finds_faults_and_keeps_the_messages(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "examine", break_on_short_ones)
     broken = module.fuzz(200, 1, 0.0, tmp_path / "faults")
     assert broken["faults"]["ZeroDivisionError"] == len(list((tmp_path / "faults").iterdir())) > 0
+
+
+def test_the_quality_table_finds_the_organ_that_a_method_loses(monkeypatch, tmp_path):
+    quality = loaded("quality", monkeypatch)
+
+    def write(method, seed, liver, spleen):
+        run = tmp_path / method / f"seed-{seed}"
+        (run / "model").mkdir(parents=True)
+        (run / "model" / "model.json").write_text('{"round": 30}')
+        rows = [f"test,a,c1,liver,{liver}", f"test,a,c2,liver,{liver}", f"test,a,c1,spleen,{spleen}"]
+        (run / "metrics.csv").write_text("\n".join(["split,site,case,organ,dice", *rows, "external,b,c3,liver,0.5"]))
+
+    for seed, lost in ((0, 0.8), (1, 0.2)):
+        write("solo", seed, 0.8, 0.8)
+        write("fedavg", seed, 0.9, lost)
+    found = quality.collect(tmp_path)["fedavg"]
+    assert found["seeds"]["0"] == {
+        "mean": 0.85,
+        "organs": {"liver": 0.9, "spleen": 0.8},
+        "delivered_round": 30,
+        "external": 0.5,
+    }
+    assert found["worst_organ"] == {"organ": "spleen", "seed": "1", "ratio": 0.25}
+    assert found["difference"] == pytest.approx((0.05 - 0.25) / 2)
+    assert "spleen 0.25" in quality.table(quality.collect(tmp_path))
