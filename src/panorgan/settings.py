@@ -13,6 +13,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 
+class SettingError(ValueError):
+    """What a validator raises: why a setting cannot be used. `config.validated` makes a ConfigError with its code."""
+
+    def __init__(self, why: str, *, code: str = "bad-setting") -> None:  # a default: an error is pickled without it
+        super().__init__(why)
+        self.code = code
+
+
 class Settings(BaseModel):
     """A frozen pydantic model that refuses unknown keys."""
 
