@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import refuse_swapped_sides
@@ -20,7 +19,7 @@ from panorgan.cases.phantom import PhantomConfig
 from panorgan.cases.planning import PlanSettings
 from panorgan.cases.sampling import sliced_axis
 from panorgan.cases.splits import SplitSettings
-from panorgan.errors import ConfigError, PanorganError, did_you_mean
+from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.limits import LimitSettings
@@ -30,7 +29,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.overrides import read_overridden
-from panorgan.settings import SettingError, Settings, fields_at
+from panorgan.settings import SettingError, Settings, validated
 
 
 class SiteSettings(Settings):
@@ -366,50 +365,3 @@ class _StrictLoader(yaml.SafeLoader):
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
     """An experiment from plain data, with errors a person can act on."""
     return validated(Experiment, content, where)
-
-
-Model = typing.TypeVar("Model", bound=BaseModel)
-
-
-def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
-    """Validate, turning pydantic's report into our own error."""
-    try:
-        return model(**content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        keys = [str(part) for part in first["loc"]]
-        place = ".".join(keys)
-        spot = f"{where}: {place}" if where and place else where or place
-        if first["type"] == "extra_forbidden":
-            known = fields_at(model, keys[:-1])
-            raise ConfigError(
-                f"There is no setting called {keys[-1]!r}.",
-                code="unknown-setting",
-                where=spot,
-                why=did_you_mean(keys[-1], known),
-                fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
-            ) from error
-        told = first["msg"].removeprefix("Value error, ")  # about several settings at once: all of them is no help
-        got = "" if isinstance(first["input"], Mapping) and told != first["msg"] else f" (got {first['input']!r:.80})"
-        fix = f"Correct {place!r}." if place else "Correct it as the reason says."
-        cause = first.get("ctx", {}).get("error")
-        missing = first["type"] == "missing"
-        raise ConfigError(
-            "A setting cannot be used as written.",
-            code=cause.code if isinstance(cause, SettingError) else "missing-setting" if missing else "bad-setting",
-            where=spot,
-            why=told + got,
-            fix=fix,
-        ) from error
-    except TypeError as error:
-        raise ConfigError(
-            "Settings must be named.",
-            code="setting-not-named",
-            where=where,
-            why=str(error),
-            fix="Use words, not numbers, left of the colon.",
-        ) from error
-    except PanorganError as error:
-        if where and not error.where.startswith(where):
-            error.where = f"{where}: {error.where}" if error.where else where
-        raise

@@ -24,7 +24,7 @@ from trial_federation import Authority, free_port, write_server_kit, write_site_
 from panorgan.cli import federation_run, federation_view, foreground
 from panorgan.cli import main as cli
 from panorgan.cli.federation_run import show_status
-from panorgan.config import Experiment, validated
+from panorgan.config import Experiment
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -32,6 +32,7 @@ from panorgan.deployment.settings import FederationSettings
 from panorgan.deployment.status import read_status
 from panorgan.federation.events import Event, EventLog
 from panorgan.runs.lock import only_one_process
+from panorgan.settings import validated
 
 ROUND = {
     "number": 1, "stage": "train", "round": 1, "rounds": 3, "total": 3,
