@@ -114,7 +114,7 @@ _FOLDER_UNREADABLE = (
     "case-named-twice",
     "several-scans-fit",
     "segmentation-without-scan",
-    "label-table-unreadable",
+    "label-names-unreadable",
     "labels-without-names",
     "contours-only",
     "dataset-json-unreadable",

@@ -103,7 +103,7 @@ def _ids(segmentation: Path, folder: Path) -> dict[str, tuple[int, ...]]:
             where=str(table),
             why=f"{type(error).__name__}: {error}",
             fix="It must be tab-separated with the columns 'index' (a whole number) and 'name'.",
-            code="label-table-unreadable",
+            code="label-names-unreadable",
         ) from error
     return ids
 

@@ -183,7 +183,7 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
             where=str(path),
             why="the file is not there" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}",
             fix=f'Write {{"labels": {{"liver": 1, "spleen": 2}}}} into it, or move {label_map.name} away.',
-            code="labels-without-names",
+            code="labels-without-names" if isinstance(error, FileNotFoundError) else "label-names-unreadable",
         ) from error
 
 
