@@ -1,4 +1,4 @@
-"""The base of every config section: immutable, typed, and strict about names.
+"""The base of every config section: immutable, typed, strict about names; and what is wrong with one as an error.
 
 Each room declares its own section next to the code that uses it; `panorgan.config` composes them into an experiment.
 """

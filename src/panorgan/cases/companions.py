@@ -136,7 +136,10 @@ class Companions:
             volume = _read(path, shape)
             if volume is None:
                 raise DataError(
-                    "A volume that was just stored cannot be read.", code="stored-volume-unreadable", where=str(path)
+                    "A volume that was just stored cannot be read.",
+                    code="stored-volume-unreadable",
+                    where=str(path),
+                    fix="Check the disk and its free space, then try again.",
                 )
         mark_used(path, _MARKED_EVERY)  # see Store.sweep
         self._open[case.folder] = volume

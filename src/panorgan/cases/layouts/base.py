@@ -175,11 +175,12 @@ class LabelRules:
 
     def organ(self, name: str, where: str) -> str:
         """The organ that a name in the folder means."""
+        text = self.rename.get(name, name)
         try:
-            return find_organ(self.rename.get(name, name)).name
+            return find_organ(text).name
         except AnatomyError as error:
             raise DataError(
-                error.what,
+                f"Unknown organ {text!r}.",
                 where=where,
                 why=error.why,
                 fix=f"{error.fix} Or say what it is with 'labels: {{{name}: <organ>}}' under the site, "

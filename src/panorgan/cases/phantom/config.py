@@ -52,7 +52,7 @@ def canonical_names(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     """The names as the anatomy spells them; refuses what cannot be drawn or cannot share one label map."""
     found = tuple(_canonical_name(name, where) for name in names)
     if len(set(found)) < len(found):
-        raise ConfigError("An organ is listed twice.", code="organ-twice", where=where)
+        raise ConfigError("An organ is listed twice.", code="organ-twice", where=where, fix="list it once")
     structures = [part for name in found for part in drawable()[name]]
     for name in found:
         shared = [part for part in drawable()[name] if structures.count(part) > 1 and part != name]
@@ -130,7 +130,12 @@ class PhantomSite(Settings):
                 fix="name one direction per axis, such as RAS, LPS or PIR",
             )
         if min(self.spacing_mm) <= 0 or min(self.field_of_view_mm or self.spacing_mm) <= 0:
-            raise ConfigError("Voxel size and field of view must be positive.", code="size-not-positive", where=where)
+            raise ConfigError(
+                "Voxel size and field of view must be positive.",
+                code="size-not-positive",
+                where=where,
+                fix="give millimetres above 0",
+            )
         if not self.external and not self.annotated:
             raise ConfigError(
                 "A training site labels no organ.",
@@ -230,11 +235,17 @@ class PhantomConfig(Settings):
         names = [site.name for site in self.sites]
         if len(set(names)) < len(names):
             raise ConfigError(
-                "Two phantom sites have the same name.", code="site-name-twice", where=", ".join(sorted(names))
+                "Two phantom sites have the same name.",
+                code="site-name-twice",
+                where=", ".join(sorted(names)),
+                fix="name every site differently",
             )
         if min(self.field_of_view_mm) <= 0:
             raise ConfigError(
-                "The field of view must be positive.", code="size-not-positive", where="phantom field_of_view_mm"
+                "The field of view must be positive.",
+                code="size-not-positive",
+                where="phantom field_of_view_mm",
+                fix="give millimetres above 0",
             )
         used = set(self.organs).union(*(site.annotated for site in self.sites))
         lesions = sorted(used & set(TUMOURS))
