@@ -10,6 +10,7 @@ from refusing import refused
 
 from panorgan.config import load_experiment, parse_experiment
 from panorgan.errors import AnatomyError, ConfigError, PanorganError
+from panorgan.evaluation.forgetting import GLOBAL_MODEL
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -223,6 +224,23 @@ def test_site_names_must_be_plain(tiny_content):
     with refused("bad-site-name", ConfigError) as caught:
         parse_experiment({"vocabulary": ["liver"], "sites": {"st. mary": {"folder": "x"}}})
     assert "'st. mary'" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("sites", "changes", "code", "named"),
+    [
+        ({"a": {}, "b": {"external": True, "joins_at": 2}}, {}, "external-site-joins", "sites.b"),
+        ({"a": {}, "b": {"joins_at": 99}}, {}, "never-joins", "99"),
+        ({"a": {"joins_at": 2}, "b": {"joins_at": 3}}, {}, "too-few-beginners", "a, b"),
+        ({"a": {}, GLOBAL_MODEL: {}}, {"local_models": True}, "reserved-site-name", GLOBAL_MODEL),
+        ({"a": {}, "b": {"joins_at": 9}}, {"local_models": 0.5}, "local-models-before-join", "round 5"),
+    ],
+)
+def test_sites_that_do_not_go_together(sites, changes, code, named):
+    folders = {name: {"folder": "x", **site} for name, site in sites.items()}
+    with refused(code, ConfigError) as caught:
+        parse_experiment({"vocabulary": ["liver"], "sites": folders, "training": {"rounds": 10}, **changes})
+    assert named in str(caught.value)
 
 
 def test_fingerprint_ignores_hardware_and_name_only(tiny):

@@ -237,6 +237,12 @@ def test_bad_site_settings_are_refused(changes: dict[str, object], code: str) ->
         PhantomSite(**({"name": "s", "annotated": ("liver",)} | changes))  # type: ignore[arg-type]
 
 
+def test_two_sites_of_one_name_are_refused() -> None:
+    site = PhantomSite(name="s", annotated=("liver",))
+    with refused("site-name-twice", ConfigError):
+        PhantomConfig(organs=("liver",), sites=(site, site))
+
+
 def test_labelled_tumours_need_tumours() -> None:
     with refused("tumours-off") as caught:
         PhantomConfig(organs=("liver", "liver_tumour"))

@@ -65,6 +65,11 @@ def test_only_three_dimensions_are_accepted(write_scan, shape) -> None:
     assert str(shape) in error.what
 
 
+def test_a_scan_without_voxels_is_refused(write_scan) -> None:
+    error = error_of("no-voxels", write_scan("scan.nii", np.zeros((4, 0, 6), dtype=np.int16)))
+    assert "(4, 0, 6)" in error.what
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1)])
 def test_a_flat_nifti_is_one_slice(write_scan, shape) -> None:
     voxels = np.arange(20, dtype=np.int16).reshape(shape)

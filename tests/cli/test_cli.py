@@ -219,6 +219,16 @@ def test_predict_finds_the_series_in_a_dicom_tree(finished, tmp_path, capfd, mon
     assert set(names["laterality"]) == {"kidney_left", "kidney_right"}
 
 
+def test_predict_refuses_two_scans_of_one_name(tmp_path, capfd, monkeypatch):
+    scans = [tmp_path / patient / "ct" / "scan.nii.gz" for patient in ("anna", "bert")]
+    for scan in scans:
+        scan.parent.mkdir(parents=True)
+        scan.touch()
+    code, _, err = invoke(capfd, monkeypatch, "predict", "nowhere", *map(str, scans), "--out", str(tmp_path / "o"))
+    assert code == 2
+    assert "ct_scan. [scan-names-clash]" in err
+
+
 def test_predict_never_overwrites_a_scan(finished, tiny, tmp_path, capfd, monkeypatch):
     case = prepare(tiny()).sites[0].test[0]
     scan = tmp_path / "scan.nii.gz"
