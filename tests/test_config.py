@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusing import refused
 
 from panorgan.config import load_experiment, parse_experiment
 from panorgan.errors import AnatomyError, ConfigError, PanorganError
+from panorgan.evaluation.forgetting import GLOBAL_MODEL
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -63,77 +65,86 @@ def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_cont
 
 
 @pytest.mark.parametrize(
-    ("changes", "says", "hint"),
+    ("changes", "code", "names"),
     [
-        ({"trainning": {}}, "no setting called 'trainning'", "training"),
-        ({"training": {"roundz": 3}}, "no setting called 'roundz'", "rounds"),
-        ({"training": {"optimizer": {"lerning_rate": 1}}}, "no setting called 'lerning_rate'", "learning_rate"),
-        ({"method": {"name": "fedprox", "nu": 1}}, "no setting called 'nu'", "mu"),
-        ({"method": {"name": "fedavgg"}}, "no method called 'fedavgg'", "fedavg"),
-        ({"method": {"mu": 1}}, "cannot be used", "name"),
-        ({"vocabulary": ["liverr"]}, "liverr", "liver"),
-        ({"vocabulary": ["liver", "Liver"]}, "liver", "fix"),
-        ({"training": {"rounds": 0}}, "cannot be used", "greater than or equal to 1"),
-        ({"training": {"rounds": "many"}}, "cannot be used", "integer"),
-        ({"plan": {"window_hu": [10, 10]}}, "cannot be used", "lower end"),
-        ({"training": {"sampling": {"patch_size": [16, 16, 18]}}}, "cannot be used", "multiples of 4, at least 8"),
-        ({"training": {"sampling": {"patch_size": [16, 16, 4]}}}, "cannot be used", "multiples of 4, at least 8"),
-        ({"network": {"dimensions": 2}}, "cannot be used", "[x, y, 1]"),
-        ({"training": {"sampling": {"patch_size": [16, 16, 1]}}}, "cannot be used", "network.dimensions to 2"),
-        ({"training": {"sampling": {"patch_size": [16, 1, 1]}}}, "cannot be used", "only one axis may be 1"),
+        ({"trainning": {}}, "unknown-setting", "'training'"),
+        ({"training": {"roundz": 3}}, "unknown-setting", "'rounds'"),
+        ({"training": {"optimizer": {"lerning_rate": 1}}}, "unknown-setting", "'learning_rate'"),
+        ({"method": {"name": "fedprox", "nu": 1}}, "unknown-setting", " mu,"),
+        ({"method": {"mu": 1}}, "method-without-name", "method"),
+        ({"vocabulary": ["liverr"]}, "unknown-organ", "'liver'"),
+        ({"vocabulary": ["liver", "Liver"]}, "organ-twice", "'liver'"),
+        ({"training": {"rounds": 0}}, "bad-setting", "training.rounds"),
+        ({"training": {"rounds": "many"}}, "bad-setting", "'many'"),
+        ({"plan": {"window_hu": [10, 10]}}, "window-empty", "[10, 10]"),
+        ({"plan": {"spacing_mm": [1, 0, 1]}}, "size-not-positive", "[1, 0, 1]"),
+        ({"training": {"sampling": {"patch_size": [16, 16, 18]}}}, "patch-does-not-fit", "of 4, at least 8"),
+        ({"training": {"sampling": {"patch_size": [16, 16, 4]}}}, "patch-does-not-fit", "of 4, at least 8"),
+        ({"network": {"dimensions": 2}}, "network-needs-slices", "[x, y, 1]"),
+        ({"training": {"sampling": {"patch_size": [16, 16, 1]}}}, "network-needs-volumes", "[16, 16, 1]"),
+        ({"training": {"sampling": {"patch_size": [16, 1, 1]}}}, "several-flat-axes", "[16, 1, 1]"),
         (
             {"network": {"dimensions": 2}, "training": {"sampling": {"patch_size": [1, 16, 18]}}},
-            "cannot be used",
-            "multiples of 4, at least 8, for a network with 3 levels (network.features); only the axis of the slices",
+            "patch-does-not-fit",
+            "of 4, at least 8, for a network with 3 levels (network.features)",
         ),
         (
             {"network": {"strides": [[1, 1, 1], [2, 2, 1], [2, 2, 2]]}}
             | {"training": {"sampling": {"patch_size": [16, 16, 3]}}},
-            "cannot be used",
-            "multiples of [4, 4, 2], at least [8, 8, 4], for a network with 3 levels (network.features and network.str",
+            "patch-does-not-fit",
+            "of [4, 4, 2], at least [8, 8, 4], for a network with 3 levels (network.features and network.strides)",
         ),
-        ({"network": {"strides": [[1, 1, 1], [2, 2, 2]]}}, "cannot be used", "one entry per level"),
-        ({"network": {"strides": [[1, 1], [2, 2], [2, 2]]}}, "cannot be used", "needs 3 numbers"),
-        ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "cannot be used", "must be all 1"),
-        (
-            {"method": {"name": "multihead"}, "network": {"organs": "decoders"}},
-            "multihead cannot use a network with organs: decoders",
-            "network.organs\n  why: the method itself decides that: heads\n  fix: Leave network.organs out",
-        ),
-        (
-            {"method": {"name": "fedavg_pl"}, "network": {"convention": "independent"}},
-            "fedavg_pl cannot use a network with convention: independent",
-            "network.convention\n  why: the method itself decides that: exclusive\n  fix: Leave network.convention out",
-        ),
-        (
-            {"method": {"name": "ufps", "schedule_start": 0.5}},
-            "WS would begin at 0.5 of the rounds and end at 0.4",
-            "weight_schedule: none",
-        ),
+        ({"network": {"strides": [[1, 1, 1], [2, 2, 2]]}}, "strides-per-level", "2 levels"),
+        ({"network": {"strides": [[1, 1], [2, 2], [2, 2]]}}, "strides-per-axis", "3 numbers"),
+        ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "strides-begin-with-one", "network"),
+        ({"network": {"norm": "group", "groups": 3}}, "features-per-group", "multiples of 3"),
+        ({"method": {"name": "multihead"}, "network": {"organs": "decoders"}}, "method-decides", "heads"),
+        ({"method": {"name": "fedavg_pl"}, "network": {"convention": "independent"}}, "method-decides", "exclusive"),
         (
             {"training": {"augment": {"mirror_axes": [0, 2]}}},
-            "Left and right must not be mirrored",
+            "mirrored-sides",
             "(sided organs: kidney_left, kidney_right)\n  fix: mirror_axes: [2]",
         ),
-        ({"splits": {"validation": 0.5, "test": 0.5}}, "cannot be used", "below 1"),
-        ({"phantom": {"sites": [{"name": "a", "annotated": ["livre"]}]}}, "livre", "liver"),
+        ({"splits": {"validation": 0.5, "test": 0.5}}, "no-share-for-training", "splits"),
+        ({"phantom": {"sites": [{"name": "a", "annotated": ["livre"]}]}}, "not-drawable", "'liver'"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_refusals_say_what_and_hint(tmp_path, tiny_content, changes, says, hint):
+def test_refusals_have_a_code_and_name_what_is_wrong(tmp_path, tiny_content, changes, code, names):
     path = write(tmp_path, tiny_content(**changes))
-    with pytest.raises(PanorganError) as caught:
+    with refused(code) as caught:
         load_experiment(path)
-    assert says in caught.value.what
+    assert names in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "hint"),
+    [
+        ({"method": {"name": "fedavgg"}}, "fedavgg", "'fedavg'"),
+        ({"method": {"name": "ufps", "schedule_start": 0.5}}, "0.5", "0.4"),
+    ],
+)
+def test_what_a_method_refuses_is_refused_with_the_file(tmp_path, tiny_content, changes, names, hint):
+    path = write(tmp_path, tiny_content(**changes))
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    assert names in caught.value.what
     assert hint in str(caught.value)
+    assert caught.value.where.startswith(str(path))
+
+
+def test_a_setting_that_must_be_given(tmp_path):
+    with refused("missing-setting", ConfigError) as caught:
+        load_experiment(write(tmp_path, {"sites": {"a": {"folder": "x"}}}))
+    assert caught.value.where.endswith(": vocabulary")
 
 
 def test_a_refusal_of_settings_that_disagree_does_not_recite_them_all(tmp_path, tiny_content):
     path = write(tmp_path, tiny_content(training={"sampling": {"patch_size": [16, 16, 18]}}))
-    with pytest.raises(PanorganError) as caught:
+    with refused("patch-does-not-fit") as caught:
         load_experiment(path)
-    assert caught.value.why.startswith("training.sampling.patch_size [16, 16, 18] must be")
-    assert "got" not in caught.value.why
+    assert "[16, 16, 18]" in caught.value.why
+    assert "learning_rate" not in caught.value.why
 
 
 def test_saying_what_the_method_decides_anyway_is_no_error(tiny):
@@ -160,48 +171,76 @@ def test_strides_allow_a_flat_patch(tiny_content):
 def test_neither_or_both_sources_of_sites(tiny_content):
     content = tiny_content()
     content["sites"] = {"a": {"folder": "x"}}
-    with pytest.raises(ConfigError, match="either 'sites'"):
+    with refused("sites-or-phantom"):
         parse_experiment(content)
-    with pytest.raises(ConfigError, match="either 'sites'"):
+    with refused("sites-or-phantom"):
         parse_experiment({"vocabulary": ["liver"]})
 
 
-@pytest.mark.parametrize("content", ["", "- a\n- b\n", "a: [1", "\ttabs: 1"])
-def test_files_that_are_not_experiments(tmp_path, content):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("", "not-a-mapping"),
+        ("- a\n- b\n", "not-a-mapping"),
+        ("a: [1", "not-yaml"),
+        ("\ttabs: 1", "not-yaml"),
+        ("1: 2", "setting-not-named"),
+    ],
+)
+def test_files_that_are_not_experiments(tmp_path, content, code):
+    with refused(code, ConfigError):
         load_experiment(write(tmp_path, content))
 
 
 def test_a_missing_file_and_a_malformed_override(tmp_path, tiny_content):
-    with pytest.raises(ConfigError, match="no such experiment"):
+    with refused("settings-file-missing"):
         load_experiment(tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match=r"a\.b=value"):
+    with refused("override-malformed"):
         load_experiment(write(tmp_path, tiny_content()), ["rounds 3"])
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path):
     text = "vocabulary: [liver]\nsites:\n  a: {folder: x}\n  b: {folder: y}\n  a: {folder: z}\n"
-    with pytest.raises(ConfigError, match="not valid YAML") as caught:
+    with refused("not-yaml") as caught:
         load_experiment(write(tmp_path, text))
     assert "'a' stands there twice" in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", ""])
 def test_a_name_must_be_fit_for_a_folder(tiny_content, name):
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with refused("bad-setting", ConfigError) as caught:
         parse_experiment(tiny_content(name=name))
+    assert caught.value.where == "name"
 
 
 @pytest.mark.parametrize("part", [[0, 2], [3, 2], [1, 0]])
 def test_a_part_must_exist(part):
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
+    with refused("bad-part", ConfigError) as caught:
         parse_experiment({"vocabulary": ["liver"], "sites": {"a": {"folder": "x", "part": part}}})
-    assert "1 ≤ i ≤ n" in caught.value.why
+    assert caught.value.where == "sites.a.part"
 
 
 def test_site_names_must_be_plain(tiny_content):
-    with pytest.raises(ConfigError, match="letters, digits"):
+    with refused("bad-site-name", ConfigError) as caught:
         parse_experiment({"vocabulary": ["liver"], "sites": {"st. mary": {"folder": "x"}}})
+    assert "'st. mary'" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("sites", "changes", "code", "named"),
+    [
+        ({"a": {}, "b": {"external": True, "joins_at": 2}}, {}, "external-site-joins", "sites.b"),
+        ({"a": {}, "b": {"joins_at": 99}}, {}, "never-joins", "99"),
+        ({"a": {"joins_at": 2}, "b": {"joins_at": 3}}, {}, "too-few-beginners", "a, b"),
+        ({"a": {}, GLOBAL_MODEL: {}}, {"local_models": True}, "reserved-site-name", GLOBAL_MODEL),
+        ({"a": {}, "b": {"joins_at": 9}}, {"local_models": 0.5}, "local-models-before-join", "round 5"),
+    ],
+)
+def test_sites_that_do_not_go_together(sites, changes, code, named):
+    folders = {name: {"folder": "x", **site} for name, site in sites.items()}
+    with refused(code, ConfigError) as caught:
+        parse_experiment({"vocabulary": ["liver"], "sites": folders, "training": {"rounds": 10}, **changes})
+    assert named in str(caught.value)
 
 
 def test_fingerprint_ignores_hardware_and_name_only(tiny):
@@ -213,24 +252,24 @@ def test_fingerprint_ignores_hardware_and_name_only(tiny):
 
 
 def test_an_organ_error_keeps_its_kind(tmp_path, tiny_content):
-    with pytest.raises(AnatomyError) as caught:
+    with refused("union-with-part", AnatomyError) as caught:
         load_experiment(write(tmp_path, tiny_content(vocabulary=["kidney", "kidney_left"])))
     assert caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "code", "names"),
     [
-        ("name=[a", "not valid YAML"),
-        ("phantom.sites.0.cases=3", "'phantom.sites' is not a group of settings"),
-        ("name.first=3", "'name' is not a group of settings"),
-        ("rounds 3", "must look like a.b=value"),
+        ("name=[a", "override-not-yaml", "'[a'"),
+        ("phantom.sites.0.cases=3", "override-not-a-group", "'phantom.sites'"),
+        ("name.first=3", "override-not-a-group", "'name'"),
+        ("rounds 3", "override-malformed", "'rounds 3'"),
     ],
 )
-def test_overrides_that_cannot_be_applied(tmp_path, tiny_content, override, says):
-    with pytest.raises(ConfigError) as caught:
+def test_overrides_that_cannot_be_applied(tmp_path, tiny_content, override, code, names):
+    with refused(code, ConfigError) as caught:
         load_experiment(write(tmp_path, tiny_content()), [override])
-    assert says in caught.value.what
+    assert names in caught.value.what
     assert caught.value.where == "--set"
     assert caught.value.fix
 
@@ -279,21 +318,22 @@ def test_an_error_of_the_file_stays_the_files(tmp_path, tiny_content):
     ],
     ids=lambda content: str(content)[-40:],
 )
-def test_every_refusal_names_a_fix(tmp_path, content):
+def test_every_refusal_has_a_code_and_a_fix(tmp_path, content):
     with pytest.raises(PanorganError) as caught:
         load_experiment(write(tmp_path, content))
+    assert caught.value.code
     assert caught.value.fix
     assert caught.value.where
 
 
 def test_an_unknown_postprocessing_is_refused_before_training(tmp_path, tiny_content):
-    with pytest.raises(ConfigError, match="sharpen") as caught:
+    with refused("unknown-postprocess") as caught:
         load_experiment(write(tmp_path, tiny_content(postprocess="sharpen")))
     assert "flkd" in caught.value.fix
 
 
 def test_a_slip_inside_the_phantom_is_found_there(tmp_path, tiny_content):
-    with pytest.raises(ConfigError, match="no setting called 'sitez'") as caught:
+    with refused("unknown-setting") as caught:
         load_experiment(write(tmp_path, tiny_content(phantom={"sitez": []})))
     assert caught.value.where.endswith("phantom: sitez")
     assert "field_of_view_mm" in caught.value.fix

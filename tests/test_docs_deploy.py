@@ -9,10 +9,10 @@ import typer
 import yaml
 
 from panorgan.cli.main import app
-from panorgan.config import validated
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.federation.failures import CODES
 from panorgan.federation.limits import HospitalLimits
+from panorgan.settings import validated
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import refuse_swapped_sides
@@ -20,7 +19,7 @@ from panorgan.cases.phantom import PhantomConfig
 from panorgan.cases.planning import PlanSettings
 from panorgan.cases.sampling import sliced_axis
 from panorgan.cases.splits import SplitSettings
-from panorgan.errors import ConfigError, PanorganError, did_you_mean
+from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.limits import LimitSettings
@@ -30,7 +29,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.overrides import read_overridden
-from panorgan.settings import Settings, fields_at
+from panorgan.settings import SettingError, Settings, validated
 
 
 class SiteSettings(Settings):
@@ -57,14 +56,18 @@ class SiteSettings(Settings):
     @model_validator(mode="after")
     def _only_who_trains_joins(self) -> SiteSettings:
         if self.external and self.joins_at is not None:
-            raise ValueError("an external site never joins: leave out joins_at, or external")
+            raise SettingError(
+                "an external site never joins: leave out joins_at, or external", code="external-site-joins"
+            )
         return self
 
     @field_validator("part")
     @classmethod
     def _a_real_part(cls, part: tuple[int, int] | None) -> tuple[int, int] | None:
         if part is not None and not 1 <= part[0] <= part[1]:
-            raise ValueError("part is [i, n] with 1 ≤ i ≤ n, such as [1, 2] for the first half of the patients")
+            raise SettingError(
+                "part is [i, n] with 1 ≤ i ≤ n, such as [1, 2] for the first half of the patients", code="bad-part"
+            )
         return part
 
 
@@ -107,6 +110,7 @@ class Agreement(Settings):
         if name not in PRESETS:
             raise ConfigError(
                 f"There is no post-processing preset {name!r}.",
+                code="unknown-postprocess",
                 where="postprocess",
                 why=did_you_mean(name, PRESETS),
                 fix=f"Use one of: {', '.join(PRESETS)}.",
@@ -118,7 +122,7 @@ class Agreement(Settings):
     def _complete_method(cls, choice: dict[str, Any]) -> dict[str, Any]:
         """Check the method's own numbers and write down its defaults too."""
         if "name" not in choice:
-            raise ValueError("give the method's name, such as {name: fedavg}")
+            raise SettingError("give the method's name, such as {name: fedavg}", code="method-without-name")
         method = find_method(str(choice["name"]))
         numbers = {key: value for key, value in choice.items() if key != "name"}
         return {"name": method.name, **validated(method.Config, numbers, "method").as_json()}
@@ -128,14 +132,16 @@ class Agreement(Settings):
         patch = self.training.sampling.patch_size
         sliced = sliced_axis(patch)
         if self.network.dimensions == 2 and sliced is None:
-            raise ValueError(
+            raise SettingError(
                 f"a 2D network sees slices: put a 1 into training.sampling.patch_size {list(patch)} at the axis "
-                "that the slices lie across, [x, y, 1] for axial ones, or set network.dimensions to 3"
+                "that the slices lie across, [x, y, 1] for axial ones, or set network.dimensions to 3",
+                code="network-needs-slices",
             )
         if self.network.dimensions == 3 and sliced is not None:
-            raise ValueError(
+            raise SettingError(
                 f"a 3D network sees volumes: training.sampling.patch_size {list(patch)} must not hold a 1, "
-                "or set network.dimensions to 2"
+                "or set network.dimensions to 2",
+                code="network-needs-volumes",
             )
         sizes = [size for axis, size in enumerate(patch) if axis != sliced]
         divisors = self.network.divisor
@@ -143,10 +149,11 @@ class Agreement(Settings):
             same = len(set(divisors)) == 1
             multiple, least = (divisors[0], 2 * divisors[0]) if same else (list(divisors), [2 * d for d in divisors])
             cause = "network.features" if self.network.strides is None else "network.features and network.strides"
-            raise ValueError(
+            raise SettingError(
                 f"training.sampling.patch_size {list(patch)} must be multiples of {multiple}, at least {least}, "
                 f"for a network with {len(self.network.features)} levels ({cause})"
-                + ("" if sliced is None else "; only the axis of the slices is 1")
+                + ("" if sliced is None else "; only the axis of the slices is 1"),
+                code="patch-does-not-fit",
             )
         return self
 
@@ -164,6 +171,7 @@ class Agreement(Settings):
             if wished not in (UNetSettings.model_fields[field].default, used):
                 raise ConfigError(
                     f"{self.method['name']} cannot use a network with {field}: {wished}.",
+                    code="method-decides",
                     where=f"network.{field}",
                     why=f"the method itself decides that: {used}",
                     fix=f"Leave network.{field} out, or choose a method that does not decide it, such as fedavg.",
@@ -211,13 +219,15 @@ class Experiment(Agreement):
     def _plain_site_names(cls, sites: dict[str, SiteSettings]) -> dict[str, SiteSettings]:
         for name in sites:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                raise ValueError(f"site name {name!r} may hold letters, digits, '-' and '_' only")
+                raise SettingError(
+                    f"site name {name!r} may hold letters, digits, '-' and '_' only", code="bad-site-name"
+                )
         return sites
 
     @model_validator(mode="after")
     def _one_source_of_sites(self) -> Experiment:
         if bool(self.sites) == (self.phantom is not None):
-            raise ValueError("give either 'sites' (your data) or 'phantom' (generated data)")
+            raise SettingError("give either 'sites' (your data) or 'phantom' (generated data)", code="sites-or-phantom")
         return self
 
     @model_validator(mode="after")
@@ -233,6 +243,7 @@ class Experiment(Agreement):
             if first > rounds:
                 raise ConfigError(
                     f"Site {name} would never join.",
+                    code="never-joins",
                     where=self._place_of(name),
                     why=f"joins_at is round {first}, and {method.name} has {rounds} rounds in all",
                     fix=f"Choose a round up to {rounds}, or raise training.rounds.",
@@ -242,6 +253,7 @@ class Experiment(Agreement):
             raise ConfigError(
                 f"{beginners or 'No'} {'site takes' if beginners < 2 else 'sites take'} part in the first round, "
                 f"{self.training.min_sites} must (training.min_sites).",
+                code="too-few-beginners",
                 where=self._place_of(min(late)),
                 why=f"joins_at lets {', '.join(sorted(late))} come later",
                 fix="Leave joins_at out for those that begin.",
@@ -251,10 +263,16 @@ class Experiment(Agreement):
     @model_validator(mode="after")
     def _local_models_of_all(self) -> Experiment:
         if self.local_models and GLOBAL_MODEL in self._training_sites():
-            raise ValueError(f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is")
+            raise SettingError(
+                f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is",
+                code="reserved-site-name",
+            )
         kept = kept_round(self.build_method().stages(self.training.rounds), self.local_models)
         if self.local_models and (late := [site for site, first in self.late_sites().items() if first > kept]):
-            raise ValueError(f"local_models keeps those of round {kept}, when {', '.join(late)} has not joined yet")
+            raise SettingError(
+                f"local_models keeps those of round {kept}, when {', '.join(late)} has not joined yet",
+                code="local-models-before-join",
+            )
         return self
 
     def late_sites(self) -> dict[str, int]:
@@ -309,16 +327,23 @@ def load_agreement(path: Path) -> Agreement:
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """A YAML file of settings as plain data; `what` names it in an error."""
     if not path.is_file():
-        raise ConfigError(f"There is no such {what}.", where=str(path), fix="Check the path.")
+        raise ConfigError(
+            f"There is no such {what}.", code="settings-file-missing", where=str(path), fix="Check the path."
+        )
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"The {what} is not valid YAML.", where=str(path), why=str(error), fix="Correct that place."
+            f"The {what} is not valid YAML.",
+            code="not-yaml",
+            where=str(path),
+            why=str(error),
+            fix="Correct that place.",
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"The {what} is empty or not a mapping.",
+            code="not-a-mapping",
             where=str(path),
             fix="Write 'name: value' lines; the files in examples/ show how.",
         )
@@ -340,37 +365,3 @@ class _StrictLoader(yaml.SafeLoader):
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
     """An experiment from plain data, with errors a person can act on."""
     return validated(Experiment, content, where)
-
-
-Model = typing.TypeVar("Model", bound=BaseModel)
-
-
-def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
-    """Validate, turning pydantic's report into our own error."""
-    try:
-        return model(**content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        keys = [str(part) for part in first["loc"]]
-        place = ".".join(keys)
-        spot = f"{where}: {place}" if where and place else where or place
-        if first["type"] == "extra_forbidden":
-            known = fields_at(model, keys[:-1])
-            raise ConfigError(
-                f"There is no setting called {keys[-1]!r}.",
-                where=spot,
-                why=did_you_mean(keys[-1], known),
-                fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
-            ) from error
-        told = first["msg"].removeprefix("Value error, ")  # about several settings at once: all of them is no help
-        got = "" if isinstance(first["input"], Mapping) and told != first["msg"] else f" (got {first['input']!r:.80})"
-        fix = f"Correct {place!r}." if place else "Correct it as the reason says."
-        raise ConfigError("A setting cannot be used as written.", where=spot, why=told + got, fix=fix) from error
-    except TypeError as error:
-        raise ConfigError(
-            "Settings must be named.", where=where, why=str(error), fix="Use words, not numbers, left of the colon."
-        ) from error
-    except PanorganError as error:
-        if where and not error.where.startswith(where):
-            error.where = f"{where}: {error.where}" if error.where else where
-        raise

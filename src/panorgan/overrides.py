@@ -75,6 +75,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise ConfigError(
             f"An override must look like a.b=value, not {override!r}.",
+            code="override-malformed",
             where="--set",
             fix="Write it without spaces around '=', such as training.rounds=20.",
         )
@@ -88,6 +89,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
             group = ".".join(parents[:depth])
             raise ConfigError(
                 f"{group!r} is not a group of settings.",
+                code="override-not-a-group",
                 where="--set",
                 why=f"{override!r} sets something inside it",
                 fix=f"Give the whole value, {group}=…, or change it in the file.",
@@ -97,6 +99,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise ConfigError(
             f"The value of an override is not valid YAML: {text!r}.",
+            code="override-not-yaml",
             where="--set",
             why=str(error),
             fix="Close its brackets and quotes, and protect them from the shell: --set 'a.b=[1, 2]'.",

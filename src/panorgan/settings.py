@@ -1,4 +1,4 @@
-"""The base of every config section: immutable, typed, and strict about names.
+"""The base of every config section: immutable, typed, strict about names; and what is wrong with one as an error.
 
 Each room declares its own section next to the code that uses it; `panorgan.config` composes them into an experiment.
 """
@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from panorgan.errors import ConfigError, PanorganError, did_you_mean
+
+
+class SettingError(ValueError):
+    """What a validator raises: why a setting cannot be used. `validated` makes a ConfigError with its code."""
+
+    def __init__(self, why: str, *, code: str = "bad-setting") -> None:  # a default: an error is pickled without it
+        super().__init__(why)
+        self.code = code
 
 
 class Settings(BaseModel):
@@ -21,6 +31,57 @@ class Settings(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types, in declaration order."""
         return self.model_dump(mode="json")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
+    """Validate, turning pydantic's report into our own error."""
+    try:
+        return model(**content)
+    except ValidationError as error:
+        raise _refused(model, error, where) from error
+    except TypeError as error:
+        raise ConfigError(
+            "Settings must be named.",
+            code="setting-not-named",
+            where=where,
+            why=str(error),
+            fix="Use words, not numbers, left of the colon.",
+        ) from error
+    except PanorganError as error:
+        if where and not error.where.startswith(where):
+            error.where = f"{where}: {error.where}" if error.where else where
+        raise
+
+
+def _refused(model: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """The first thing that pydantic complains about."""
+    first = error.errors()[0]
+    keys = [str(part) for part in first["loc"]]
+    place = ".".join(keys)
+    spot = f"{where}: {place}" if where and place else where or place
+    if first["type"] == "extra_forbidden":
+        known = fields_at(model, keys[:-1])
+        return ConfigError(
+            f"There is no setting called {keys[-1]!r}.",
+            code="unknown-setting",
+            where=spot,
+            why=did_you_mean(keys[-1], known),
+            fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
+        )
+    told = first["msg"].removeprefix("Value error, ")  # about several settings at once: all of them is no help
+    got = "" if isinstance(first["input"], Mapping) and told != first["msg"] else f" (got {first['input']!r:.80})"
+    cause = first.get("ctx", {}).get("error")
+    missing = first["type"] == "missing"
+    return ConfigError(
+        "A setting cannot be used as written.",
+        code=cause.code if isinstance(cause, SettingError) else "missing-setting" if missing else "bad-setting",
+        where=spot,
+        why=told + got,
+        fix=f"Correct {place!r}." if place else "Correct it as the reason says.",
+    )
 
 
 def fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:

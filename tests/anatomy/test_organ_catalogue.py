@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 
 from panorgan.anatomy import ancestors, catalogue, children, find_organ
 from panorgan.anatomy.catalogue import parse_catalogue
@@ -113,24 +114,23 @@ def test_names_found_in_public_data_sets(text: str, organ: str) -> None:
     [("livr", "liver"), ("pancrea", "pancreas"), ("esophagos", "oesophagus"), ("left kidny", "kidney_left")],
 )
 def test_unknown_name_suggests_canonical_names_only(text: str, suggested: str) -> None:
-    with pytest.raises(AnatomyError) as caught:
+    with refused("unknown-organ", AnatomyError) as caught:
         find_organ(text)
     assert repr(suggested) in caught.value.fix
-    assert "`panorgan organs`" in caught.value.fix
     shown = re.findall(r"'([^']+)'", caught.value.fix)
     assert set(shown) <= set(catalogue())
 
 
 @pytest.mark.parametrize("text", ["tumor", "cancer", "vessel", "cyst", "left", ""])
 def test_words_that_name_no_organ_are_refused(text: str) -> None:
-    with pytest.raises(AnatomyError, match="panorgan organs"):
+    with refused("unknown-organ"):
         find_organ(text)
 
 
 def test_nothing_near_gives_no_suggestion() -> None:
-    with pytest.raises(AnatomyError) as caught:
+    with refused("unknown-organ") as caught:
         find_organ("zzzzqqqq")
-    assert "mean" not in caught.value.fix
+    assert [name for name in catalogue() if repr(name) in caught.value.fix] == []
     assert "`panorgan organs`" in caught.value.fix
 
 
@@ -195,27 +195,27 @@ def test_a_sound_catalogue_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code"),
     [
-        (entry("a", 'aliases = ["LV"]') + entry("b", 'aliases = ["l-v"]'), "belongs to two organs"),
-        (entry("a") + entry("b", 'aliases = ["A"]'), "belongs to two organs"),
-        (entry("a", 'parent = "b"\nrelation = "inside"'), "does not exist"),
-        (entry("a", 'parent = "a"\nrelation = "inside"'), "circle"),
+        (entry("a", 'aliases = ["LV"]') + entry("b", 'aliases = ["l-v"]'), "organ-name-shared"),
+        (entry("a") + entry("b", 'aliases = ["A"]'), "organ-name-shared"),
+        (entry("a", 'parent = "b"\nrelation = "inside"'), "parent-unknown"),
+        (entry("a", 'parent = "a"\nrelation = "inside"'), "parents-in-a-circle"),
         (
             entry("a", 'parent = "b"\nrelation = "inside"') + entry("b", 'parent = "a"\nrelation = "inside"'),
-            "circle",
+            "parents-in-a-circle",
         ),
-        (entry("a") + entry("b", 'parent = "a"'), "without a relation"),
-        (entry("a", 'relation = "inside"'), "without a relation"),
-        (entry("a") + entry("b", 'parent = "a"\nrelation = "part"'), "only one of"),
-        (entry("a") + entry("b", 'parent = "a"\nrelation = "inside"', kind="part"), "only one of"),
-        (entry("a", 'colours = "red"'), "'a' is not usable"),
-        (entry("a").replace("#000000", "black"), "'a' is not usable"),
-        ("[a", "not valid TOML"),
+        (entry("a") + entry("b", 'parent = "a"'), "parent-without-relation"),
+        (entry("a", 'relation = "inside"'), "parent-without-relation"),
+        (entry("a") + entry("b", 'parent = "a"\nrelation = "part"'), "part-by-half"),
+        (entry("a") + entry("b", 'parent = "a"\nrelation = "inside"', kind="part"), "part-by-half"),
+        (entry("a", 'colours = "red"'), "bad-catalogue-entry"),
+        (entry("a").replace("#000000", "black"), "bad-catalogue-entry"),
+        ("[a", "catalogue-not-toml"),
     ],
 )
-def test_a_broken_catalogue_is_refused(text: str, message: str) -> None:
-    with pytest.raises(AnatomyError, match=message) as caught:
+def test_a_broken_catalogue_is_refused(text: str, code: str) -> None:
+    with refused(code, AnatomyError) as caught:
         parse_catalogue(text)
     assert caught.value.fix
     assert caught.value.where == "organs.toml"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from panorgan.cases.case import Case, LabelMap
 from panorgan.cases.volume import Volume
-from panorgan.errors import DataError
+from panorgan.errors import DataError, PanorganError
 
 IMAGE = Volume(np.zeros((2, 2, 2)), np.eye(4))
 # 0 background, 1 liver, 2 liver tumour, 3 spleen (declared, not used), 4 an id of the kidney that never occurs
@@ -23,8 +24,8 @@ def label_map(write_scan):
     return make
 
 
-def refused(labels: LabelMap) -> DataError:
-    with pytest.raises(DataError) as caught:
+def error_of(code: str, labels: LabelMap) -> PanorganError:
+    with refused(code, DataError) as caught:
         dict(labels.read(IMAGE))
     assert caught.value.where == str(labels.path)
     assert caught.value.fix
@@ -57,18 +58,18 @@ def test_nearly_whole_values_are_rounded_not_cut_off(label_map, dtype) -> None:
 def test_values_that_are_no_labels_are_refused(label_map, value) -> None:
     values = VALUES.astype(np.float32)
     values[0, 0, 0] = value
-    assert "whole numbers" in refused(label_map(values)).what
+    error_of("label-not-whole", label_map(values))
 
 
 @pytest.mark.parametrize("value", [7, -1])
 def test_undeclared_ids_are_named(label_map, value) -> None:
     values = VALUES.astype(np.int16)
     values[0, 0, 0] = value
-    assert f"[{value}]" in refused(label_map(values)).what
+    assert f"[{value}]" in error_of("stray-label", label_map(values)).what
 
 
 def test_background_needs_no_declaration_but_unused_labels_do(label_map) -> None:
-    assert "[3]" in refused(label_map(VALUES.astype(np.uint8), declared=(1, 2, 4))).what
+    assert "[3]" in error_of("stray-label", label_map(VALUES.astype(np.uint8), declared=(1, 2, 4))).what
     dict(label_map(VALUES.astype(np.uint8), declared=(1, 2, 3)).read(IMAGE))
 
 
@@ -82,8 +83,7 @@ def test_background_needs_no_declaration_but_unused_labels_do(label_map) -> None
     ids=["shape", "spacing", "half a voxel beside"],
 )
 def test_labels_on_another_grid_are_refused(label_map, values, affine) -> None:
-    error = refused(label_map(values, affine))
-    assert "another grid" in error.what
+    error = error_of("grid-mismatch", label_map(values, affine))
     assert ("mm apart" in error.why) == (values.shape == VALUES.shape)
 
 
@@ -107,7 +107,7 @@ def test_an_image_must_be_finite(write_scan, value) -> None:
     voxels = np.zeros((2, 2, 2), dtype=np.float32)
     voxels[1, 0, 1] = value
     path = write_scan("image.nii", voxels)
-    with pytest.raises(DataError, match="not finite") as caught:
+    with refused("not-finite") as caught:
         Case("a", "a", "north", path, ()).read_image()
     assert caught.value.where == str(path)
 

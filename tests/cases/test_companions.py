@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from refusing import refused
 
 from panorgan.cases.augment import AugmentSettings, Draws, augment
 from panorgan.cases.companions import Companions, as_probabilities, quantised
 from panorgan.cases.sampling import PackedBatch, PatchSampler, SamplingSettings, prefetched
 from panorgan.cases.store import Store
-from panorgan.errors import DataError
 
 SHAPE = (14, 12, 10)
 STRUCTURES = ("liver", "spleen")
@@ -160,7 +160,7 @@ def test_whoever_breaks_off_leaves_nothing_and_lets_go(cases):
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_never_stored(cases, wrong):
-    with pytest.raises(DataError, match="cannot be used") as caught:
+    with refused("prediction-unusable") as caught:
         companions(cases, lambda image, names: torch.full((len(names), *SHAPE), wrong)).ensure()
     assert caught.value.where == "north/a"
     assert files(cases) == []

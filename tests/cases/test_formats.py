@@ -11,6 +11,7 @@ import pytest
 import SimpleITK as sitk  # noqa: N813
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+from refusing import refused
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case, LabelMap
@@ -19,7 +20,6 @@ from panorgan.cases.layouts import read_cases
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.store import Store
 from panorgan.cases.volume import Volume, read_volume, same_grid, turned_like
-from panorgan.errors import DataError
 
 AFFINE = np.array([[-0.7, 0, 0, 90.0], [0, -0.7, 0, 40.0], [0, 0, 2.5, -300.0], [0, 0, 0, 1]])
 HU = np.random.default_rng(0).integers(-1000, 1000, (6, 5, 4)).astype(np.int16)
@@ -71,14 +71,14 @@ def test_itk_files_agree_with_nifti(tmp_path, ending):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says", "hint"),
+    ("changes", "code", "hint"),
     [
-        ({"tilt": 0.4}, "tilted gantry", "0.40 mm"),
-        ({"skip": (1,)}, "missing or doubled", "5.00 mm"),
+        ({"tilt": 0.4}, "tilted-gantry", "0.40 mm"),
+        ({"skip": (1,)}, "uneven-slices", "5.00 mm"),
     ],
 )
-def test_bad_series_are_refused_with_the_reason(tmp_path, changes, says, hint):
-    with pytest.raises(DataError, match=says) as caught:
+def test_bad_series_are_refused_with_the_reason(tmp_path, changes, code, hint):
+    with refused(code) as caught:
         read_volume(write_series(tmp_path / "ct", np.repeat(HU, 2, axis=2), **changes))
     assert hint in caught.value.why
     assert caught.value.fix
@@ -89,17 +89,18 @@ def test_a_doubled_slice(tmp_path):
     slice_ = pydicom.dcmread(next(iter(sorted(folder.iterdir()))))
     slice_.SOPInstanceUID = slice_.file_meta.MediaStorageSOPInstanceUID = generate_uid()
     slice_.save_as(folder / "again")
-    with pytest.raises(DataError, match="missing or doubled"):
+    with refused("uneven-slices"):
         read_volume(folder)
 
 
 def test_two_series_or_none(tmp_path):
     folder = write_series(tmp_path / "ct")
     write_series(folder)
-    with pytest.raises(DataError, match="2 DICOM series"):
+    with refused("several-dicom-series") as caught:
         read_volume(folder)
+    assert "2" in caught.value.what
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no DICOM series"):
+    with refused("no-dicom-series"):
         read_volume(tmp_path / "empty")
 
 
@@ -120,8 +121,9 @@ def test_one_slice_with_or_without_a_third_dimension(tmp_path, ending, flat):
 def test_colours_are_no_greyscale(tmp_path, shape):
     colours = np.zeros((*shape, 3), np.uint8)
     sitk.WriteImage(sitk.GetImageFromArray(colours, isVector=True), str(tmp_path / "photo.mha"))
-    with pytest.raises(DataError, match="three dimensions, this one has 4"):
+    with refused("not-3d") as caught:
         read_volume(tmp_path / "photo.mha")
+    assert "has 4:" in caught.value.what
 
 
 def test_flat_slices_listed_in_a_table_become_stored_cases(tmp_path):
@@ -142,7 +144,7 @@ def test_flat_slices_listed_in_a_table_become_stored_cases(tmp_path):
 @pytest.mark.parametrize("name", ["broken.mha", "broken.nrrd"])
 def test_a_damaged_itk_file(tmp_path, name):
     (tmp_path / name).write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="cannot be read"):
+    with refused("file-unreadable"):
         read_volume(tmp_path / name)
 
 

@@ -90,26 +90,40 @@ def test_errors_go_to_stderr_with_where_and_fix(experiment_file, tmp_path, capfd
     )
     assert code == 2
     assert out == ""
-    assert "no setting called 'roundz'" in err
-    assert "did you mean 'rounds'" in err
+    assert err.splitlines()[0].startswith("Error: ")
+    assert err.splitlines()[0].endswith(" [unknown-setting]")
+    assert "--set training.roundz" in err
+    assert "'rounds'" in err
     assert "Traceback" not in err
     assert not target.exists()
 
 
+def test_a_program_gets_the_code_of_an_error(experiment_file, capfd, monkeypatch):
+    arguments = ("train", str(experiment_file), "--set", "network.dimensions=2", "--json")
+    code, out, err = invoke(capfd, monkeypatch, *arguments)
+    assert code == 2
+    told = json.loads(out)
+    assert told["code"] == "network-needs-slices"
+    assert "--set network.dimensions" in told["where"]
+    assert {"error", "why", "fix"} < told.keys()
+    assert "[network-needs-slices]" in err
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "names"),
     [
-        (("train", "absent.yaml"), "no such experiment"),
-        (("evaluate", "nowhere"), "not a run folder"),
-        (("report", "nowhere"), "run folder"),
-        (("predict", "nowhere", "absent.nii.gz", "--out", "x"), "missing"),
+        (("train", "absent.yaml"), "[settings-file-missing]"),
+        (("evaluate", "nowhere"), "nowhere"),
+        (("report", "nowhere"), "nowhere"),
+        (("predict", "nowhere", "absent.nii.gz", "--out", "x"), "[image-missing]"),
     ],
 )
-def test_missing_things(arguments, says, capfd, monkeypatch, tmp_path):
+def test_missing_things(arguments, names, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, _, err = invoke(capfd, monkeypatch, *arguments)
     assert code == 2
-    assert says in err
+    assert names in err
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,6 +161,7 @@ def test_predict_takes_a_folder_and_refuses_a_damaged_scan(finished, tiny, tmp_p
     (scans / "bad.nii.gz").write_bytes(case.image.read_bytes()[:300])
     code, _, err = invoke(capfd, monkeypatch, *predict, str(tmp_path / "p"))
     assert code == 2
+    assert "[file-unreadable]" in err
     assert "bad.nii.gz" in err
     assert not list((tmp_path / "p").glob("*bad*"))
 
@@ -162,6 +177,7 @@ def test_predict_goes_on_after_a_damaged_scan_and_names_all_of_them(finished, ti
     nib.save(nib.Nifti1Image(holes, image.affine), scans / "c.nii.gz")
     code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(scans), "--out", str(tmp_path / "o"))
     assert code == 2
+    assert "[scans-failed]" in err
     assert "2 of 3 scans" in err
     assert "a.nii.gz" in err
     assert "c.nii.gz" in err
@@ -203,6 +219,16 @@ def test_predict_finds_the_series_in_a_dicom_tree(finished, tmp_path, capfd, mon
     assert set(names["laterality"]) == {"kidney_left", "kidney_right"}
 
 
+def test_predict_refuses_two_scans_of_one_name(tmp_path, capfd, monkeypatch):
+    scans = [tmp_path / patient / "ct" / "scan.nii.gz" for patient in ("anna", "bert")]
+    for scan in scans:
+        scan.parent.mkdir(parents=True)
+        scan.touch()
+    code, _, err = invoke(capfd, monkeypatch, "predict", "nowhere", *map(str, scans), "--out", str(tmp_path / "o"))
+    assert code == 2
+    assert "ct_scan. [scan-names-clash]" in err
+
+
 def test_predict_never_overwrites_a_scan(finished, tiny, tmp_path, capfd, monkeypatch):
     case = prepare(tiny()).sites[0].test[0]
     scan = tmp_path / "scan.nii.gz"
@@ -210,7 +236,7 @@ def test_predict_never_overwrites_a_scan(finished, tiny, tmp_path, capfd, monkey
     monkeypatch.chdir(tmp_path)
     code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(scan), "--out", ".")
     assert code == 2
-    assert "overwrite" in err
+    assert "[overwrites-scan]" in err
     assert scan.read_bytes() == case.image.read_bytes()
 
 
@@ -226,7 +252,7 @@ def test_predict_refuses_a_device_that_is_not_there(finished, tiny, device, tmp_
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_fix(experiment_file, capfd, monkeypatch):
     code, _, err = invoke(capfd, monkeypatch, "train", str(experiment_file), "--run", str(experiment_file / "run"))
     assert code == 2
-    assert "Not a directory" in err
+    assert "[file-refused]" in err
     assert "fix:" in err
     assert "Traceback" not in err
 
@@ -260,16 +286,21 @@ def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), OSError(28, "No space left", "x")],
+    ("error", "named"),
+    [
+        (MemoryError(), "out-of-memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out-of-memory"),
+        (OSError(28, "No space left", "x"), "file-refused"),
+    ],
 )
-def test_trouble_with_the_machine_is_explained(error, capfd, monkeypatch):
+def test_trouble_with_the_machine_is_explained(error, named, capfd, monkeypatch):
     def troubled(as_json):
         raise error
 
     monkeypatch.setattr(cli, "print_organs", troubled)
     code, _, err = invoke(capfd, monkeypatch, "organs")
     assert code == 2
+    assert f"[{named}]" in err
     assert "fix:" in err
 
 

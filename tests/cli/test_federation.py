@@ -24,7 +24,7 @@ from trial_federation import Authority, free_port, write_server_kit, write_site_
 from panorgan.cli import federation_run, federation_view, foreground
 from panorgan.cli import main as cli
 from panorgan.cli.federation_run import show_status
-from panorgan.config import Experiment, validated
+from panorgan.config import Experiment
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -32,6 +32,7 @@ from panorgan.deployment.settings import FederationSettings
 from panorgan.deployment.status import read_status
 from panorgan.federation.events import Event, EventLog
 from panorgan.runs.lock import only_one_process
+from panorgan.settings import validated
 
 ROUND = {
     "number": 1, "stage": "train", "round": 1, "rounds": 3, "total": 3,
@@ -107,24 +108,25 @@ def test_stop_at_a_site_stops_what_runs_there(command, site: SiteKit) -> None:
 def test_a_sites_kit_is_refused_at_the_server(command, site: SiteKit, name: str) -> None:
     code, _, err = command(name, site.path)
     assert code == 2
-    assert "This is a site's kit." in err
+    assert "[is-site-kit]" in err
     assert f"'{name}' is for the coordinator's machine" in err
 
 
 def test_the_servers_kit_is_refused_at_a_site(command, server: ServerKit) -> None:
     code, _, err = command("site", server.path)
     assert code == 2
-    assert "This is the server's kit." in err
+    assert "[is-server-kit]" in err
 
 
 def test_a_folder_of_kits_names_them(command, server: ServerKit, site: SiteKit) -> None:
     err = command("status", server.path.parent)[2]
+    assert "[not-a-kit]" in err
     assert f"{server.path}, {site.path}" in err
 
 
 def test_a_folder_that_is_no_kit_and_one_that_is_not_there(command, tmp_path: Path) -> None:
-    assert "This folder is not a kit." in command("status", tmp_path)[2]
-    assert "There is no such folder." in command("status", tmp_path / "nowhere")[2]
+    assert "[not-a-kit]" in command("status", tmp_path)[2]
+    assert "[kit-missing]" in command("status", tmp_path / "nowhere")[2]
 
 
 def test_the_kit_is_this_folder_if_none_is_given(command, server: ServerKit, monkeypatch) -> None:
@@ -146,13 +148,14 @@ def test_the_example_is_a_federation_file(command, tmp_path: Path) -> None:
     settings = validated(FederationSettings, content, "example")
     assert settings.sites["west"].joins_later
     assert settings.rounds == FederationSettings.model_fields["rounds"].default, "the example shows the defaults"
-    assert command("init", path, "--example")[0] == 2, "a file that is there stays"
+    assert "[file-exists]" in command("init", path, "--example")[2], "a file that is there stays"
     assert yaml.safe_load(path.read_text()) == content
 
 
 def test_init_without_a_file_offers_the_example(command, tmp_path: Path) -> None:
     code, _, err = command("init", tmp_path / "federation.yaml")
     assert code == 2
+    assert "[settings-file-missing]" in err
     assert "--example" in err
 
 

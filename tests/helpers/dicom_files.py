@@ -10,17 +10,17 @@ from typing import Any
 import highdicom as hd
 import numpy as np
 import pydicom
-import pytest
 from highdicom.seg import SegmentAlgorithmTypeValues, Segmentation, SegmentDescription
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, MRImageStorage, generate_uid
+from refusing import refused
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case
 from panorgan.cases.layouts import read_cases
-from panorgan.errors import DataError
+from panorgan.errors import DataError, PanorganError
 
 # Sagittal and axial slices: directions of rows and of columns in the patient (left, back, head).
 AXIAL = (1, 0, 0, 0, 1, 0)
@@ -203,9 +203,9 @@ def write_liver(path: Path, series: WrittenSeries, mask: np.ndarray = HIGH, **ch
     return write_segmentation(path, series, [mask], [describe(1, "Liver", LIVER)], **changes)
 
 
-def refused(folder: Path, says: str) -> DataError:
+def error_of(folder: Path, code: str) -> PanorganError:
     """The error that reading the folder, its scans and its masks gives."""
-    with pytest.raises(DataError, match=says) as caught:
+    with refused(code, DataError) as caught:
         _ = [masks_of(case) for case in cases_of(folder).values()]
     assert caught.value.fix
     return caught.value

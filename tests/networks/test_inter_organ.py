@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusing import refused
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.errors import ConfigError
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.attention_gate import reweighted, token_weights
 from panorgan.networks.bottleneck_attention import head_of_key
@@ -90,7 +90,7 @@ def test_what_needs_attention_says_that_there_is_none():
         lambda: network.watched().__enter__(),
         lambda: network.attending([]).__enter__(),
     ):
-        with pytest.raises(ConfigError, match="no attention"):
+        with refused("no-attention"):
             ask()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
+from refusing import refused
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.errors import ConfigError
 from panorgan.networks import OrganNetwork, UNet, UNetSettings, head_stack, organ_network
 from panorgan.networks.blocks import Blocks, ascend, descend, finish
 from panorgan.networks.organ_parts import group_of, group_of_key, groups_of
+from panorgan.settings import validated
 
 KINDS = ("heads", "task_blocks", "decoders", "encoders")
 TUMOURS = ("liver", "liver_tumour", "spleen")
@@ -349,18 +351,19 @@ def test_groups_of_channels():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "code", "where", "why"),
     [
-        ({"norm": "group", "groups": 16, "features": (24, 32)}, "multiples of 16 (network.groups)"),
-        ({"groups": 0}, "greater than 0"),
-        ({"organs": "limbs"}, "'channels', 'heads', 'task_blocks', 'decoders' or 'encoders'"),
-        ({"weight_standardisation": "perhaps"}, "valid boolean"),
+        ({"norm": "group", "groups": 16, "features": (24, 32)}, "features-per-group", "network", "multiples of 16"),
+        ({"groups": 0}, "bad-setting", "network: groups", "greater than 0"),
+        ({"organs": "limbs"}, "bad-setting", "network: organs", "'task_blocks', 'decoders' or 'encoders'"),
+        ({"weight_standardisation": "perhaps"}, "bad-setting", "network: weight_standardisation", "'perhaps'"),
     ],
 )
-def test_settings_that_cannot_be_say_why(wrong, says):
-    with pytest.raises(ValidationError) as caught:
-        settings(**wrong)
-    assert says in str(caught.value)
+def test_settings_that_cannot_be_say_why(wrong, code, where, why):
+    with refused(code, ConfigError) as caught:
+        validated(UNetSettings, wrong, "network")
+    assert caught.value.where == where
+    assert why in caught.value.why
 
 
 def test_groups_do_not_matter_where_no_groups_are_normalised():

@@ -106,10 +106,21 @@ def parse_catalogue(text: str) -> dict[str, Organ]:
         for name, table in tomllib.loads(text).items():
             organs[name] = _Entry.model_validate(table).organ(name)
     except tomllib.TOMLDecodeError as error:
-        raise _broken("The organ catalogue is not valid TOML.", str(error), "Correct the TOML syntax.") from error
+        raise AnatomyError(
+            "The organ catalogue is not valid TOML.",
+            code="catalogue-not-toml",
+            where=_FILE,
+            why=str(error),
+            fix="Correct the TOML syntax.",
+        ) from error
     except ValidationError as error:
-        fix = "Correct the fields; the top of the file explains each."
-        raise _broken(f"The catalogue entry {name!r} is not usable.", str(error), fix) from error
+        raise AnatomyError(
+            f"The catalogue entry {name!r} is not usable.",
+            code="bad-catalogue-entry",
+            where=_FILE,
+            why=str(error),
+            fix="Correct the fields; the top of the file explains each.",
+        ) from error
     for organ in organs.values():
         _check_parent(organ, organs)
     _names_to_organs(organs)
@@ -122,7 +133,7 @@ def find_organ(text: str) -> Organ:
     name = _lookup().get(_normalise(text))
     if name is None:
         suggestion = _suggest(text)
-        raise AnatomyError(f"Unknown organ {text!r}.", fix=f"{suggestion} {_LIST_ORGANS}".strip())
+        raise AnatomyError(f"Unknown organ {text!r}.", code="unknown-organ", fix=f"{suggestion} {_LIST_ORGANS}".strip())
     return catalogue()[name]
 
 
@@ -161,10 +172,12 @@ def _names_to_organs(organs: Mapping[str, Organ]) -> dict[str, str]:
         for text in (organ.name, *organ.aliases):
             owner = owners.setdefault(_normalise(text), organ.name)
             if owner != organ.name:
-                raise _broken(
+                raise AnatomyError(
                     f"The name {text!r} belongs to two organs.",
-                    f"{owner!r} and {organ.name!r} both use it.",
-                    "Keep it in one of them.",
+                    code="organ-name-shared",
+                    where=_FILE,
+                    why=f"{owner!r} and {organ.name!r} both use it.",
+                    fix="Keep it in one of them.",
                 )
     return owners
 
@@ -173,22 +186,22 @@ def _check_parent(organ: Organ, organs: Mapping[str, Organ]) -> None:
     """A parent needs a relation, must exist and must not lead back here."""
     fix = "Correct `kind`, `parent` and `relation` of this entry."
     if (organ.parent is None) != (organ.relation is None):
-        raise _broken(f"{organ.name!r} has a parent without a relation, or the reverse.", "", fix)
+        what = f"{organ.name!r} has a parent without a relation, or the reverse."
+        raise AnatomyError(what, code="parent-without-relation", where=_FILE, fix=fix)
     if (organ.kind == "part") != (organ.relation == "part"):
-        raise _broken(f"{organ.name!r} is a part by only one of `kind` and `relation`.", "", fix)
+        what = f"{organ.name!r} is a part by only one of `kind` and `relation`."
+        raise AnatomyError(what, code="part-by-half", where=_FILE, fix=fix)
     seen = {organ.name}
     parent = organ.parent
     while parent is not None:
         if parent not in organs:
-            raise _broken(f"The parent {parent!r} of {organ.name!r} does not exist.", "", fix)
+            what = f"The parent {parent!r} of {organ.name!r} does not exist."
+            raise AnatomyError(what, code="parent-unknown", where=_FILE, fix=fix)
         if parent in seen:
-            raise _broken(f"The parents of {organ.name!r} go round in a circle.", "", fix)
+            what = f"The parents of {organ.name!r} go round in a circle."
+            raise AnatomyError(what, code="parents-in-a-circle", where=_FILE, fix=fix)
         seen.add(parent)
         parent = organs[parent].parent
-
-
-def _broken(what: str, why: str, fix: str) -> AnatomyError:
-    return AnatomyError(what, where=_FILE, why=why, fix=fix)
 
 
 def _suggest(text: str) -> str:

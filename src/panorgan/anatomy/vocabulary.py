@@ -23,7 +23,7 @@ class Vocabulary:
         organs = tuple(find_organ(name).name for name in given)
         if not organs:
             fix = "Name at least one organ; `panorgan organs` lists them."
-            raise AnatomyError("The vocabulary is empty.", fix=fix)
+            raise AnatomyError("The vocabulary is empty.", code="empty-vocabulary", fix=fix)
         _refuse_duplicates(given, organs)
         _refuse_union_with_part(organs)
         object.__setattr__(self, "organs", organs)
@@ -44,7 +44,7 @@ class Vocabulary:
         """Position of the organ with this canonical name."""
         if name not in self.organs:
             fix = f"Use one of: {', '.join(self.organs)}."
-            raise AnatomyError(f"{name!r} is not in the vocabulary.", fix=fix)
+            raise AnatomyError(f"{name!r} is not in the vocabulary.", code="not-in-vocabulary", fix=fix)
         return self.organs.index(name)
 
     def colour(self, name: str) -> str:
@@ -121,6 +121,7 @@ class Vocabulary:
             parts = ", ".join(children(union, "part"))
             return AnatomyError(
                 f"{name!r} alone says nothing certain about {union!r}.",
+                code="part-of-union",
                 why=f"The vocabulary has {union!r}, and {name!r} is only a part of it.",
                 fix=f"Annotate all its parts ({parts}): they are merged. "
                 f"Or put the parts in the vocabulary instead of {union!r}.",
@@ -129,11 +130,13 @@ class Vocabulary:
             missing = ", ".join(self._missing_parts(name))
             return AnatomyError(
                 f"The vocabulary covers only a part of {name!r}.",
+                code="union-incomplete",
                 why=f"Missing: {missing}.",
                 fix=f"Add {missing} to the vocabulary, or leave {name!r} out of the annotated names.",
             )
         return AnatomyError(
             f"{name!r} is not in the vocabulary.",
+            code="not-in-vocabulary",
             why=f"The vocabulary has: {', '.join(self.organs)}.",
             fix=f"Add {name!r} to the vocabulary, or leave it out of the annotated names.",
         )
@@ -143,7 +146,9 @@ def _as_list(names: Iterable[str]) -> list[str]:
     # A lone string is iterable too, and would be read letter by letter.
     if isinstance(names, str):
         raise AnatomyError(
-            f"Expected a list of organ names, not the text {names!r}.", fix=f"Write [{names!r}] instead."
+            f"Expected a list of organ names, not the text {names!r}.",
+            code="names-not-a-list",
+            fix=f"Write [{names!r}] instead.",
         )
     return list(names)
 
@@ -154,6 +159,7 @@ def _refuse_duplicates(given: list[str], organs: tuple[str, ...]) -> None:
         if organ in first:
             raise AnatomyError(
                 f"{organ!r} is in the vocabulary twice.",
+                code="organ-twice",
                 why=f"{first[organ]!r} and {text!r} name the same organ.",
                 fix=f"Keep {organ!r} once.",
             )
@@ -166,6 +172,7 @@ def _refuse_union_with_part(organs: tuple[str, ...]) -> None:
             if union in organs:
                 raise AnatomyError(
                     f"The vocabulary has both {union!r} and its part {organ!r}.",
+                    code="union-with-part",
                     why="A voxel of the part would belong to two organs of the same rank.",
                     fix=f"Keep {union!r}, or replace it by its parts: {', '.join(children(union, 'part'))}.",
                 )

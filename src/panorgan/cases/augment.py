@@ -53,6 +53,7 @@ def refuse_swapped_sides(settings: AugmentSettings | None, organs: Iterable[str]
     if settings is not None and 0 in settings.mirror_axes and sided:
         raise ConfigError(
             "Left and right must not be mirrored here.",
+            code="mirrored-sides",
             where="training.augment.mirror_axes",
             why=f"axis 0 runs from side to side, and a mirrored {sided[0]} would still be called so "
             f"(sided organs: {', '.join(sided)})",

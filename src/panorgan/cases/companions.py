@@ -135,7 +135,12 @@ class Companions:
             _write(path, levels.numpy())
             volume = _read(path, shape)
             if volume is None:
-                raise DataError("A volume that was just stored cannot be read.", where=str(path))
+                raise DataError(
+                    "A volume that was just stored cannot be read.",
+                    code="stored-volume-unreadable",
+                    where=str(path),
+                    fix="Check the disk and its free space, then try again.",
+                )
         mark_used(path, _MARKED_EVERY)  # see Store.sweep
         self._open[case.folder] = volume
         return volume
@@ -147,6 +152,7 @@ class Companions:
         if tuple(probabilities.shape) != (len(names), *image.shape) or not bool(probabilities.isfinite().all()):
             raise DataError(
                 "What was predicted for a case cannot be used.",
+                code="prediction-unusable",
                 where=f"{case.site}/{case.id}",
                 why=f"{list(probabilities.shape)} values, some of them perhaps not finite",
                 fix="A teacher may have diverged in its training: lower its learning rate.",

@@ -94,7 +94,7 @@ class DicomTree:
                 fix="Add the series it was drawn on, or move the segmentation out of the folder."
                 if not found
                 else "Keep only the series it was drawn on.",
-                code="labels-unusable" if found else "orphan-label",
+                code="several-series-fit" if found else "orphan-label",
             )
         return found[0]
 

@@ -96,7 +96,7 @@ def read_dicom_series(folder: Path) -> Scan:
             "A folder holds no DICOM series.",
             where=str(folder),
             fix="Point to the folder with the slices of one series.",
-            code="file-unreadable",
+            code="no-dicom-series",
         )
     if len(series) > 1:
         raise DataError(
@@ -104,7 +104,7 @@ def read_dicom_series(folder: Path) -> Scan:
             where=str(folder),
             why="it is not clear which of them the labels belong to",
             fix="Give every series its own folder, or read the whole tree with 'layout: dicom'.",
-            code="file-unreadable",
+            code="several-dicom-series",
         )
     return read_dicom_files([Path(name) for name in reader.GetGDCMSeriesFileNames(str(folder), series[0])], folder)
 
@@ -172,7 +172,7 @@ def _read_header(path: Path) -> _Slice:
             where=str(path),
             why="it has no ImagePositionPatient or ImageOrientationPatient",
             fix="Export the series again from its source, or move a file that is no slice out of the folder.",
-            code="file-unreadable",
+            code="slice-without-position",
         )
     # Slope, intercept, stored bits and sign.
     values = tuple(text(tag) for tag in ("0028|1053", "0028|1052", "0028|0101", "0028|0103"))
@@ -187,7 +187,7 @@ def _stacked(slices: Sequence[_Slice], where: Path) -> list[_Slice]:
             "A DICOM series consists of several multi-frame files.",
             where=str(where),
             fix="Convert it to NIfTI (for example with dcm2niix), one file per case.",
-            code="file-unreadable",
+            code="several-multiframe-files",
         )
     if len(slices) < 2:
         return list(slices)
@@ -203,7 +203,7 @@ def _stacked(slices: Sequence[_Slice], where: Path) -> list[_Slice]:
             if alike
             else "their rows and columns run in different directions",
             fix="Export the series again, without localisers or other views in it.",
-            code="file-unreadable",
+            code="slices-differ" if alike else "slices-not-parallel",
         )
     normal = np.cross(first.orientation[:3], first.orientation[3:])
     return sorted(slices, key=lambda one: float(np.dot(one.position, normal)))
@@ -236,7 +236,7 @@ def _straight_line(slices: Sequence[_Slice], where: Path) -> NDArray[np.float64]
             where=str(where),
             why=f"neighbouring slices are shifted sideways by {drift:.2f} mm",
             fix="Correct the tilt when exporting (most viewers offer it), then use the corrected series.",
-            code="file-unreadable",
+            code="tilted-gantry",
         )
     aside = float(np.linalg.norm(apart - np.outer(apart @ normal, normal), axis=1).max())
     if aside > max(POSITION_ROUNDING_MM, SLICE_TOLERANCE * min(slices[0].pixels_mm, default=1.0)):
@@ -245,7 +245,7 @@ def _straight_line(slices: Sequence[_Slice], where: Path) -> NDArray[np.float64]
             where=str(where),
             why=f"one of them lies {aside:.2f} mm beside the line through all of them",
             fix="Export the series again; if it was put together from several scans, export each as its own series.",
-            code="file-unreadable",
+            code="slices-shifted",
         )
     # Across the slices the grid stays straight; the drift that remains is rounding.
     return np.stack([spacing * normal, start + 0.5 * steps[-1] * (step - spacing * normal)], axis=1)
@@ -265,7 +265,7 @@ def _check_distances(heights: NDArray[np.float64], apart: NDArray[np.float64], s
             where=str(where),
             why=again if doubled else why,
             fix="Copy the whole series again from its source, each slice once; export one series per time or echo.",
-            code="file-unreadable",
+            code="uneven-slices",
         )
 
 
@@ -299,7 +299,7 @@ def _unsure_frames(path: Path, why: str) -> DataError:
         where=str(path),
         why=why,
         fix="Export the series with one file per slice, or convert it to NIfTI (for example with dcm2niix).",
-        code="file-unreadable",
+        code="multiframe-unclear",
     )
 
 
@@ -315,7 +315,9 @@ def import_pydicom() -> ModuleType:
         import pydicom
     except ImportError as error:
         raise DataError(
-            "Reading these DICOM files needs pydicom, which is not installed.", fix="pip install 'panorgan[dicom]'"
+            "Reading these DICOM files needs pydicom, which is not installed.",
+            code="pydicom-missing",
+            fix="pip install 'panorgan[dicom]'",
         ) from error
     return pydicom
 

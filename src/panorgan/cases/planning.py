@@ -164,6 +164,7 @@ def _whole(number: float) -> int:
 def _nonsense(site: str, why: str) -> DataError:
     return DataError(
         "A site told numbers for the plan that make no sense.",
+        code="implausible-statistics",
         where=site,
         why=why,
         fix="Let the site run the same panorgan version, and 'panorgan plan' on its own data.",
@@ -203,6 +204,7 @@ def pooled_intensity(sites: Mapping[str, SiteStatistics]) -> Literal["window", "
         return "zscore"
     raise DataError(
         "CT and other scans are mixed.",
+        code="mixed-modality",
         where="plan.intensity",
         why=", ".join(f"{share:.0%} of {name} look like CT" for name, share in shares.items()),
         fix="Check the odd ones with 'panorgan doctor'. If all is right, set 'plan: {intensity: zscore}'.",
@@ -224,6 +226,7 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
     if not ranges:
         raise DataError(
             "No window can be pooled: the sites have no annotated CT voxel.",
+            code="no-window",
             where="plan.window_hu",
             fix="Set 'plan: {window_hu: [-500, 500]}', or 'intensity: zscore' where the scans are not CT.",
         )

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from scipy import ndimage
 
 from panorgan.cases.volume import Volume
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 # Finding the body: denser than air and most of lung, on a coarse grid, with a little air kept around it.
 _BODY_HU = -400.0
@@ -71,14 +71,14 @@ class Plan(PlanChoices):
 def checked_spacing(value: tuple[float, float, float]) -> tuple[float, float, float]:
     """Refuse voxel sizes that are none."""
     if min(value) <= 0:
-        raise ValueError("spacing must be positive millimetres")
+        raise SettingError("spacing must be positive millimetres", code="size-not-positive")
     return value
 
 
 def checked_window(value: tuple[float, float]) -> tuple[float, float]:
     """Refuse a window without an inside."""
     if value[0] >= value[1]:
-        raise ValueError("the window's lower end must be below its upper end")
+        raise SettingError("the window's lower end must be below its upper end", code="window-empty")
     return value
 
 

@@ -17,7 +17,7 @@ from panorgan.cases.companions import Companions, as_probabilities
 from panorgan.cases.seeds import derive_seed
 from panorgan.cases.store import MOST_STRUCTURES, StoredCase, bits_type
 from panorgan.errors import DataError
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 
 class SamplingSettings(Settings):
@@ -38,7 +38,9 @@ class SamplingSettings(Settings):
     @classmethod
     def _at_most_one_slice(cls, size: tuple[int, int, int]) -> tuple[int, int, int]:
         if size.count(1) > 1:
-            raise ValueError("only one axis may be 1: [64, 64, 1] are slices across the third axis")
+            raise SettingError(
+                "only one axis may be 1: [64, 64, 1] are slices across the third axis", code="several-flat-axes"
+            )
         return size
 
 
@@ -182,12 +184,14 @@ class PatchSampler:
         if not cases:
             raise DataError(
                 "There is nothing to train on.",
+                code="nobody-to-train-on",
                 why="the training split is empty",
                 fix="Add cases to the site, or lower 'splits.validation' and 'splits.test'.",
             )
         if len(structures) > MOST_STRUCTURES:
             raise DataError(
                 f"The training cases annotate {len(structures)} structures; {MOST_STRUCTURES} is the most.",
+                code="too-many-structures",
                 why="label bits of one batch share a 64-bit integer",
                 fix="Restrict 'annotated' of the site.",
             )

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from panorgan.cases.case import Case
 from panorgan.cases.seeds import derive_seed
 from panorgan.errors import DataError
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 Split = Literal["train", "validation", "test"]
 
@@ -37,7 +37,10 @@ class SplitSettings(Settings):
     @model_validator(mode="after")
     def _leave_some_for_training(self) -> SplitSettings:
         if self.validation + self.test >= 1:
-            raise ValueError("validation + test must stay below 1, so that something is left for training")
+            raise SettingError(
+                "validation + test must stay below 1, so that something is left for training",
+                code="no-share-for-training",
+            )
         return self
 
 

@@ -192,7 +192,12 @@ class Store:
         labels = [file for path in (case.labels.paths if case.labels else ()) for file in files_of(path)]
         for path in (*case.image_files, *labels):
             if not path.exists():
-                raise DataError("A scan file is missing.", where=str(path), fix="Check the path, or remove the case.")
+                raise DataError(
+                    "A scan file is missing.",
+                    code="image-missing",
+                    where=str(path),
+                    fix="Check the path, or remove the case.",
+                )
             digest.update(self._hashes.of(path))
         if case.labels:
             digest.update(case.labels.recipe().encode())
@@ -229,6 +234,7 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
     if len(case.annotated) > MOST_STRUCTURES:
         raise DataError(
             f"A case annotates {len(case.annotated)} structures; {MOST_STRUCTURES} is the most.",
+            code="too-many-structures",
             where=f"{case.site}/{case.id}",
             fix="Restrict 'annotated' of the site.",
         )
@@ -272,6 +278,7 @@ def _refuse_cut(name: str, mask: Mask, grid: Grid, case: Case) -> None:
     if cut:
         raise DataError(
             f"Cropping to the body cuts off a part of {name}.",
+            code="crop-cuts-organ",
             where=str(case.image),
             why=f"{cut} of its voxels lie outside of what was taken for the body",
             fix="Set 'plan: {crop: none}', or check that label and scan belong together with 'panorgan doctor'.",

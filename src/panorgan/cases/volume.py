@@ -106,9 +106,7 @@ def _check_geometry(volume: Volume, path: Path) -> None:
     """Refuse what would fail, or fill the memory, much later."""
     shape, affine = volume.voxels.shape, volume.affine
     if 0 in shape:
-        raise DataError(
-            f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.", code="file-unreadable"
-        )
+        raise DataError(f"A scan holds no voxels: {shape}.", where=str(path), fix="Export it again.", code="no-voxels")
     # Relative to the voxel's size, so that tiny voxels are not mistaken for flat ones.
     flat = np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) <= 1e-6 * np.prod(volume.spacing)
     if flat or not np.isfinite(affine).all():

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
-from panorgan.config import validated
 from panorgan.report import write_report
 from panorgan.report.analyses import curvature_row, write_figures
 from panorgan.report.tables import number
 from panorgan.runs.analysis_files import Analysis
 from panorgan.runs.analyze import AnalysisSettings, analyze
 from panorgan.runs.folder import RunFolder
+from panorgan.settings import validated
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ def find_sources(
     found: list[Source] = []
     for path in paths:
         if not path.exists():
-            raise DataError("There is no such file or folder.", where=str(path), fix="Check the path.")
+            raise DataError(
+                "There is no such file or folder.", code="path-missing", where=str(path), fix="Check the path."
+            )
         if path.is_file() and path.suffix in _EXPERIMENT_ENDINGS:
             from panorgan.config import load_experiment
             from panorgan.runs.sources import sources_of
@@ -88,6 +90,7 @@ def find_sources(
         else:
             raise DataError(
                 "This is not something the doctor can look at.",
+                code="not-examinable",
                 where=str(path),
                 why="it takes a data folder, a table of cases (.csv) or an experiment file (.yaml)",
                 fix="Give the folder that holds the scans and labels.",
@@ -135,6 +138,7 @@ def _page_path(html: Path | None) -> Path | None:
     if not os.access(path.parent, os.W_OK):
         raise DataError(
             "The page cannot be written there.",
+            code="page-not-writable",
             where=str(path),
             why="you may not write into this folder",
             fix="Choose another place with --html FILE, or leave the page out with --no-html.",

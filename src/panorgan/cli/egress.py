@@ -62,6 +62,7 @@ def _log_of(kit: Path) -> Path:
             "This is the server's kit; what leaves a site is written down at the site."
             if is_server
             else "This is not a site's kit.",
+            code="is-server-kit" if is_server else "not-a-kit",
             where=str(kit),
             why="" if is_server else f"there is neither {site.settings.name} nor {site.audit_log.name}",
             fix="Give the folder that the site received, at the site: panorgan federation egress KIT.",

@@ -183,6 +183,7 @@ def find_kit(path: Path) -> ServerKit | SiteKit:
     inside = [kit for kit in (place / "server", *sorted(place.glob("sites/*"))) if (kit / "local").is_dir()]
     raise ConfigError(
         "This folder is not a kit." if place.is_dir() else "There is no such folder.",
+        code="not-a-kit" if place.is_dir() else "kit-missing",
         where=str(place),
         why="a kit has local/coordinator.yaml (server) or local/site.yaml (site)" if place.is_dir() else "",
         fix=f"It holds kits; give one of them: {', '.join(str(kit) for kit in inside)}."
@@ -198,6 +199,7 @@ def server_kit(path: Path, command: str) -> ServerKit:
     if not isinstance(kit := find_kit(path), ServerKit):
         raise ConfigError(
             "This is a site's kit.",
+            code="is-site-kit",
             where=str(kit.path),
             why=f"'{command}' is for the coordinator's machine",
             fix="Give the server's kit. At a site, use 'approve', 'preflight', 'site' and 'egress'.",
@@ -212,6 +214,7 @@ def site_kit(path: Path, command: str) -> SiteKit:
     if not isinstance(kit := find_kit(path), SiteKit):
         raise ConfigError(
             "This is the server's kit.",
+            code="is-server-kit",
             where=str(kit.path),
             why=f"'{command}' is for a hospital's machine",
             fix="Give a site's kit. At the server, use 'preflight', 'server', 'start', 'status' and 'stop'.",

@@ -25,6 +25,7 @@ def write_example(path: Path, as_json: bool) -> None:
     if path.exists():
         raise ConfigError(
             "The file is there already.",
+            code="file-exists",
             where=str(path),
             fix="Give another name, or edit that file and leave --example.",
         )
@@ -45,6 +46,7 @@ def make_all(federation: Path, out: Path | None, as_json: bool) -> None:
     if not federation.exists():
         raise ConfigError(
             "There is no such federation file.",
+            code="settings-file-missing",
             where=str(federation),
             fix=f"Check the path, or start from an example: panorgan federation init {federation} --example",
         )

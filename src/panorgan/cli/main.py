@@ -67,6 +67,7 @@ def _machine_trouble(error: Exception) -> PanorganError | None:
             return None
         return PanorganError(
             "A file or folder cannot be used.",
+            code="file-refused",
             where=str(error.filename or ""),
             why=error.strerror or str(error),
             fix="Check that the disk has room and that you may write there, or choose another folder.",
@@ -75,6 +76,7 @@ def _machine_trouble(error: Exception) -> PanorganError | None:
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return PanorganError(
             "There is not enough memory.",
+            code="out-of-memory",
             why=str(error).splitlines()[0] if str(error) else "",
             fix="Lower training.sampling.batch_size or patch_size, or choose a coarser plan.spacing_mm.",
         )
@@ -83,9 +85,10 @@ def _machine_trouble(error: Exception) -> PanorganError | None:
 
 def _show_error(error: PanorganError) -> None:
     if "--json" in sys.argv:
-        print(json.dumps({"error": error.what, **dict(error.details())}), flush=True)
+        print(json.dumps({"error": error.what, "code": error.code, **dict(error.details())}), flush=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]Error:[/] {_plain(error.what)}")
+    code = rf" [dim]\[{error.code}][/]" if error.code else ""
+    console.print(f"[bold red]Error:[/] {_plain(error.what)}{code}")
     for label, text in error.details():
         # What has lines of its own (a YAML error points with a caret) stays in its column.
         indented = _plain(text).replace("\n", "\n" + " " * 9)

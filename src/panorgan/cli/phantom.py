@@ -55,6 +55,7 @@ def _described(path: Path | None) -> tuple[dict[str, Any], PhantomConfig]:
     if config is None:
         raise ConfigError(
             "This experiment has no generated hospitals.",
+            code="no-phantom",
             where=str(path),
             why="it names folders under 'sites', and nothing under 'phantom'",
             fix="Give a file with 'phantom: {}' in it, or leave --experiment out for the built-in hospitals.",

@@ -59,6 +59,7 @@ def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as
     if failures:
         raise DataError(
             f"{len(failures)} of {len(files)} scans could not be segmented.",
+            code="scans-failed",
             where="\n".join(error.where for error in failures),
             why="\n".join(error.what for error in failures),
             fix=failures[0].fix,
@@ -87,6 +88,7 @@ def _refuse_overwriting(files: Sequence[Scan], out: Path) -> None:
         if _target(scan, out).resolve() in scans:
             raise DataError(
                 "A label map would overwrite a scan.",
+                code="overwrites-scan",
                 where=str(_target(scan, out)),
                 why="--out is the folder of the scans",
                 fix="Choose another folder with --out.",
@@ -124,6 +126,7 @@ def _found(scans: Sequence[Path]) -> list[Scan]:
     if not found:
         raise DataError(
             "There is no scan to segment.",
+            code="no-scans",
             where=", ".join(map(str, scans)),
             why=f"no file ends in {', '.join(_ENDINGS)} and none is DICOM",
             fix="Name scans, or a folder that holds some (of an nnU-Net folder: imagesTs or imagesTr).",
@@ -137,6 +140,7 @@ def _found(scans: Sequence[Path]) -> list[Scan]:
     if twice:
         raise DataError(
             f"Two scans have the same name: {sorted(twice)[0]}.",
+            code="scan-names-clash",
             why="their label maps would overwrite each other",
             fix="Predict them into different folders.",
         )
@@ -146,7 +150,7 @@ def _found(scans: Sequence[Path]) -> list[Scan]:
 def _scans_at(path: Path) -> list[Scan]:
     """A file, a folder with one DICOM series, a folder of files, or a DICOM tree."""
     if not path.exists():
-        raise DataError("A scan file is missing.", where=str(path), fix="Check the path.")
+        raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
     if not path.is_dir() or _holds_slices(path):
         return [Scan(path, _stem(path))]
     files = sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS) and not p.name.startswith("."))

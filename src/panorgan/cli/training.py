@@ -30,6 +30,7 @@ def train_and_report(
     if any(other.method["name"] == experiment.method["name"] for other in others):
         raise ConfigError(
             f"The method {experiment.method['name']!r} cannot stand beside itself.",
+            code="beside-itself",
             where="--beside",
             fix="Name other methods only; 'panorgan methods' lists them.",
         )

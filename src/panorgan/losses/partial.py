@@ -65,6 +65,7 @@ def checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, .
         names = ", ".join(batch.structures[t] for t in empty)
         raise AnatomyError(
             f"A batch annotates structures that the network cannot express: {names}.",
+            code="network-lacks-structures",
             why=f"its channels are {', '.join(vocabulary)}",
             fix="Add them to the vocabulary, or restrict 'annotated' of the site.",
         )

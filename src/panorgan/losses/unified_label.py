@@ -197,6 +197,7 @@ def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> 
     if unknown := [organ for organ in places if organ not in vocabulary]:
         raise AnatomyError(
             f"The painting order names organs that the vocabulary has not: {', '.join(unknown)}.",
+            code="not-in-vocabulary",
             where="larger_first",
             fix=f"Use only: {', '.join(vocabulary)}.",
         )

@@ -237,6 +237,7 @@ class InterOrganNetwork(MultiDecoder):
         if self.transformer is None:
             raise ConfigError(
                 "This network has no attention.",
+                code="no-attention",
                 where="transformer",
                 why="it was built with transformer: false",
                 fix="Switch the transformer on, or leave out what needs its attention.",

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from panorgan.cases.labels import Convention
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 OrganParts = Literal["channels", "heads", "task_blocks", "decoders", "encoders"]
 
@@ -49,19 +49,29 @@ class UNetSettings(Settings):
         if self.strides is None:
             return self
         if len(self.strides) != len(self.features):
-            raise ValueError(
-                f"strides has {len(self.strides)} levels and features {len(self.features)}: give one entry per level"
+            raise SettingError(
+                f"strides has {len(self.strides)} levels and features {len(self.features)}: give one entry per level",
+                code="strides-per-level",
             )
         if any(len(level) != self.dimensions for level in self.strides):
-            raise ValueError(f"every entry of strides needs {self.dimensions} numbers, one per axis of the network")
+            raise SettingError(
+                f"every entry of strides needs {self.dimensions} numbers, one per axis of the network",
+                code="strides-per-axis",
+            )
         if set(self.strides[0]) != {1}:
-            raise ValueError("the first entry of strides must be all 1: the first level works on the image as it is")
+            raise SettingError(
+                "the first entry of strides must be all 1: the first level works on the image as it is",
+                code="strides-begin-with-one",
+            )
         return self
 
     @model_validator(mode="after")
     def _groups_fit(self) -> UNetSettings:
         if self.norm == "group" and any(n % self.groups for n in self.features):
-            raise ValueError(f"group normalisation needs features that are multiples of {self.groups} (network.groups)")
+            raise SettingError(
+                f"group normalisation needs features that are multiples of {self.groups} (network.groups)",
+                code="features-per-group",
+            )
         return self
 
     @property

@@ -97,6 +97,38 @@ CODES: dict[str, Code] = {
     "patient-across-splits": Code(_ERROR, "patient in two splits", "One patient is trained on and tested on."),
 }  # fmt: skip
 
+_FILE_UNREADABLE = (
+    "no-dicom-series",
+    "several-dicom-series",
+    "slice-without-position",
+    "several-multiframe-files",
+    "slices-differ",
+    "slices-not-parallel",
+    "tilted-gantry",
+    "slices-shifted",
+    "uneven-slices",
+    "multiframe-unclear",
+    "no-voxels",
+)
+_FOLDER_UNREADABLE = (
+    "case-named-twice",
+    "several-scans-fit",
+    "segmentation-without-scan",
+    "label-names-unreadable",
+    "labels-without-names",
+    "contours-only",
+    "dataset-json-unreadable",
+    "table-unreadable",
+    "row-unreadable",
+)
+FINDING_OF = {
+    **dict.fromkeys(_FILE_UNREADABLE, "file-unreadable"),
+    **dict.fromkeys(_FOLDER_UNREADABLE, "folder-unreadable"),
+    "several-series-fit": "labels-unusable",
+    "labels-in-several-places": "labels-unusable",
+}
+"""Errors of reading that are told apart for a program, and are one kind of finding for whoever mends the folder."""
+
 
 def finding(
     code: str, site: str, case: str, what: str, why: str = "", fix: str = "", file: object = "", structure: str = ""

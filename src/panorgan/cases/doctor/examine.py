@@ -61,6 +61,7 @@ def _read_all(tasks: Sequence[CaseTask], workers: int | None) -> Iterator[tuple[
     except BrokenProcessPool as error:
         raise DataError(
             "A process that reads cases was ended from outside.",
+            code="worker-killed",
             why="most likely there was not enough memory for several scans at once",
             fix="Try again with one worker.",
         ) from error

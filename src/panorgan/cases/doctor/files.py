@@ -12,7 +12,7 @@ import numpy as np
 from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
-from panorgan.cases.doctor.codes import CODES
+from panorgan.cases.doctor.codes import CODES, FINDING_OF
 from panorgan.cases.volume import FINEST_MM, LONGEST_MM, Volume, grid_distance_mm, read_volume
 from panorgan.errors import DataError
 
@@ -91,8 +91,9 @@ def forms_apart_mm(image: Any) -> float:
 
 
 def code_of(error: DataError, otherwise: str) -> str:
-    """The kind of an error where it is one of the doctor's codes."""
-    return error.code if error.code in CODES else otherwise
+    """The kind of finding that an error is, where the doctor knows it."""
+    code = FINDING_OF.get(error.code, error.code)
+    return code if code in CODES else otherwise
 
 
 def _refused(path: Path, error: DataError, repair: str) -> Problem:

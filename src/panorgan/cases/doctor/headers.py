@@ -105,7 +105,9 @@ def _plan(source: Source, broken: set[tuple[str, str]], several: bool) -> list[_
     if not opened.tasks:
         where = str(source.folder)
         fix = "Correct first what the doctor says about it, or leave it out of the command."
-        raise DataError("Nothing can be copied from a folder that cannot be opened.", where=where, fix=fix)
+        raise DataError(
+            "Nothing can be copied from a folder that cannot be opened.", code="folder-not-opened", where=where, fix=fix
+        )
     files = _files_of(opened)
     _check_complete(opened, files)
     roles = _roles(opened, broken)
@@ -125,6 +127,7 @@ def check_place(out: Path, sources: Sequence[Source]) -> None:
         if target == root or root in target.parents or target in root.parents:
             raise DataError(
                 "Corrected copies cannot be written there.",
+                code="output-overlaps-data",
                 where=str(out),
                 why=f"it is, contains or lies inside the data folder {root}",
                 fix="Choose a folder beside the data.",
@@ -132,6 +135,7 @@ def check_place(out: Path, sources: Sequence[Source]) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(
             "Corrected copies cannot be written there.",
+            code="output-not-empty",
             where=str(out),
             why="it exists and is not empty",
             fix="Choose a new folder, or empty this one.",
@@ -151,6 +155,7 @@ def _files_of(opened: Opened) -> list[Path]:
     if outside:
         raise DataError(
             "The table names files outside of its folder.",
+            code="table-leaves-folder",
             where=str(outside[0]),
             why="a copy of the table would still point to the original",
             fix="Move cases.csv to a folder above all its files.",
@@ -179,6 +184,7 @@ def _check_complete(opened: Opened, files: Sequence[Path]) -> None:
             if path.is_file() and path not in copied:
                 raise DataError(
                     "A file of a case would be missing in the copy.",
+                    code="file-outside-folder",
                     where=str(path),
                     why=f"case {task.case} needs it, but it does not lie below {_root(opened.source)}",
                     fix="Put all files of the data set below one folder, by links if need be.",

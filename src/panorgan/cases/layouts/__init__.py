@@ -38,6 +38,7 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
         if name not in layouts():
             raise ConfigError(
                 f"There is no layout called {name!r}.",
+                code="unknown-layout",
                 where=str(folder),
                 why=did_you_mean(name, layouts()),
                 fix=f"Choose one of: {AUTO}, {', '.join(layouts())}.",
@@ -176,7 +177,7 @@ def _segment_masks(found: FoundSegments, rules: LabelRules, folder: Path) -> Seg
                 where="\n".join(str(path) for path in sorted(paths)),
                 why="they may be two readers' or two versions; nothing says which is right",
                 fix="Keep the right one and move the others out of the folder.",
-                code="labels-unusable",
+                code="several-segmentations",
             )
     segments = {s: tuple(x for n in names for x in found.segments[n]) for s, names in structures.items()}
     return SegmentMasks(segments) if segments else None

@@ -108,7 +108,7 @@ def _sharing(name: str, paths: Sequence[Path]) -> DataError:
         where="\n".join(str(path) for path in paths),
         why="nothing says which of them is meant",
         fix="Keep one of them, or give the others names of their own (or list the cases in a cases.csv).",
-        code="folder-unreadable",
+        code="case-named-twice",
     )
 
 
@@ -149,7 +149,7 @@ class LabelRules:
             found = self.vocabulary.resolve(tuple(organs.values()), ignore_unknown=True)
             wanted = found if self.restrict is None else self.vocabulary.resolve(self.restrict)
         except AnatomyError as error:
-            raise DataError(error.what, where=where, why=error.why, fix=error.fix, code="labels-unusable") from error
+            raise DataError(error.what, where=where, why=error.why, fix=error.fix, code=error.code) from error
         absent = [structure for structure in wanted if not _covered(structure, set(organs.values()))]
         if absent:
             raise DataError(
@@ -157,7 +157,7 @@ class LabelRules:
                 where=where,
                 why=f"it annotates {', '.join(found) or 'nothing of the vocabulary'}",
                 fix="Correct 'annotated' of this site in the experiment file.",
-                code="labels-unusable",
+                code="not-annotated",
             )
         # "Use the kidneys" of a folder that tells left from right does not mean to forget which is which.
         wanted = tuple(dict.fromkeys(s for name in wanted for s in self._as_labelled(name, set(organs.values()))))
@@ -175,11 +175,12 @@ class LabelRules:
 
     def organ(self, name: str, where: str) -> str:
         """The organ that a name in the folder means."""
+        text = self.rename.get(name, name)
         try:
-            return find_organ(self.rename.get(name, name)).name
+            return find_organ(text).name
         except AnatomyError as error:
             raise DataError(
-                error.what,
+                f"Unknown organ {text!r}.",
                 where=where,
                 why=error.why,
                 fix=f"{error.fix} Or say what it is with 'labels: {{{name}: <organ>}}' under the site, "

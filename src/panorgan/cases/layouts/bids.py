@@ -83,7 +83,7 @@ def _scan_of(segmentation: Path, folder: Path) -> Path:
             where=str(segmentation),
             why=", ".join(path.name for path in scans) or f"nothing in {wanted[0]} has the entities {'_'.join(wanted)}",
             fix="Name scan and segmentation with the same entities, such as sub-01_ses-2_…, or use a cases.csv.",
-            code="folder-unreadable",
+            code="several-scans-fit" if scans else "segmentation-without-scan",
         )
     return scans[0]
 
@@ -103,7 +103,7 @@ def _ids(segmentation: Path, folder: Path) -> dict[str, tuple[int, ...]]:
             where=str(table),
             why=f"{type(error).__name__}: {error}",
             fix="It must be tab-separated with the columns 'index' (a whole number) and 'name'.",
-            code="folder-unreadable",
+            code="label-names-unreadable",
         ) from error
     return ids
 
@@ -122,7 +122,7 @@ def _table_of(segmentation: Path, folder: Path) -> Path:
         "A segmentation has no table that names its integers.",
         where=str(segmentation),
         fix="Put a dseg.tsv with the columns 'index' and 'name' beside it, or into the derivative's folder.",
-        code="folder-unreadable",
+        code="labels-without-names",
     )
 
 

@@ -69,7 +69,7 @@ def labels(folder: Path) -> dict[str, FoundLabels]:
             "The labels of a DICOM folder are contours (RTSTRUCT), which panorgan does not read.",
             where=str(tree.contours[0]),
             fix="Convert them to DICOM-SEG or NIfTI, for example in 3D Slicer or with 'plastimatch convert'.",
-            code="folder-unreadable",
+            code="contours-only",
         )
     return found.labels
 
@@ -164,7 +164,7 @@ def _two_labels(series: Series, files: list[Path]) -> DataError:
         where=str(series.folder),
         why=", ".join(str(path) for path in files),
         fix="Keep the right one and move the others out of the folder.",
-        code="labels-unusable",
+        code="labels-in-several-places",
     )
 
 
@@ -183,7 +183,7 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
             where=str(path),
             why="the file is not there" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}",
             fix=f'Write {{"labels": {{"liver": 1, "spleen": 2}}}} into it, or move {label_map.name} away.',
-            code="folder-unreadable",
+            code="labels-without-names" if isinstance(error, FileNotFoundError) else "label-names-unreadable",
         ) from error
 
 

@@ -57,7 +57,7 @@ def _training(folder: Path) -> tuple[dict[str, dict[str, str]], tuple[DataError,
             where=str(folder / "dataset.json"),
             why=", ".join(pair["image"] for pair in pairs),
             fix="Keep it once under 'training', or give the files names of their own.",
-            code="folder-unreadable",
+            code="case-named-twice",
         )
         for name, pairs in found.items()
         if len(pairs) > 1
@@ -85,7 +85,7 @@ def _description(folder: Path) -> dict[str, Any]:
             where=str(path),
             why=f"{type(error).__name__}: {error}",
             fix='It must hold "labels": {"0": "background", "1": …} and "training": [{"image": …, "label": …}].',
-            code="folder-unreadable",
+            code="dataset-json-unreadable",
         ) from error
 
 

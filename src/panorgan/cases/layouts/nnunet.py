@@ -64,7 +64,7 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
             where=str(path),
             why=str(error),
             fix='It must be JSON with "labels": {"background": 0, "liver": 1, …}.',
-            code="folder-unreadable",
+            code="dataset-json-unreadable",
         ) from error
 
 

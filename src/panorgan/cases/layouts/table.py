@@ -108,7 +108,7 @@ def _rows(path: Path) -> list[tuple[int, _Row]]:
             where=str(path),
             why=str(error),
             fix=f"It must be UTF-8 text, separated by commas, semicolons or tabs, with columns {','.join(_COLUMNS)}.",
-            code="folder-unreadable",
+            code="table-unreadable",
         ) from error
     return [(line, row) for line, row in rows if any(row.values())]
 
@@ -148,7 +148,7 @@ def _ids(row: _Row, path: Path) -> dict[str, tuple[int, ...]]:
 
 def _not_understood(row: _Row, path: Path, why: str, fix: str) -> DataError:
     what = f"The row of case {row['case']} cannot be understood." if row["case"] else "A row cannot be understood."
-    return DataError(what, where=str(path), why=why, fix=fix, code="folder-unreadable")
+    return DataError(what, where=str(path), why=why, fix=fix, code="row-unreadable")
 
 
 def _twice(case: str, path: Path) -> DataError:
@@ -156,7 +156,7 @@ def _twice(case: str, path: Path) -> DataError:
         f"A case is listed twice: {case}.",
         where=str(path),
         fix="Give every row its own case name.",
-        code="folder-unreadable",
+        code="case-named-twice",
     )
 
 

@@ -52,13 +52,14 @@ def canonical_names(names: tuple[str, ...], where: str) -> tuple[str, ...]:
     """The names as the anatomy spells them; refuses what cannot be drawn or cannot share one label map."""
     found = tuple(_canonical_name(name, where) for name in names)
     if len(set(found)) < len(found):
-        raise ConfigError("An organ is listed twice.", where=where)
+        raise ConfigError("An organ is listed twice.", code="organ-twice", where=where, fix="list it once")
     structures = [part for name in found for part in drawable()[name]]
     for name in found:
         shared = [part for part in drawable()[name] if structures.count(part) > 1 and part != name]
         if shared:
             raise ConfigError(
                 f"{name!r} and its part {shared[0]!r} cannot share one label map.",
+                code="union-with-part",
                 where=where,
                 fix=f"list either {name!r} or its parts",
             )
@@ -73,6 +74,7 @@ def _canonical_name(name: str, where: str) -> str:
     if found not in drawable():
         raise ConfigError(
             f"The phantom cannot draw {name!r}.",
+            code="not-drawable",
             where=where,
             why=did_you_mean(name, drawable()),
             fix="choose from: " + ", ".join(drawable()),
@@ -123,20 +125,30 @@ class PhantomSite(Settings):
         if len(self.orientation) != 3 or {axes.get(code, 3) for code in self.orientation} != {0, 1, 2}:
             raise ConfigError(
                 f"{self.orientation!r} is not an orientation.",
+                code="bad-orientation",
                 where=where,
                 fix="name one direction per axis, such as RAS, LPS or PIR",
             )
         if min(self.spacing_mm) <= 0 or min(self.field_of_view_mm or self.spacing_mm) <= 0:
-            raise ConfigError("Voxel size and field of view must be positive.", where=where)
+            raise ConfigError(
+                "Voxel size and field of view must be positive.",
+                code="size-not-positive",
+                where=where,
+                fix="give millimetres above 0",
+            )
         if not self.external and not self.annotated:
             raise ConfigError(
                 "A training site labels no organ.",
+                code="nothing-annotated",
                 where=where,
                 fix="list its organs under `annotated`, or mark the site `external: true`",
             )
         if self.external and self.joins_at is not None:
             raise ConfigError(
-                "An external site never joins.", where=where, fix="leave out `joins_at`, or `external: true`"
+                "An external site never joins.",
+                code="external-site-joins",
+                where=where,
+                fix="leave out `joins_at`, or `external: true`",
             )
         return self
 
@@ -222,14 +234,25 @@ class PhantomConfig(Settings):
     def _check(self) -> PhantomConfig:
         names = [site.name for site in self.sites]
         if len(set(names)) < len(names):
-            raise ConfigError("Two phantom sites have the same name.", where=", ".join(sorted(names)))
+            raise ConfigError(
+                "Two phantom sites have the same name.",
+                code="site-name-twice",
+                where=", ".join(sorted(names)),
+                fix="name every site differently",
+            )
         if min(self.field_of_view_mm) <= 0:
-            raise ConfigError("The field of view must be positive.", where="phantom field_of_view_mm")
+            raise ConfigError(
+                "The field of view must be positive.",
+                code="size-not-positive",
+                where="phantom field_of_view_mm",
+                fix="give millimetres above 0",
+            )
         used = set(self.organs).union(*(site.annotated for site in self.sites))
         lesions = sorted(used & set(TUMOURS))
         if lesions and not self.tumours:
             raise ConfigError(
                 f"{', '.join(lesions)} is to be labelled, but the phantoms have no tumours.",
+                code="tumours-off",
                 where="phantom tumours",
                 fix="set `tumours: true` in the phantom section",
             )

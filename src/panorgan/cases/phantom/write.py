@@ -41,6 +41,7 @@ class DamagedPhantomError(DataError):
     def __init__(self, path: Path) -> None:
         super().__init__(
             "A generated scan or its description is gone or damaged.",
+            code="phantom-damaged",
             where=str(path),
             fix="Delete the folder and generate it anew.",
         )
@@ -144,6 +145,7 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
     except (OSError, ValueError) as error:
         raise DataError(
             "The folder for the phantoms holds other files.",
+            code="folder-holds-other-files",
             where=str(folder),
             why=f"no readable {RECIPE}",
             fix=fix,
@@ -152,6 +154,7 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
     if found != wanted:
         raise DataError(
             "The folder holds phantoms of another config.",
+            code="phantom-of-other-config",
             where=str(folder / RECIPE),
             why="differs in: " + ", ".join(_differences(found, wanted)),
             fix=fix,
