@@ -35,7 +35,7 @@ class Introductions:
             try:
                 told = SiteStatistics.from_numbers(measured, site)
             except DataError as error:
-                raise MessageError(error.what, why=error.why) from error
+                raise MessageError(error.what, code="bad-statistics", why=error.why) from error
             check_statistics(told, facts, self._limits)
             self.statistics[site] = told
         self.facts[site] = facts
@@ -63,7 +63,8 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
     for site, facts in sorted(sites.items()):
         if missing := lacks(facts):
             raise ConfigError(
-                f"Site {site} {missing}.",
+                f"Site {site} {LACKS[missing]}.",
+                code=missing,
                 where=f"sites.{site}",
                 fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
             )
@@ -73,14 +74,22 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
     if orphans and not awaited:
         raise ConfigError(
             f"Nobody annotates {', '.join(orphans)}.",
+            code="unlabelled-organ",
             where="vocabulary",
             why="a model cannot learn an organ that no site labels",
             fix="Remove the organ from the vocabulary, or add a site that annotates it.",
         )
 
 
+LACKS = {
+    "no-training-cases": "has no training cases",
+    "annotates-nothing": "annotates nothing of the vocabulary",
+}
+"""Why a site cannot take part in training, by code."""
+
+
 def lacks(facts: SiteFacts) -> str:
-    """What a site lacks to take part in training; empty if nothing."""
+    """The code of what a site lacks to take part in training; empty if nothing."""
     if not facts.train_cases:
-        return "has no training cases"
-    return "" if facts.annotated else "annotates nothing of the vocabulary"
+        return "no-training-cases"
+    return "" if facts.annotated else "annotates-nothing"
