@@ -325,13 +325,15 @@ class Driver:
         outcome = outcome if outcome.get("job") == watched.job else {}
         if outcome.get("kind") == "error":
             self._say("failed", str(outcome["what"]), job=None)
-            raise RunError(
+            error = RunError(
                 str(outcome["what"]),
-                code=str(outcome.get("code") or "segment-failed"),
+                code="segment-failed",
                 where=str(outcome.get("where", "")),
                 why=str(outcome.get("why", "")),
                 fix=str(outcome.get("fix", "")) or "See the log of the job at the server.",
             )
+            error.code = str(outcome.get("code") or error.code)  # that of the job's own error
+            raise error
         rounds_done, _ = self._needed()
         progressed = self._rounds_before is None or rounds_done > self._rounds_before
         self._idle_segments = 0 if progressed else self._idle_segments + 1

@@ -35,20 +35,22 @@ def check_delivered(task: Task, weights: Arrays, agreement: Agreement, plan: Map
     for name, wanted in _expected_card(task, agreement, network.channels, network.convention).items():
         if card.get(name) != wanted:
             raise _refused(
-                "wrong-card", f"its card says another {name!r}", f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}"
+                f"its card says another {name!r}",
+                f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}",
+                code="wrong-card",
             )
     if own := sorted({"format", "panorgan"} & card.keys()):
-        raise _refused("reserved-card-field", "its card says what the site itself writes", ", ".join(own))
+        raise _refused("its card says what the site itself writes", ", ".join(own), code="reserved-card-field")
     check_plan(card.get("plan"), agreement.plan)
     if plan is not None and card["plan"] != plan:
-        raise _refused("plan-changed", "its plan is not that of the run", f"{card['plan']!r:.300}")
+        raise _refused("its plan is not that of the run", f"{card['plan']!r:.300}", code="plan-changed")
     if not _is_plain(card) or len(json.dumps(card)) > _LARGEST_CARD:
         raise _refused(
-            "bad-card", "its card is too large, or holds control characters", f"{len(json.dumps(card))} characters"
+            "its card is too large, or holds control characters", f"{len(json.dumps(card))} characters", code="bad-card"
         )
     check_model(weights, network.state_dict())
     if bad := sorted(key for key, value in weights.items() if not is_finite(value)):
-        raise _refused("not-finite", "it holds values that are not finite", f"{bad[0]!r}")
+        raise _refused("it holds values that are not finite", f"{bad[0]!r}", code="not-finite")
 
 
 def replace_model(folder: Path, previous: Path, weights: Mapping[str, torch.Tensor], card: Mapping[str, Any]) -> None:
@@ -101,7 +103,7 @@ def _same(first: Path, second: Path) -> bool:
     return there and not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
 
 
-def _refused(code: str, what: str, why: str) -> NotAgreedError:
+def _refused(what: str, why: str, *, code: str) -> NotAgreedError:
     return NotAgreedError(
         f"A model was delivered that is not the agreed one: {what}.",
         code=code,

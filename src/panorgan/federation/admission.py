@@ -63,8 +63,8 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
     for site, facts in sorted(sites.items()):
         if missing := lacks(facts):
             raise ConfigError(
-                f"Site {site} {LACKS[missing]}.",
-                code=missing,
+                f"Site {site} {missing}.",
+                code="annotates-nothing" if facts.train_cases else "no-training-cases",
                 where=f"sites.{site}",
                 fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
             )
@@ -81,15 +81,8 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
         )
 
 
-LACKS = {
-    "no-training-cases": "has no training cases",
-    "annotates-nothing": "annotates nothing of the vocabulary",
-}
-"""Why a site cannot take part in training, by code."""
-
-
 def lacks(facts: SiteFacts) -> str:
-    """The code of what a site lacks to take part in training; empty if nothing."""
+    """What a site lacks to take part in training; empty if nothing."""
     if not facts.train_cases:
-        return "no-training-cases"
-    return "" if facts.annotated else "annotates-nothing"
+        return "has no training cases"
+    return "" if facts.annotated else "annotates nothing of the vocabulary"

@@ -15,7 +15,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.planning import PlanSettings
 from panorgan.cases.preprocess import Plan
 from panorgan.errors import MessageError
-from panorgan.federation.admission import LACKS, Introductions, agreed_plan, check_coverage, first_weights, lacks
+from panorgan.federation.admission import Introductions, agreed_plan, check_coverage, first_weights, lacks
 from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
@@ -216,7 +216,11 @@ class Coordinator:
         able = {}
         for site, told in sorted(facts.items()):
             if (missing := lacks(told)) and site not in self.setup.required:
-                error = MessageError(f"Site {site} cannot join.", code=missing, why=f"it {LACKS[missing]}")
+                error = MessageError(
+                    f"Site {site} cannot join.",
+                    code="annotates-nothing" if told.train_cases else "no-training-cases",
+                    why=f"it {missing}",
+                )
                 self._collector.refuse(number, site, error)
                 self._turned_away.add(site)
             else:

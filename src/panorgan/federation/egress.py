@@ -98,7 +98,7 @@ def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
         unknown = first["type"] == "extra_forbidden"
         raise ConfigError(
             f"There is no setting called {name!r}." if unknown else "A setting cannot be used as written.",
-            code="unknown-setting" if unknown else "invalid-setting",
+            code="unknown-setting" if unknown else "bad-setting",
             where=": ".join(part for part in (where, ".".join([*groups, name])) if part),
             why=did_you_mean(name, known) if unknown else f"{first['msg']} (got {first['input']!r:.80})",
             fix=f"Known here: {', '.join(known)}." if unknown else "Correct it; nothing leaves before that.",
