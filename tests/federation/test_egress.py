@@ -431,9 +431,9 @@ def test_every_number_of_a_default_policy_is_explained(name):
     [
         ({"number": []}, "unknown-setting", "number", "'numbers'"),
         ({"tensors": {"a": {"max_element": 1}}}, "unknown-setting", "tensors.a.max_element", "'max_elements'"),
-        ({"tensors": {"a": {"types": ["complex64"]}}}, "invalid-setting", "tensors.a.types.0", "'complex64'"),
-        ({"max_message_mb": -1}, "invalid-setting", "max_message_mb", "-1"),
-        ({5: True}, "invalid-setting", "5", "5"),
+        ({"tensors": {"a": {"types": ["complex64"]}}}, "bad-setting", "tensors.a.types.0", "'complex64'"),
+        ({"max_message_mb": -1}, "bad-setting", "max_message_mb", "-1"),
+        ({5: True}, "bad-setting", "5", "5"),
     ],
 )
 def test_a_policy_that_cannot_be_read_says_where(content, code, where, named):
