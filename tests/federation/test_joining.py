@@ -85,6 +85,7 @@ def test_too_few_sites_at_the_start(tiny, tmp_path):
     experiment = tiny(phantom=NORTH_KNOWS_ALL, training={"min_sites": 2})
     with refused("too-few-sites", RunError) as caught:
         make_coordinator(experiment, tmp_path, Joining(make_workers(experiment, tmp_path), None))
+    assert all(number in caught.value.what for number in ("1", "2")), "how many there are, and are needed"
     assert caught.value.fix
     assert not (tmp_path / "checkpoints").exists()
 

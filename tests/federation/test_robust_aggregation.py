@@ -188,6 +188,7 @@ def test_fewer_than_five_sites_are_refused(kind, tiny, tiny_content):
     with refused("too-few-for-robust", ConfigError) as caught:
         tiny(training={"aggregation": kind})
     assert "training.aggregation" in caught.value.where
+    assert "2" in caught.value.why
     refuse_few_sites(TrainingSettings(aggregation=kind), 5, "")
     refuse_few_sites(TrainingSettings(), 1, "")
     with refused("too-few-for-robust", ConfigError):
