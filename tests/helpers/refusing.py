@@ -1,4 +1,4 @@
-"""Expect an error by its code, which stays when its sentences change."""
+"""Errors by their code: sentences may change, a code stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from panorgan.errors import PanorganError
 
 @contextmanager
 def refused(code: str, kind: type[PanorganError] = PanorganError) -> Iterator[pytest.ExceptionInfo[PanorganError]]:
-    """`pytest.raises`, and the error's code is this one."""
+    """As `pytest.raises`, for an error with this code."""
     with pytest.raises(kind) as caught:
         yield caught
-    assert caught.value.code == code, caught.value
+    assert caught.value.code == code, f"{caught.value.code!r}: {caught.value}"
