@@ -234,7 +234,7 @@ def _adapter() -> Any:
     try:
         from panorgan.federation.transports.nvflare import provision
     except ModuleNotFoundError as error:
-        raise PanorganError(
+        raise ConfigError(
             "NVFlare is not installed.",
             code="nvflare-missing",
             why=f"there is no module {error.name!r}",
