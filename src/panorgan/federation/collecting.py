@@ -114,10 +114,13 @@ class Collector:
         def on_reply(site: str, answer: bytes) -> None:
             question.traffic.received += len(answer)
             if site not in sites or site in answered:
-                what = f"Site {site} sent an answer that nobody waits for."
-                twice = MessageError(what, code="answered-twice", why="it has answered already")
-                unasked = MessageError(what, code="not-asked", why="it was not asked")
-                self.refuse(number, site, twice if site in answered else unasked)
+                twice = site in answered
+                unwanted = MessageError(
+                    f"Site {site} sent an answer that nobody waits for.",
+                    code="answered-twice" if twice else "not-asked",
+                    why="it has answered already" if twice else "it was not asked",
+                )
+                self.refuse(number, site, unwanted)
                 return
             answered.add(site)
             try:
