@@ -15,16 +15,18 @@ class PanorganError(Exception):
     Parameters
     ----------
     what : one sentence, what went wrong.
-    code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the sentences change.
+    code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the sentences change. A class
+        that stands for one situation names it once, as its own `code`.
     where : the file, site, case or config key concerned.
     why : the reason, when it is not plain from `what`.
     fix : what the user can do about it.
     """
 
     exit_code = 2
+    code: str = ""
 
     def __init__(self, what: str, *, code: str = "", where: str = "", why: str = "", fix: str = "") -> None:
-        self.what, self.code, self.where, self.why, self.fix = what, code, where, why, fix
+        self.what, self.code, self.where, self.why, self.fix = what, code or self.code, where, why, fix
         super().__init__(str(self))
 
     def __str__(self) -> str:

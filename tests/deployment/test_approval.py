@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
-from panorgan.deployment.approval import approve, deviations, reopen, require_approved
+from panorgan.deployment.approval import Deviations, approve, deviations, reopen, require_approved
 from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.processes import run_site
@@ -76,37 +77,52 @@ def test_an_approved_kit_is_read_only_except_for_what_the_site_writes(new: SiteK
     new.settings.write_text("edited")
 
 
-MEDDLING: dict[str, tuple[Callable[[SiteKit], object], str]] = {
-    "egress": (lambda kit: kit.egress_policy.write_text("weights: true"), "changed: local/egress.yaml"),
-    "site": (lambda kit: kit.settings.write_text("name: x"), "changed: local/site.yaml"),
-    "experiment": (lambda kit: kit.experiment.write_text(""), "changed: local/experiment.yaml"),
-    "engine": (lambda kit: (kit.local / "resources.json").write_text("{}"), "changed: local/resources.json"),
-    "key": (lambda kit: (kit.startup / "client.key").write_text("x"), "changed: startup/client.key"),
-    "gone": (lambda kit: (kit.local / "authorization.json").unlink(), "gone: local/authorization.json"),
-    "more": (lambda kit: (kit.startup / "x__resources.json").write_text("{}"), "new: startup/x__resources.json"),
-    "folder": (lambda kit: (kit.local / "custom").mkdir(), "new: local/custom"),
-    "module": (lambda kit: (kit.path / "torch.py").write_text(""), "code: torch.py"),
-    "compiled": (
-        lambda kit: (kit.path / "torch.cpython-311-x86_64-linux-gnu.so").write_text(""),
-        "code: torch.cpython",
+COMPILED = "torch.cpython-311-x86_64-linux-gnu.so"
+NEVER = Deviations(never_approved=True)
+MEDDLING: dict[str, tuple[Callable[[SiteKit], object], Deviations]] = {
+    "egress": (lambda kit: kit.egress_policy.write_text("weights: true"), Deviations(changed=("local/egress.yaml",))),
+    "site": (lambda kit: kit.settings.write_text("name: x"), Deviations(changed=("local/site.yaml",))),
+    "experiment": (lambda kit: kit.experiment.write_text(""), Deviations(changed=("local/experiment.yaml",))),
+    "engine": (
+        lambda kit: (kit.local / "resources.json").write_text("{}"),
+        Deviations(changed=("local/resources.json",)),
     ),
-    "no record": (lambda kit: (kit.local / "approved.json").unlink(), "it never was"),
-    "bad record": (lambda kit: (kit.local / "approved.json").write_text("[1]"), "it never was"),
+    "key": (lambda kit: (kit.startup / "client.key").write_text("x"), Deviations(changed=("startup/client.key",))),
+    "gone": (
+        lambda kit: (kit.local / "authorization.json").unlink(),
+        Deviations(missing=("local/authorization.json",)),
+    ),
+    "more": (
+        lambda kit: (kit.startup / "x__resources.json").write_text("{}"),
+        Deviations(added=("startup/x__resources.json",)),
+    ),
+    "folder": (lambda kit: (kit.local / "custom").mkdir(), Deviations(added=("local/custom",))),
+    "module": (lambda kit: (kit.path / "torch.py").write_text(""), Deviations(modules=("torch.py",))),
+    "compiled": (lambda kit: (kit.path / COMPILED).write_text(""), Deviations(modules=(COMPILED,))),
+    "no record": (lambda kit: (kit.local / "approved.json").unlink(), NEVER),
+    "bad record": (lambda kit: (kit.local / "approved.json").write_text("[1]"), NEVER),
 }
 
 
 @pytest.mark.parametrize("kind", MEDDLING)
 def test_what_differs_is_named_and_nothing_starts(kind: str, kit: SiteKit) -> None:
-    meddle, words = MEDDLING[kind]
+    meddle, differs = MEDDLING[kind]
     meddle(kit)
-    assert words in deviations(kit).words()
-    with pytest.raises(NotApprovedError, match=words):
+    assert deviations(kit) == differs
+    with refused("not-approved", NotApprovedError) as caught:
         run_site(kit)
+    assert caught.value.why == differs.words()
     assert not kit.process_id.exists()
     found = check_approval(kit)
-    assert found.verdict == "failed"
-    assert words in found.what
+    assert (found.verdict, found.code) == ("failed", "not-approved")
+    assert differs.words() in found.what
     assert found.fix
+
+
+def test_the_words_for_what_differs_name_every_file() -> None:
+    names = ("local/a", "local/b", "startup/c", "d.py")
+    words = Deviations(changed=names[:1], missing=names[1:2], added=names[2:3], modules=names[3:]).words()
+    assert all(name in words for name in names)
 
 
 def test_a_package_in_the_kit_is_code_and_other_folders_are_not(kit: SiteKit) -> None:
@@ -161,8 +177,9 @@ def test_what_the_engine_may_do_is_said_by_this_installation_and_not_by_the_kit(
 def test_a_kit_that_brings_more_is_not_approved(name: str, new: SiteKit) -> None:
     (new.path / name).parent.mkdir(exist_ok=True)
     (new.path / name).write_text("{}")
-    with pytest.raises(ConfigError, match=Path(name).name):
+    with refused("stray-files", ConfigError) as caught:
         approve(new)
+    assert Path(name).name in caught.value.what
     assert deviations(new).never_approved
 
 
@@ -170,7 +187,7 @@ def test_a_kit_whose_connection_names_a_component_is_not_approved(new: SiteKit) 
     path = new.startup / "fed_client.json"
     more = {"components": [{"id": "x", "path": "os.system", "args": {"command": "true"}}]}
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    with pytest.raises(ConfigError, match="more than where to connect"):
+    with refused("not-a-plain-connection", ConfigError):
         approve(new)
 
 
@@ -208,8 +225,9 @@ def test_no_job_starts_with_an_engine_that_nobody_approved(kit: SiteKit) -> None
     kit.egress_policy.write_text("")
     launcher.check_kit(kit.path)  # the job itself refuses, by a code that the coordinator can read
     (kit.local / "custom").mkdir()
-    with pytest.raises(NotApprovedError):
+    with refused("not-approved", NotApprovedError) as caught:
         launcher.check_kit(kit.path)
+    assert caught.value.where == "local/custom"
 
 
 # -- the server --------------------------------------------------------------------------------------------------
@@ -221,7 +239,13 @@ def test_preflight_looks_at_what_jobs_may_do_at_the_server(copy: Path) -> None:
     path = kit.local / "resources.json"
     resources = json.loads(path.read_text())
     path.write_text(json.dumps({**resources, "class_allow_list": ["panorgan."]}))
-    assert check_server_policy(kit).verdict == "failed"
+    found = check_server_policy(kit)
+    assert (found.verdict, found.code) == ("failed", "jobs-too-free")
     path.write_text(json.dumps(resources))
     (kit.admin / "local" / "custom").mkdir()
-    assert "admin/local/custom" in check_server_policy(kit).what
+    found = check_server_policy(kit)
+    assert (found.verdict, found.code) == ("failed", "code-in-kit")
+    assert "admin/local/custom" in found.what
+    path.write_text("{")
+    (kit.admin / "local" / "custom").rmdir()
+    assert check_server_policy(kit).code == "resources-unreadable"

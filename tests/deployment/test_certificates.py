@@ -17,7 +17,8 @@ from panorgan.deployment.folders import SiteKit
 
 
 def verdicts(credentials: Credentials, name: str = "north", **options: object) -> dict[str, tuple[str, str]]:
-    return {check.name: (check.verdict, check.what) for check in check_credentials(credentials, name, **options)}
+    """Verdict and code, by name."""
+    return {check.name: (check.verdict, check.code) for check in check_credentials(credentials, name, **options)}
 
 
 @pytest.fixture(scope="module")
@@ -28,48 +29,46 @@ def authority() -> Authority:
 def test_a_good_certificate(authority: Authority, tmp_path: Path) -> None:
     found = check_credentials(authority.write(tmp_path, "north", end=300.5), "north")
     assert [check.verdict for check in found] == ["ok", "ok", "ok"]
-    assert found[0].what == "for north, signed by pilot"
+    assert all(name in found[0].what for name in ("north", "pilot"))
     assert found[1].what.endswith("(300 days)")
-    assert not any(check.fix for check in found)
+    assert not any(check.fix or check.code for check in found)
 
 
 def test_another_authority_of_the_same_name_is_not_believed(authority: Authority, tmp_path: Path) -> None:
     own = authority.write(tmp_path / "own", "north")
     other = Authority("pilot").write(tmp_path / "other", "north")
     mixed = Credentials(other.certificate, other.key, own.root)
-    assert verdicts(mixed)["certificate"][0] == "failed"
-    assert "not signed by this federation's" in verdicts(mixed)["certificate"][1]
+    assert verdicts(mixed)["certificate"] == ("failed", "certificate-foreign")
 
 
 def test_a_certificate_for_somebody_else(authority: Authority, tmp_path: Path) -> None:
-    verdict, what = verdicts(authority.write(tmp_path, "south"))["certificate"]
-    assert verdict == "failed"
-    assert "'south'" in what
-    assert "'north'" in what
+    found = check_credentials(authority.write(tmp_path, "south"), "north")[0]
+    assert (found.verdict, found.code) == ("failed", "wrong-participant")
+    assert "'south'" in found.what
+    assert "'north'" in found.what
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "verdict", "word"),
+    ("begin", "end", "verdict", "code"),
     [
-        (-10, 15, "ok", "valid until"),
-        (-10, 13, "warning", "It expires"),
-        (-10, 0.5, "warning", "in a day or less"),
-        (-10, -1, "failed", "has expired"),
-        (2, 100, "failed", "valid from"),
+        (-10, 15, "ok", ""),
+        (-10, 13, "warning", "certificate-expires-soon"),
+        (-10, 0.5, "warning", "certificate-expires-soon"),
+        (-10, -1, "failed", "certificate-expired"),
+        (2, 100, "failed", "certificate-not-yet-valid"),
     ],
 )
-def test_dates(authority: Authority, tmp_path: Path, begin: float, end: float, verdict: str, word: str) -> None:
-    found, what = verdicts(authority.write(tmp_path, "north", begin=begin, end=end))["certificate dates"]
-    assert found == verdict
-    assert word in what
+def test_dates(authority: Authority, tmp_path: Path, begin: float, end: float, verdict: str, code: str) -> None:
+    found = verdicts(authority.write(tmp_path, "north", begin=begin, end=end))
+    assert found["certificate dates"] == (verdict, code)
 
 
 def test_the_authority_may_expire_first(authority: Authority, tmp_path: Path) -> None:
     """The root ends 400 days from now, whatever a participant's certificate says."""
     own = authority.write(tmp_path, "north", end=900)
     later = time.time() + 390 * 86400
-    assert verdicts(own, now=later)["certificate dates"][0] == "warning"
-    assert verdicts(own, now=later + 20 * 86400)["certificate dates"][0] == "failed"
+    assert verdicts(own, now=later)["certificate dates"] == ("warning", "certificate-expires-soon")
+    assert verdicts(own, now=later + 20 * 86400)["certificate dates"] == ("failed", "certificate-expired")
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [(0o600, "ok"), (0o400, "ok"), (0o640, "failed"), (0o644, "failed")])
@@ -77,18 +76,19 @@ def test_who_may_read_the_key(authority: Authority, tmp_path: Path, mode: int, v
     own = authority.write(tmp_path, "north")
     own.key.chmod(mode)
     found = check_credentials(own, "north")[2]
-    assert found.verdict == verdict
+    assert (found.verdict, found.code) == (verdict, "" if verdict == "ok" else "key-exposed")
     assert found.fix == ("" if verdict == "ok" else f"chmod 600 {own.key}")
 
 
 def test_a_key_that_does_not_fit_or_is_none(authority: Authority, tmp_path: Path) -> None:
     own = authority.write(tmp_path / "own", "north")
     other = authority.write(tmp_path / "other", "north")
-    assert "does not belong" in verdicts(Credentials(own.certificate, other.key, own.root))["private key"][1]
+    mixed = Credentials(own.certificate, other.key, own.root)
+    assert verdicts(mixed)["private key"] == ("failed", "key-mismatch")
     own.key.write_text("no key")
-    assert verdicts(own)["private key"] == ("failed", "client.key is not a private key.")
+    assert verdicts(own)["private key"] == ("failed", "not-a-key")
     own.key.unlink()
-    assert verdicts(own)["private key"][0] == "failed"
+    assert verdicts(own)["private key"] == ("failed", "key-unreadable")
 
 
 def test_what_cannot_be_read_is_said_once(authority: Authority, tmp_path: Path) -> None:
@@ -96,6 +96,7 @@ def test_what_cannot_be_read_is_said_once(authority: Authority, tmp_path: Path) 
     own.root.write_text("no certificate")
     found = check_credentials(own, "north")
     assert [check.verdict for check in found] == ["failed", "skipped", "skipped"]
+    assert found[0].code == "certificate-unreadable"
     assert "rootCA.pem" in found[0].what
 
 

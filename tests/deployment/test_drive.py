@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
@@ -15,6 +16,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 
 from panorgan.deployment import drive, watched_job
 from panorgan.deployment.control import read_json
+from panorgan.deployment.coordinator_job import write_outcome
 from panorgan.deployment.drive import Driver, request_stop
 from panorgan.deployment.watched_job import Patient
 from panorgan.errors import RunError
@@ -88,7 +90,7 @@ def test_a_job_that_the_server_does_not_know_is_done(answering, tmp_path):
     assert state.done
     assert not state.running
     answering(OSError("no route"))
-    with pytest.raises(NotConnectedError, match="does not answer"):
+    with refused("not-connected", NotConnectedError):
         adapter.AdminSession(tmp_path, "ada@example.org").job("job-1")
 
 
@@ -99,7 +101,7 @@ def test_stop_now_says_when_the_server_could_not_be_told(error, answering, pilot
     pilot.control.folder.mkdir(parents=True)
     pilot.control.driver.write_text('{"job": "job-1"}')
     if isinstance(error, OSError):
-        with pytest.raises(NotConnectedError, match="could not be ended") as caught:
+        with refused("round-not-ended", NotConnectedError) as caught:
             request_stop(pilot.kit, now=True)
         assert caught.value.why
         assert caught.value.fix
@@ -171,7 +173,7 @@ def test_another_run_folder_is_not_slipped_under_a_driver(pilot):
     driver = Driver(pilot.kit, lambda event: None)
     pilot.control.folder.mkdir(parents=True)
     pilot.write_settings(run="elsewhere")
-    with pytest.raises(RunError, match="run folder was changed"):
+    with refused("run-folder-changed", RunError):
         driver.run()
 
 
@@ -190,8 +192,20 @@ def test_the_driver_goes_on_after_an_error_that_passes(kind, goes_on, pilot):
         assert len(pilot.server.invited) == 2
         assert "The disk is full." in pilot.said("waiting")
     else:
-        with pytest.raises(RunError, match="The disk is full"):
+        with refused("segment-failed", RunError) as caught:  # an older job tells no code
             pilot.drive()
+        assert caught.value.what == "The disk is full."
+
+
+def test_the_error_of_a_segment_keeps_its_code(pilot):
+    def submitted(job: str) -> None:
+        pilot.server.status[job] = "FINISHED:COMPLETED"
+        write_outcome(pilot.control, job, RunError("None can be read.", code="no-readable-checkpoint", fix="Restore."))
+
+    pilot.server.on_submit = submitted
+    with refused("no-readable-checkpoint", RunError) as caught:
+        pilot.drive()
+    assert caught.value.fix == "Restore."
 
 
 # -- a site that never comes into a job --------------------------------------------------------------------------

@@ -146,8 +146,8 @@ def test_a_twin_is_told_by_name_in_the_events_once(pilot):
 
     at(pilot.clock, knock, knock, knock, end)
     pilot.drive()
-    refused = [event.facts for event in read_events(pilot.control.folder.parent / "events.jsonl")]
-    assert [(facts["site"], facts["reason"]) for facts in refused] == [("north", "Two machines answer as north.")]
+    events = [event.facts for event in read_events(pilot.control.folder.parent / "events.jsonl")]
+    assert [(facts["site"], facts["code"], facts["reason"]) for facts in events] == [("north", "twin", told["why"])]
 
 
 def test_who_waits_for_a_revoked_kit_reads_the_way_out(pilot):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
@@ -27,7 +28,7 @@ def test_who_it_is_stands_in_the_certificate(made: KitsReport) -> None:
 
 
 def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a kit"):
+    with refused("not-a-kit", ConfigError):
         engine_command(SiteKit(tmp_path))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import fuzzing
 import pytest
 from mutations import Mutator
+from refusing import refused
 
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.site_job import SiteMachine
@@ -24,7 +25,7 @@ def machine(copy: Path) -> SiteMachine:
 
 def test_deep_json_is_refused_and_told_in_the_sites_log(machine):
     header = json.dumps({"__metadata__": {"panorgan": "[" * 100_000 + "]" * 100_000}}).encode()
-    with pytest.raises(MessageError):
+    with refused("not-a-message", MessageError):
         machine.handle(struct.pack("<Q", len(header)) + header)
     assert "a request that cannot be read" in machine.kit.log.read_text()
 

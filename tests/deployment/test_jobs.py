@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusing import refused
 from safetensors import SafetensorError
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
@@ -61,22 +62,23 @@ def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "code"),
     [
-        (None, "ended"),
-        (OSError(errno.ENOSPC, "No space left on device"), "retry"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "retry"),
-        (OSError("4096 requested and 100 written"), "retry"),
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "retry"),
-        (ConfigError("Nobody annotates spleen."), "error"),
-        (ValueError("a bug"), "error"),
+        (None, "ended", None),
+        (OSError(errno.ENOSPC, "No space left on device"), "retry", None),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "retry", None),
+        (OSError("4096 requested and 100 written"), "retry", None),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "retry", None),
+        (ConfigError("Nobody annotates spleen.", code="unlabelled-organ"), "error", "unlabelled-organ"),
+        (SitesMissingError("Only 1 usable answer.", ["north"], code="too-few-answers"), "missing", "too-few-answers"),
+        (ValueError("a bug"), "error", "internal"),
     ],
 )
-def test_what_the_driver_is_told(error: Exception | None, kind: str, tmp_path: Path):
+def test_what_the_driver_is_told(error: Exception | None, kind: str, code: str | None, tmp_path: Path):
     control = Control(tmp_path / "run" / "control")
     write_outcome(control, "job-1", error)
     told = read_json(control.outcome)
-    assert (told["job"], told["kind"]) == ("job-1", kind)
+    assert (told["job"], told["kind"], told.get("code")) == ("job-1", kind, code)
     if kind == "retry":
         assert str(tmp_path / "run") in told["what"], "which disk"
 
@@ -137,8 +139,9 @@ def test_a_run_that_waits_does_not_begin_without_a_site_unless_it_joins_later(ti
     kit = server_kit(tmp_path / "kit", experiment, "wait")
     transport = Meddling(make_workers(experiment, tmp_path))
     transport.absent = {"south"}
-    with pytest.raises(SitesMissingError, match="cannot begin without south"):
+    with refused("cannot-begin", SitesMissingError) as caught:
         run_segment(kit, load_coordinator_file(kit), transport, "job-1")
+    assert caught.value.sites == ("south",)
 
 
 class Keeping:

@@ -21,29 +21,38 @@ from panorgan.deployment.machine import check_clock, check_device, check_folder,
 DAY = 86400
 
 
-@pytest.mark.parametrize(("synchronised", "verdict"), [(True, "ok"), (None, "ok"), (False, "warning")])
-def test_a_clock_that_may_be_right(monkeypatch, tmp_path: Path, synchronised: bool | None, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("synchronised", "verdict", "code"),
+    [(True, "ok", ""), (None, "ok", ""), (False, "warning", "clock-unsynchronised")],
+)
+def test_a_clock_that_may_be_right(
+    monkeypatch, tmp_path: Path, synchronised: bool | None, verdict: str, code: str
+) -> None:
     monkeypatch.setattr(machine, "_is_synchronised", lambda: synchronised)
-    assert check_clock(Authority().write(tmp_path, "north")).verdict == verdict
+    found = check_clock(Authority().write(tmp_path, "north"))
+    assert (found.verdict, found.code) == (verdict, code)
 
 
 def test_a_clock_behind_the_day_of_the_kit_is_wrong(tmp_path: Path) -> None:
     own = Authority().write(tmp_path, "north", begin=-1)
-    assert check_clock(own, time.time() - 2 * DAY).verdict == "failed"
+    found = check_clock(own, time.time() - 2 * DAY)
+    assert (found.verdict, found.code) == ("failed", "clock-behind")
     assert check_clock(own, time.time() - DAY / 2).verdict != "failed"
 
 
 @pytest.mark.parametrize(
-    ("ahead", "verdict", "word"),
-    [(3600.0, "warning", "3600 s behind"), (-90.0, "warning", "90 s ahead of"), (5.0, "ok", "")],
+    ("ahead", "verdict", "code", "seconds"),
+    [(3600.0, "warning", "clock-off", "3600 s"), (-90.0, "warning", "clock-off", "90 s"), (5.0, "ok", "", "")],
 )
-def test_a_clock_that_differed_from_the_servers_is_said(monkeypatch, tmp_path: Path, ahead, verdict, word) -> None:
+def test_a_clock_that_differed_from_the_servers_is_said(
+    monkeypatch, tmp_path: Path, ahead: float, verdict: str, code: str, seconds: str
+) -> None:
     monkeypatch.setattr(machine, "_is_synchronised", lambda: True)
     seen = tmp_path / "clock.json"
     seen.write_text(json.dumps({"server_ahead": ahead, "time": time.time()}))
     found = check_clock(Authority().write(tmp_path, "north"), seen=seen)
-    assert found.verdict == verdict
-    assert word in found.what
+    assert (found.verdict, found.code) == (verdict, code)
+    assert seconds in found.what
 
 
 def test_a_clock_without_certificates_cannot_be_judged(tmp_path: Path) -> None:
@@ -65,46 +74,49 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_its_disk(tmp_path: Path) ->
 
 def test_a_disk_without_room(tmp_path: Path) -> None:
     found = check_folder("cache", tmp_path, 1e9)
-    assert found.verdict == "failed"
-    assert "1e+09 GB are asked for" in found.what
+    assert (found.verdict, found.code) == ("failed", "too-little-disk")
+    assert "1e+09 GB" in found.what
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert check_folder("state", file, 0.0).verdict == "failed"
+    found = check_folder("state", file, 0.0)
+    assert (found.verdict, found.code) == ("failed", "not-writable")
 
 
 @pytest.mark.parametrize(
-    ("device", "need_gb", "has_gpu", "verdict"),
+    ("device", "need_gb", "has_gpu", "verdict", "code"),
     [
-        ("cpu", 0, False, "ok"),
-        ("cpu", 8, True, "failed"),
-        ("auto", 0, False, "warning"),
-        ("auto", 8, False, "failed"),
-        ("cuda", 0, False, "failed"),
-        ("auto", 8, True, "ok"),
-        ("cuda", 12, True, "failed"),
-        ("cuda", 32, True, "failed"),
+        ("cpu", 0, False, "ok", ""),
+        ("cpu", 8, True, "failed", "cpu-with-gpu-memory"),
+        ("auto", 0, False, "warning", "no-gpu"),
+        ("auto", 8, False, "failed", "no-gpu"),
+        ("cuda", 0, False, "failed", "no-gpu"),
+        ("auto", 8, True, "ok", ""),
+        ("cuda", 12, True, "failed", "too-little-gpu-memory"),
+        ("cuda", 32, True, "failed", "too-little-gpu-memory"),
     ],
 )
-def test_device(monkeypatch, device: str, need_gb: float, has_gpu: bool, verdict: str) -> None:
+def test_device(monkeypatch, device: str, need_gb: float, has_gpu: bool, verdict: str, code: str) -> None:
     """A card with 10 of 24 GB free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10_000_000_000, 24_000_000_000))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     found = check_device(HardwareSettings(device=device), need_gb)
-    assert found.verdict == verdict
+    assert (found.verdict, found.code) == (verdict, code)
+    if need_gb > 8:
+        assert all(amount in found.what for amount in ("10.0", "24.0 GB", f"{need_gb} GB"))
     if need_gb == 12:
-        assert "10.0 of 24.0 GB free" in found.what
-        assert found.fix.startswith("End what else runs on it")
+        assert "nvidia-smi" in found.fix, "what else runs on it may end"
     if need_gb == 32:
-        assert found.fix.startswith("Use a larger GPU")
+        assert "nvidia-smi" not in found.fix, "the card is too small"
 
 
 def test_port() -> None:
     assert check_port("localhost", free_port(), running=False).verdict == "ok"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert check_port("localhost", port, running=False).verdict == "failed"
+        found = check_port("localhost", port, running=False)
+        assert (found.verdict, found.code) == ("failed", "port-taken")
         assert check_port("localhost", port, running=True).verdict == "ok"

@@ -79,17 +79,19 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
     return found
 
 
-def failed(checks: list[Check]) -> set[str]:
-    return {check.name for check in checks if check.verdict == "failed"}
+def failed(checks: list[Check]) -> dict[str, str]:
+    """Codes by name."""
+    return {check.name: check.code for check in checks if check.verdict == "failed"}
 
 
 def test_a_site_that_is_ready(kit: SiteKit) -> None:
     heard: list[tuple[str, int, int]] = []
     before = {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()}
     checks = preflight(kit, on_progress=lambda *told: heard.append(told))
-    assert {check.verdict for check in checks} == {"ok"}, checks
-    assert by_name(checks)["data"].what == "5 cases of 5 patients (3 train, 1 validation, 1 test) teach liver"
-    assert by_name(checks)["scans"].what == "the doctor found nothing wrong in 5 cases"
+    assert {(check.verdict, check.code) for check in checks} == {("ok", "")}, checks
+    counts = ("5 cases", "5 patients", "3 train", "1 validation", "1 test", "liver")
+    assert all(count in by_name(checks)["data"].what for count in counts)
+    assert "5 cases" in by_name(checks)["scans"].what
     assert heard[-1] == ("reading cases", 5, 5)
     assert {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()} == before
 
@@ -104,12 +106,28 @@ def test_every_failure_says_what_to_do(kit: SiteKit) -> None:
     kit.experiment.write_text(kit.experiment.read_text().replace("rounds: 3", "rounds: 4"))
     checks = preflight(kit, data=False)
     assert failed(checks) == {
-        "experiment", "egress.yaml", "approval", "private key", "connection", "device", "disk: cache", "disk: state",
-    }  # fmt: skip
+        "experiment": "experiment-changed",
+        "egress.yaml": "unknown-setting",
+        "approval": "not-approved",
+        "private key": "key-exposed",
+        "connection": "connection-refused",
+        "device": "cpu-with-gpu-memory",
+        "disk: cache": "too-little-disk",
+        "disk: state": "too-little-disk",
+    }
     assert all(check.fix for check in checks if check.verdict == "failed")
 
 
+def test_json_shows_the_code(kit: SiteKit) -> None:
+    (kit.startup / "client.key").chmod(0o644)
+    told = {check["name"]: check for check in (check.as_json() for check in preflight(kit, data=False))}
+    assert told["private key"].keys() == {"name", "verdict", "what", "fix", "code"}
+    assert (told["private key"]["verdict"], told["private key"]["code"]) == ("failed", "key-exposed")
+
+
 # -- what may leave, and what the method sends -------------------------------------------------------------------
+
+KEEPS = "policy-keeps-payload"
 
 
 def agree_on(kit: SiteKit, tiny: Callable[..., Experiment], **method: object) -> None:
@@ -128,7 +146,7 @@ def test_a_policy_that_lets_anything_leave_is_a_warning(kit: SiteKit, changes: d
     policy = yaml.safe_load(kit.egress_policy.read_text())
     kit.egress_policy.write_text(yaml.safe_dump({**policy, **changes}))
     found = by_name(preflight(kit, data=False))["egress.yaml"]
-    assert found.verdict == "warning"
+    assert (found.verdict, found.code) == ("warning", "open-policy")
     assert found.fix
 
 
@@ -141,8 +159,8 @@ def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[
     """It was made for FedAvg. Nobody would notice before the end of pre-training."""
     agree_on(kit, tiny, name="flkd")
     found = by_name(preflight(kit, data=False))["egress.yaml"]
-    assert found.verdict == "failed"
-    assert "teacher/* (a model trained at this site alone" in found.what
+    assert (found.verdict, found.code) == ("failed", "policy-keeps-payload")
+    assert "teacher/*" in found.what
     assert "number loss/*" in found.what
     assert "cases" not in found.what.partition("; number")[2], "that one may leave"
     policy = yaml.safe_load(kit.egress_policy.read_text())
@@ -155,29 +173,30 @@ def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict"),
+    ("changes", "verdict", "code"),
     [
-        ({}, "ok"),
-        ({"numbers": ["*"]}, "warning"),  # it lets anything leave
-        ({"weights": False}, "failed"),
-        ({"tensors": {"*": {}}}, "warning"),
-        ({"tensors": {}}, "failed"),
-        ({"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "loss", "loss/*"]}, "failed"),
-        ({"numbers": ["train_cases", "annotated/*", "cases", "loss", "loss/*", "dice/*"]}, "warning"),
+        ({}, "ok", ""),
+        ({"numbers": ["*"]}, "warning", "open-policy"),
+        ({"weights": False}, "failed", KEEPS),
+        ({"tensors": {"*": {}}}, "warning", "open-policy"),
+        ({"tensors": {}}, "failed", KEEPS),
+        ({"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "loss", "loss/*"]}, "failed", KEEPS),
+        ({"numbers": ["train_cases", "annotated/*", "cases", "loss", "loss/*", "dice/*"]}, "warning", KEEPS),
         (
             {"numbers": ["train_cases", "annotated/*", "plan/*", "cases", "dice/*", "loss", "loss/local_kd"]},
             "warning",
+            KEEPS,
         ),
     ],
 )
 def test_a_policy_against_the_agreed_method(
-    kit: SiteKit, tiny: Callable[..., Experiment], changes: dict[str, Any], verdict: str
+    kit: SiteKit, tiny: Callable[..., Experiment], changes: dict[str, Any], verdict: str, code: str
 ) -> None:
     """Numbers that are named one by one may be all there are; without weights or teachers nothing can be sent."""
     agree_on(kit, tiny, name="flkd")
     kit.egress_policy.write_text(yaml.safe_dump({**default_policy("flkd").as_json(), **changes}))
     found = by_name(preflight(kit, data=False))["egress.yaml"]
-    assert found.verdict == verdict
+    assert (found.verdict, found.code) == (verdict, code)
     assert bool(found.fix) == (verdict != "ok")
 
 
@@ -193,7 +212,7 @@ def test_what_the_method_does_not_send_with_these_settings_need_not_be_allowed(
 def test_a_site_yaml_that_is_not_filled_in_does_not_hide_the_network(kit: SiteKit) -> None:
     change(kit, data={"folder": FILL_IN})
     checks = by_name(preflight(kit))
-    assert checks["site.yaml"].verdict == "failed"
+    assert (checks["site.yaml"].verdict, checks["site.yaml"].code) == ("failed", "data-folder-blank")
     assert "data.folder" in checks["site.yaml"].fix
     assert checks["experiment"].verdict == checks["certificate"].verdict == checks["encryption"].verdict == "ok"
     assert checks["data"].verdict == checks["device"].verdict == "skipped"
@@ -201,7 +220,8 @@ def test_a_site_yaml_that_is_not_filled_in_does_not_hide_the_network(kit: SiteKi
 
 def test_an_empty_folder_is_reported_and_not_raised(tmp_path: Path) -> None:
     checks = preflight(SiteKit(tmp_path / "nothing"))
-    assert {"site.yaml", "experiment", "egress.yaml", "approval", "certificate"} == failed(checks)
+    assert failed(checks).keys() == {"site.yaml", "experiment", "egress.yaml", "approval", "certificate"}
+    assert failed(checks)["certificate"] == "certificate-unreadable"
 
 
 def test_the_address_that_counts_is_the_provisioned_one(kit: SiteKit, port: int) -> None:
@@ -212,19 +232,19 @@ def test_the_address_that_counts_is_the_provisioned_one(kit: SiteKit, port: int)
     assert not failed(preflight(kit, data=False))
     change(kit, server="localhost:1")
     checks = by_name(preflight(kit, data=False))
-    assert checks["server"].verdict == "failed"
+    assert (checks["server"].verdict, checks["server"].code) == ("failed", "address-mismatch")
     assert checks["encryption"].verdict == "ok"
 
 
 def test_a_path_with_spaces(kit: SiteKit) -> None:
     moved = SiteKit(kit.path.rename(kit.path.with_name("north clinic")))
-    assert failed(preflight(moved, data=False)) == {"kit folder"}
+    assert failed(preflight(moved, data=False)) == {"kit folder": "spaces-in-path"}
 
 
 def test_a_certificate_of_another_site(kit: SiteKit, authority: Authority) -> None:
     authority.write(kit.startup, "south")
     record(kit)
-    assert failed(preflight(kit, data=False)) == {"certificate"}
+    assert failed(preflight(kit, data=False)) == {"certificate": "wrong-participant"}
 
 
 def test_without_data_the_folder_is_still_listed(kit: SiteKit) -> None:
@@ -235,14 +255,14 @@ def test_without_data_the_folder_is_still_listed(kit: SiteKit) -> None:
 
 def test_data_that_is_not_there(kit: SiteKit, data: Path) -> None:
     shutil.rmtree(data)
-    assert failed(preflight(kit)) == {"data", "scans: folder-missing"}
+    assert failed(preflight(kit)) == {"data": "folder-missing", "scans: folder-missing": "folder-missing"}
 
 
 def test_data_that_the_doctor_does_not_like(kit: SiteKit, data: Path) -> None:
     image = sorted((data / "imagesTr").iterdir())[0]
     image.write_bytes(image.read_bytes()[:500])
     found = by_name(preflight(kit))["scans: file-unreadable"]
-    assert found.verdict == "failed"
+    assert (found.verdict, found.code) == ("failed", "file-unreadable")
     assert image.name.removesuffix("_0000.nii.gz") in found.what
 
 
@@ -263,12 +283,13 @@ def test_one_patient_is_too_few(kit: SiteKit, data: Path) -> None:
 
 def test_a_site_that_only_looks_on_does_not_fit_in(kit: SiteKit, data: Path) -> None:
     change(kit, data={"folder": str(data), "external": True})
-    assert "data" in failed(preflight(kit, data=False))
+    assert failed(preflight(kit, data=False))["data"] == "external-site"
 
 
 def test_other_versions_are_worth_a_look(kit: SiteKit) -> None:
     change(kit, versions={"panorgan": "0.9.0"})
-    assert by_name(preflight(kit, data=False))["versions"].verdict == "warning"
+    found = by_name(preflight(kit, data=False))["versions"]
+    assert (found.verdict, found.code) == ("warning", "other-versions")
 
 
 # -- the server --------------------------------------------------------------------------------------------------
@@ -286,7 +307,7 @@ def test_a_server_that_is_ready(server: ServerKit, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("panorgan.deployment.preflight.SERVER_DISK_GB", 0.0)
     checks = preflight_server(server)
     assert {check.verdict for check in checks} == {"ok"}, checks
-    assert by_name(checks)["admin certificate"].what == "for ada@example.org, signed by pilot"
+    assert all(name in by_name(checks)["admin certificate"].what for name in ("ada@example.org", "pilot"))
     assert not (server.path / "run").exists()
 
 
@@ -294,15 +315,15 @@ def test_a_server_whose_port_is_taken(server: ServerKit) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         change(server, port=port)
-        assert f"port {port}" in failed(preflight_server(server))
+        assert failed(preflight_server(server))[f"port {port}"] == "port-taken"
 
 
 def test_a_server_with_another_experiment(server: ServerKit) -> None:
     server.experiment.write_text(server.experiment.read_text().replace("rounds: 3", "rounds: 4"))
-    assert "experiment" in failed(preflight_server(server))
+    assert failed(preflight_server(server))["experiment"] == "experiment-changed"
 
 
 def test_a_server_kit_without_settings(tmp_path: Path) -> None:
     checks = preflight_server(ServerKit(tmp_path))
-    assert failed(checks) == {"coordinator.yaml", "experiment"}
+    assert failed(checks).keys() == {"coordinator.yaml", "experiment"}
     assert by_name(checks)["port"].verdict == "skipped"

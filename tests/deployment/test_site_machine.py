@@ -13,6 +13,7 @@ import pytest
 import torch
 from federations import make_coordinator
 from hospitals import make_hospitals
+from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
@@ -103,7 +104,7 @@ def test_a_hospital_that_lost_its_state_says_so_and_may_accept_the_loss(hospital
     all_.stop()
     shutil.rmtree(all_.north.path / "state")
     all_.start()
-    with pytest.raises(SitesMissingError):
+    with refused("no-answer", SitesMissingError):
         all_.coordinator().run()
     assert all_.codes() == [("north", "lost-state")]
     assert "accept-lost-state" in all_.north.log.read_text()
@@ -165,7 +166,7 @@ def test_data_that_changes_during_a_run_is_noticed_and_can_be_put_back(hospitals
     undo = change(all_.north)
     if restart:
         all_.start()
-    with pytest.raises(SitesMissingError):
+    with refused("no-answer", SitesMissingError):
         all_.coordinator().run()
     assert all_.codes() == [("north", code)]
 
@@ -192,9 +193,10 @@ def test_questions_beyond_the_agreement_are_refused_and_counted_in_the_log(hospi
     assert codes == [None, None, *["too-many-questions"] * 3], "one was the coordinator's own"
     report, entries = read_log(all_.north.audit_log)
     assert report.ok
-    refused = [entry for entry in entries if entry["kind"] == "refused"]
-    assert [(entry["direction"], entry["task"], entry["round"]) for entry in refused] == [("in", "evaluate", 1)] * 3
-    assert [(entry["answered"], entry["agreed"]) for entry in refused] == [(3, 2)] * 3
+    declined = [entry for entry in entries if entry["kind"] == "refused"]
+    assert [(entry["direction"], entry["task"], entry["round"]) for entry in declined] == [("in", "evaluate", 1)] * 3
+    assert [entry["code"] for entry in declined] == ["too-many-questions"] * 3
+    assert [(entry["answered"], entry["agreed"]) for entry in declined] == [(3, 2)] * 3
     assert len([entry for entry in entries if entry["kind"] == "failed"]) == 3
 
 
@@ -203,8 +205,8 @@ def test_a_round_that_was_not_agreed_is_refused_with_a_code_and_logged(hospitals
     coordinator = all_.coordinator()
     task, weights = coordinator._task("train", Moment("train", 1, -1)), coordinator.state.weights
     assert ask(all_.machines["north"], task, weights).meta["failed"] == "not-agreed"
-    (refused,) = [entry for entry in read_log(all_.north.audit_log)[1] if entry["kind"] == "refused"]
-    assert (refused["direction"], refused["task"]) == ("in", "train")
+    (declined,) = [entry for entry in read_log(all_.north.audit_log)[1] if entry["kind"] == "refused"]
+    assert (declined["direction"], declined["task"], declined["code"]) == ("in", "train", "no-such-round")
 
 
 # -- the delivered model -------------------------------------------------------------------------------------------
@@ -232,21 +234,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], Any]
-BAD: dict[str, Change] = {
-    "not finite": lambda weights, card: weights.update({BIAS: weights[BIAS] * float("nan")}),
-    "another shape": lambda weights, card: weights.update({BIAS: torch.zeros(99)}),
-    "one key less": lambda weights, card: weights.pop(BIAS),
-    "one key more": lambda weights, card: weights.update(more=torch.zeros(1)),
-    "no weights": lambda weights, card: weights.clear(),
-    "other organs": lambda weights, card: card.update(organs=["liver", "spleen", "kidney_right", "kidney_left"]),
-    "another network": lambda weights, card: card["network"].update(features=[4, 8, 16]),
-    "another method": lambda weights, card: card.update(method={"name": "solo"}),
-    "another patch": lambda weights, card: card["inference"].update(patch_size=[512, 512, 512]),
-    "another plan": lambda weights, card: card["plan"].update(spacing_mm=[1.0, 1.0, 1.0]),
-    "another run": lambda weights, card: card.update(run="another"),
-    "another format": lambda weights, card: card.update(format=99),
-    "control characters": lambda weights, card: card.update(name="\x1b[2J"),
-    "much": lambda weights, card: card.update(name="n" * 10**6),
+OTHERS = ["liver", "spleen", "kidney_right", "kidney_left"]
+BAD: dict[str, tuple[str, Change]] = {
+    "not finite": ("not-finite", lambda weights, card: weights.update({BIAS: weights[BIAS] * float("nan")})),
+    "another shape": ("wrong-tensor", lambda weights, card: weights.update({BIAS: torch.zeros(99)})),
+    "one key less": ("wrong-network", lambda weights, card: weights.pop(BIAS)),
+    "one key more": ("wrong-network", lambda weights, card: weights.update(more=torch.zeros(1))),
+    "no weights": ("wrong-network", lambda weights, card: weights.clear()),
+    "other organs": ("wrong-card", lambda weights, card: card.update(organs=OTHERS)),
+    "another network": ("wrong-card", lambda weights, card: card["network"].update(features=[4, 8, 16])),
+    "another method": ("wrong-card", lambda weights, card: card.update(method={"name": "solo"})),
+    "another patch": ("wrong-card", lambda weights, card: card["inference"].update(patch_size=[512, 512, 512])),
+    "another plan": ("plan-changed", lambda weights, card: card["plan"].update(spacing_mm=[1.0, 1.0, 1.0])),
+    "another run": ("wrong-card", lambda weights, card: card.update(run="another")),
+    "another format": ("reserved-card-field", lambda weights, card: card.update(format=99)),
+    "control characters": ("bad-card", lambda weights, card: card.update(name="\x1b[2J")),
+    "much": ("bad-card", lambda weights, card: card.update(name="n" * 10**6)),
 }
 
 
@@ -255,9 +258,12 @@ def test_a_bad_model_replaces_nothing(finished, what):
     all_, coordinator, card = finished
     kept = contents(all_.north.model)
     weights, card = dict(coordinator.delivered_weights()[1]), json.loads(json.dumps(card))
-    BAD[what](weights, card)
+    code, change = BAD[what]
+    change(weights, card)
     task = coordinator._task("deliver", coordinator.moments[-1], card)
     assert ask(all_.machines["north"], task, weights).meta["failed"] == "not-agreed"
+    declined = [entry for entry in read_log(all_.north.audit_log)[1] if entry["kind"] == "refused"]
+    assert declined[-1]["code"] == code
     assert contents(all_.north.model) == kept
     assert not all_.north.previous_model.exists()
 

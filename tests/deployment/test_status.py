@@ -20,6 +20,7 @@ from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.site_status import STALE_SECONDS, SiteStatus
 from panorgan.deployment.status import FederationStatus, read_status
 from panorgan.federation.events import Event
+from panorgan.federation.failures import MEANING
 from panorgan.runs.lock import only_one_process
 
 JOINED = {
@@ -228,13 +229,17 @@ def test_scores_are_the_newest_ones(run: Run) -> None:
 
 def test_refusals_and_failures_are_listed_with_their_reason(run: Run) -> None:
     run.begin()
-    run.event(1005, "refused", number=1, site="south", reason="Site south sent NaN.", why="key a")
+    run.event(1005, "refused", number=1, site="south", code="not-finite", reason="Site south sent NaN.", why="key a")
     run.event(1006, "failed", number=1, site="north", code="memory")
     status = run.status(1007, driven=False)
-    assert [(t.site, t.number, t.reason, t.why) for t in status.refusals] == [
-        ("south", 1, "Site south sent NaN.", "key a")
+    assert [(t.site, t.number, t.code, t.reason, t.why) for t in status.refusals] == [
+        ("south", 1, "not-finite", "Site south sent NaN.", "key a")
     ]
-    assert [(t.site, t.reason, t.why) for t in status.failures] == [("north", "memory", "the site ran out of memory")]
+    assert [(t.site, t.code, t.reason, t.why) for t in status.failures] == [
+        ("north", "memory", "memory", MEANING["memory"])
+    ]
+    (told,) = status.as_json()["refusals"]
+    assert told["code"] == "not-finite"
     for second in range(100):
         run.event(1010 + second, "failed", number=1, site="north", code="memory")
     status = run.status(1200, driven=False)
@@ -301,10 +306,8 @@ def test_a_failure_holds_until_the_site_is_asked_again(run: Run) -> None:
     run.job(1010, "train", 1, ["north", "south"], {"north": 7.5})
     run.event(1020, "failed", number=1, site="south", code="data")
     status = run.status(1021)
-    assert (states(status)["south"], sites(status)["south"].detail) == (
-        "failed",
-        "data: the site's data cannot be used",
-    )
+    assert (states(status)["south"], sites(status)["south"].code) == ("failed", "data")
+    assert MEANING["data"] in sites(status)["south"].detail
     run.job(1030, "train", 1, ["south"], {})
     assert states(run.status(1031))["south"] == "working"
 
@@ -321,15 +324,15 @@ def test_missing_says_less_than_a_failure(run: Run) -> None:
 
 def test_a_refused_update_is_shown_with_its_reason(run: Run) -> None:
     run.begin()
-    run.event(1020, "refused", number=1, site="south", reason="Site south sent NaN.", why="")
+    run.event(1020, "refused", number=1, site="south", code="not-finite", reason="Site south sent NaN.", why="")
     run.driver("running", 1021)
     site = sites(run.status(1021))["south"]
-    assert (site.state, site.detail) == ("refused", "Site south sent NaN.")
+    assert (site.state, site.code, site.detail) == ("refused", "not-finite", "Site south sent NaN.")
 
 
 def test_a_refused_introduction_holds_until_the_site_has_joined(run: Run) -> None:
     run.begin()
-    run.event(1020, "refused", number=0, site="west", reason="Another vocabulary.", why="")
+    run.event(1020, "refused", number=0, site="west", reason="Another vocabulary.", why="")  # as in an older log
     run.round(1030, 1)
     run.driver("running", 1031, connected={"west": 1030})
     assert sites(run.status(1031))["west"].detail == "Another vocabulary."

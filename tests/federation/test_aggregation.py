@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 
 from panorgan.errors import RunError
 from panorgan.federation.aggregation import SpooledUpdates
@@ -71,8 +72,9 @@ def test_the_mean_leaves_what_was_sent_alone(tmp_path):
 def test_a_weight_that_is_no_weight_is_an_error(tmp_path, weight):
     """Silently leaving the key out would freeze the model."""
     updates = spooled(tmp_path, {s: {"w": torch.ones(1)} for s in "ab"})
-    with pytest.raises(RunError, match="Site b has the weight") as caught:
+    with refused("bad-weight", RunError) as caught:
         updates.mean(lambda site, key: weight if site == "b" else 2.0)
+    assert all(name in caught.value.what for name in ("Site b", str(weight), "'w'"))
     assert caught.value.fix
 
 

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from federations import make_coordinator, make_workers, run, same
+from refusing import refused
 
 from panorgan.errors import RunError
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
@@ -53,7 +54,7 @@ def test_a_flipped_bit_in_the_best_round_is_an_error(tmp_path):
     checkpoints.save(state(1, {"round": 1.0, "dice": 0.5}))
     checkpoints.save(state(2, {"round": 1.0, "dice": 0.5}))
     flip_last_bit(tmp_path / "best-00001.safetensors")
-    with pytest.raises(RunError, match="best round") as caught:
+    with refused("best-checkpoint-unreadable", RunError) as caught:
         checkpoints.load_best(checkpoints.load_latest())
     assert caught.value.fix
 
@@ -113,7 +114,7 @@ def test_damaged_tensors_in_a_vault_are_an_error(tmp_path):
     (path,) = tmp_path.iterdir()
     flip_last_bit(path)
     for read in (lambda: vault.get("teacher/north"), vault.names):
-        with pytest.raises(RunError, match="cannot be read") as caught:
+        with refused("vault-unreadable", RunError) as caught:
             read()
         assert caught.value.fix
 
@@ -137,10 +138,10 @@ def test_a_flipped_bit_in_a_sites_state_is_an_error(tmp_path):
     assert local.finished("r") == ("train", 1)
     flip_last_bit(tmp_path / "state.safetensors")
     for fresh in (local, LocalState(tmp_path)):
-        with pytest.raises(RunError, match="state cannot be read") as caught:
+        with refused("state-unreadable", RunError) as caught:
             fresh.finished("r")
         assert caught.value.fix
-        with pytest.raises(RunError, match="state cannot be read"):
+        with refused("state-unreadable", RunError):
             fresh.load()
 
 
@@ -182,7 +183,7 @@ def test_a_damaged_model_of_a_single_site_is_an_error(tmp_path):
     _write(path, {"w": torch.ones(3)})
     assert torch.equal(load_weights(path)["w"], torch.ones(3))
     flip_last_bit(path)
-    with pytest.raises(RunError) as caught:
+    with refused("local-model-unreadable", RunError) as caught:
         load_weights(path)
     assert str(path) in caught.value.where
 

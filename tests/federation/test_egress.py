@@ -14,6 +14,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 from safetensors.torch import save
 
 from panorgan.anatomy import Vocabulary
@@ -24,14 +25,13 @@ from panorgan.federation.egress import (
     EgressPolicy,
     TensorRule,
     default_policy,
-    image_test,
     number_words,
     parse_policy,
     policy_text,
-    suspicious_name,
     weights_of_site,
 )
 from panorgan.federation.failures import CODES, EgressError, code_of
+from panorgan.federation.lookalikes import image_test, suspicious_name
 from panorgan.federation.message import Message
 from panorgan.methods import registry
 from panorgan.methods.base import Method
@@ -63,17 +63,17 @@ def message(arrays=WEIGHTS, numbers=None, **meta: Any) -> bytes:
     return Message(arrays, {"loss": 0.5, "cases": 3.0} if numbers is None else numbers, {**META, **meta}).to_bytes()
 
 
-def refused(log: Path, answer: bytes, **changes: Any) -> str:
-    """The error's text; makes sure that it was logged as refused and that its code is the right one."""
-    with pytest.raises(EgressError) as caught:
+def objections(log: Path, answer: bytes, **changes: Any) -> dict[str, str]:
+    """Code → reason, of a refused answer; makes sure that it was logged and which code travels."""
+    with refused("egress-refused", EgressError) as caught:
         guard(log, **changes).release(answer, "train", 2, "train")
     report, records = read_log(log)
     assert report.ok
     assert records[-1]["kind"] == "refused"
-    assert records[-1]["reasons"]
+    assert tuple(records[-1]["codes"]) == caught.value.reasons
     assert records[-1]["sha256"] == hashlib.sha256(answer).hexdigest()
     assert code_of(caught.value) == "egress-refused"
-    return str(caught.value)
+    return dict(zip(records[-1]["codes"], records[-1]["reasons"], strict=True))
 
 
 # -- what may leave ----------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_the_record_is_on_disk_before_the_bytes_are_handed_out(log, monkeypatch)
     egress = guard(log)
     egress.release(message(), "train")
     head_path(log).write_text("nonsense")
-    with pytest.raises(EgressError, match="does not verify"):
+    with refused("audit-log-broken", EgressError):
         egress.release(message(), "train")
 
 
@@ -140,34 +140,36 @@ def test_the_line_of_a_round_is_short_although_the_model_is_big(log):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    ("arrays", "code", "named"),
     [
-        ({"head.bias": torch.zeros(4)}, ["head.bias", "float32 [4]", "float32 [3]"]),
-        ({"head.bias": torch.zeros(3, dtype=torch.float64)}, ["head.bias", "float64 [3]"]),
-        ({"encoder.weight": torch.zeros(VOLUME)}, ["encoder.weight", "[30, 20, 25]"]),
-        ({"feature": torch.zeros(3)}, ["feature", "the policy does not name it", "'tensors' in the egress policy"]),
-        ({"mask/a": torch.zeros(3)}, ["mask/a", "float32", "uint8"]),
-        ({"mask/a": torch.zeros(11, dtype=torch.uint8)}, ["11 elements", "max_elements"]),
-        ({"mask/a": torch.zeros(2, 2, dtype=torch.uint8)}, ["2 dimensions", "max_dimensions"]),
-        ({"mask/a": torch.zeros(VOLUME, dtype=torch.uint8)}, ["shape of an image"]),
+        ({"head.bias": torch.zeros(4)}, "weight-differs", ["head.bias", "float32 [4]", "float32 [3]"]),
+        ({"head.bias": torch.zeros(3, dtype=torch.float64)}, "weight-differs", ["head.bias", "float64 [3]"]),
+        ({"encoder.weight": torch.zeros(VOLUME)}, "weight-differs", ["encoder.weight", "[30, 20, 25]"]),
+        ({"feature": torch.zeros(3)}, "tensor-not-named", ["feature"]),
+        ({"mask/a": torch.zeros(3)}, "type-not-allowed", ["mask/a", "float32", "uint8"]),
+        ({"mask/a": torch.zeros(11, dtype=torch.uint8)}, "too-many-elements", ["mask/a", "11", "10"]),
+        ({"mask/a": torch.zeros(2, 2, dtype=torch.uint8)}, "too-many-dimensions", ["mask/a", "2", "1"]),
+        ({"mask/a": torch.zeros(VOLUME, dtype=torch.uint8)}, "looks-like-image", ["mask/a"]),
     ],
 )
-def test_a_tensor_that_is_not_what_it_should_be(log, arrays, words):
-    text = refused(log, message(arrays))
-    assert all(word in text for word in words), text
+def test_a_tensor_that_is_not_what_it_should_be(log, arrays, code, named):
+    found = objections(log, message(arrays))
+    assert list(found) == [code]
+    assert all(name in found[code] for name in named), found
 
 
 def test_weights_stay_where_the_policy_keeps_them(log):
-    text = refused(log, message(), weights=False)
-    assert all(key in text for key in WEIGHTS)
-    assert "weights: true" in text
+    found = objections(log, message(), weights=False)
+    assert list(found) == ["weights-kept"]
+    assert all(key in found["weights-kept"] for key in WEIGHTS)
 
 
 def test_an_extra_tensor_may_have_the_shape_of_a_weight(log):
     """Control variates and masks of weights: larger than the rule's limits, but no larger than what leaves anyhow."""
     extra = {"mask/encoder.weight": torch.ones(4, 1, 3, 3, 3, dtype=torch.uint8)}
     guard(log).release(message(extra), "train")
-    assert "5 dimensions" in refused(log, message({"mask/x": torch.ones(4, 1, 3, 3, 2, dtype=torch.uint8)}))
+    found = objections(log, message({"mask/x": torch.ones(4, 1, 3, 3, 2, dtype=torch.uint8)}))
+    assert found.keys() == {"too-many-dimensions", "too-many-elements"}
 
 
 def test_a_declared_copy_of_a_weight_may_look_like_an_image(log):
@@ -176,50 +178,55 @@ def test_a_declared_copy_of_a_weight_may_look_like_an_image(log):
     layer = torch.zeros(30, math.prod(VOLUME))
     egress.known_weights = {**egress.known_weights, "linear.weight": layer.to("meta")}
     egress.release(message({"teacher/linear.weight": layer}), "train")
-    with pytest.raises(EgressError, match="shape of an image"):
-        egress.release(message({"other/linear": layer}), "train")
-    with pytest.raises(EgressError, match="shape of an image"):
-        egress.release(message({"teacher/linear.weight": layer[:4]}), "train")
-    with pytest.raises(EgressError, match="does not name it"):
-        egress.release(message({"copy/linear.weight": layer}), "train")
+    for arrays, code in (
+        ({"other/linear": layer}, "looks-like-image"),
+        ({"teacher/linear.weight": layer[:4]}, "looks-like-image"),
+        ({"copy/linear.weight": layer}, "tensor-not-named"),
+    ):
+        with pytest.raises(EgressError) as caught:
+            egress.release(message(arrays), "train")
+        assert caught.value.reasons == (code,)
 
 
 def test_every_offender_is_named_with_what_would_let_it_leave(log):
     numbers = {"loss": 0.1, "age/mean": 61.0, "grad_norm": 2.0}
-    text = refused(log, message({"head.bias": torch.zeros(3), "feature": torch.zeros(2)}, numbers))
-    assert "3 things" in text
-    assert "number 'age/mean', number 'grad_norm': the policy does not name it" in text
-    assert "add it to 'numbers' in the egress policy (local/egress.yaml)" in text
-    assert "tensor 'feature'" in text
-    assert "'loss'" not in text
-    assert "head.bias" not in text
+    with refused("egress-refused", EgressError) as caught:
+        guard(log).release(message({"head.bias": torch.zeros(3), "feature": torch.zeros(2)}, numbers), "train")
+    assert set(caught.value.reasons) == {"number-not-named", "tensor-not-named"}
+    for text in (caught.value.why, caught.value.fix):
+        assert all(name in text for name in ("'age/mean'", "'grad_norm'", "'feature'"))
+        assert "'loss'" not in text
+        assert "head.bias" not in text
+    assert all(name in caught.value.fix for name in ("'numbers'", "'tensors'", "local/egress.yaml"))
 
 
 def test_numbers_that_are_many_or_no_numbers(log):
     many = {f"dice/a{index}": 0.5 for index in range(1001)}
-    assert "1001 numbers, 1000 may leave" in refused(log, message({}, many))
-    assert "not a plain number" in refused(log, message({}, {"loss": 2**53 + 1}))
-    assert "not a plain number" in refused(log, message({}, {"loss": True}))
+    found = objections(log, message({}, many))
+    assert list(found) == ["too-many-numbers"]
+    assert all(number in found["too-many-numbers"] for number in ("1001", "1000"))
+    assert list(objections(log, message({}, {"loss": 2**53 + 1}))) == ["not-a-number"]
+    assert list(objections(log, message({}, {"loss": True}))) == ["not-a-message"]
     guard(log).release(message({}, {"cases": 3}), "train")
 
 
 @pytest.mark.parametrize(
-    "meta",
+    ("meta", "code"),
     [
-        {"note": "hello"},
-        {"run": "a/b"},
-        {"run": "C:\\data"},
-        {"run": "x" * 101},
-        {"run": "two\nlines"},
-        {"site": {"name": "north"}},
-        {"experiment": 5},
-        {"answers": "/data/patients"},
-        {"answers": "train/train/2/patient"},
-        {"failed": "Traceback (most recent call last)"},
+        ({"note": "hello"}, "unknown-meta"),
+        ({"run": "a/b"}, "looks-like-path"),
+        ({"run": "C:\\data"}, "looks-like-path"),
+        ({"run": "x" * 101}, "meta-not-text"),
+        ({"run": "two\nlines"}, "looks-like-path"),
+        ({"site": {"name": "north"}}, "meta-not-text"),
+        ({"experiment": 5}, "meta-not-text"),
+        ({"answers": "/data/patients"}, "bad-task-label"),
+        ({"answers": "train/train/2/patient"}, "bad-task-label"),
+        ({"failed": "Traceback (most recent call last)"}, "unknown-failure"),
     ],
 )
-def test_words_that_do_not_belong_into_an_answer(log, meta):
-    refused(log, message({}, {}, **meta))
+def test_words_that_do_not_belong_into_an_answer(log, meta, code):
+    assert list(objections(log, message({}, {}, **meta))) == [code]
 
 
 def test_an_ordinary_experiment_fingerprint_may_be_told(log):
@@ -228,17 +235,16 @@ def test_an_ordinary_experiment_fingerprint_may_be_told(log):
 
 
 def test_a_failure_that_says_more_than_its_code(log):
-    assert "beside the code" in refused(log, message(failed="memory"))
-    silent = refused(log, message({}, {}, failed="memory"), failures=False)
-    assert "failures: true" in silent
+    assert list(objections(log, message(failed="memory"))) == ["failure-with-content"]
+    assert list(objections(log, message({}, {}, failed="memory"), failures=False)) == ["failures-kept"]
 
 
 def test_a_message_that_is_too_large(log):
-    assert "max_message_mb" in refused(log, message(), max_message_mb=0.0001)
+    assert list(objections(log, message(), max_message_mb=0.0001)) == ["message-too-large"]
 
 
 def test_bytes_that_are_no_message(log):
-    assert "cannot be read" in refused(log, b"\x89PNG...")
+    assert list(objections(log, b"\x89PNG...")) == ["not-a-message"]
 
 
 def test_nothing_hides_beside_the_message(log):
@@ -251,16 +257,17 @@ def test_nothing_hides_beside_the_message(log):
         {"panorgan": json.dumps({**head, "patient": "Doe, Jane"}, sort_keys=True)},
         {"panorgan": text + " " * 8},
     ):
-        assert "holds more than" in refused(log, save(WEIGHTS, metadata))
-    assert "stands there twice" in refused(log, save(WEIGHTS, {"panorgan": text[:-1] + ', "version": 1}'}))
+        assert list(objections(log, save(WEIGHTS, metadata))) == ["hidden-content"]
+    twice = save(WEIGHTS, {"panorgan": text[:-1] + ', "version": 1}'})
+    assert list(objections(log, twice)) == ["not-a-message"]
     answer = message()
     (length,) = struct.unpack("<Q", answer[:8])
     padded = struct.pack("<Q", length + 8) + answer[8 : 8 + length] + b" " * 8 + answer[8 + length :]
-    assert "holds more than" in refused(log, padded)
+    assert list(objections(log, padded)) == ["hidden-content"]
 
 
 def test_a_refusal_with_many_names_is_one_line_of_bearable_length(log):
-    refused(log, message({}, {f"voxel_{index}": 1.0 for index in range(5000)}))
+    objections(log, message({}, {f"voxel_{index}": 1.0 for index in range(5000)}))
     (line,) = log.read_bytes().splitlines()
     assert len(line) < 2000
     assert b"and 4980 more" in line
@@ -270,29 +277,29 @@ def test_a_refusal_with_many_names_is_one_line_of_bearable_length(log):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "code"),
     [
-        "/data/scan",
-        "data//scan",
-        "../scan",
-        "~/scan",
-        "C:/scan",
-        "c:scan",
-        "data\\scan",
-        "north/scan.nii.gz",
-        "scan.dcm/mean",
-        "two words",
-        "größe",
-        "",
-        "a" * 201,
-        "annotated/19580312",
-        "1.2.840.113619.2",
+        ("/data/scan", "name-like-file"),
+        ("data//scan", "name-like-file"),
+        ("../scan", "name-like-file"),
+        ("~/scan", "name-like-file"),
+        ("C:/scan", "name-like-file"),
+        ("c:scan", "name-like-file"),
+        ("data\\scan", "name-like-file"),
+        ("north/scan.nii.gz", "name-like-file"),
+        ("scan.dcm/mean", "name-like-file"),
+        ("two words", "name-like-file"),
+        ("größe", "name-like-file"),
+        ("", "name-like-file"),
+        ("a" * 201, "name-too-long"),
+        ("annotated/19580312", "name-like-identifier"),
+        ("1.2.840.113619.2", "name-like-identifier"),
     ],
 )
-def test_names_that_may_tell_of_files_or_patients(log, name):
-    assert suspicious_name(name)
-    refused(log, message({}, {name: 1.0}), numbers=("*",))
-    refused(log, message({name: torch.zeros(2)}, {}), tensors={"*": TensorRule()})
+def test_names_that_may_tell_of_files_or_patients(log, name, code):
+    assert suspicious_name(name) == code
+    assert list(objections(log, message({}, {name: 1.0}), numbers=("*",))) == [code]
+    assert list(objections(log, message({name: torch.zeros(2)}, {}), tensors={"*": TensorRule()})) == [code]
 
 
 @pytest.mark.parametrize(
@@ -353,8 +360,8 @@ def test_however_a_volume_is_turned_and_stacked(volume, random, stack):
 
 
 def test_no_policy_lets_an_image_leave(log):
-    text = refused(log, message({"mask/a": torch.zeros(VOLUME)}), tensors={"*": TensorRule(max_dimensions=9)})
-    assert "never leave" in text
+    found = objections(log, message({"mask/a": torch.zeros(VOLUME)}), tensors={"*": TensorRule(max_dimensions=9)})
+    assert list(found) == ["looks-like-image"]
 
 
 # -- the policy --------------------------------------------------------------------------------------------------
@@ -420,19 +427,20 @@ def test_every_number_of_a_default_policy_is_explained(name):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code", "where", "named"),
     [
-        ({"number": []}, ["'number'", "did you mean 'numbers'", "local/egress.yaml: number"]),
-        ({"tensors": {"a": {"max_element": 1}}}, ["'max_element'", "max_elements", "tensors.a.max_element"]),
-        ({"tensors": {"a": {"types": ["complex64"]}}}, ["tensors.a.types.0", "complex64"]),
-        ({"max_message_mb": -1}, ["max_message_mb", "greater than 0"]),
-        ({5: True}, ["5"]),
+        ({"number": []}, "unknown-setting", "number", "'numbers'"),
+        ({"tensors": {"a": {"max_element": 1}}}, "unknown-setting", "tensors.a.max_element", "'max_elements'"),
+        ({"tensors": {"a": {"types": ["complex64"]}}}, "bad-setting", "tensors.a.types.0", "'complex64'"),
+        ({"max_message_mb": -1}, "bad-setting", "max_message_mb", "-1"),
+        ({5: True}, "bad-setting", "5", "5"),
     ],
 )
-def test_a_policy_that_cannot_be_read_says_where(content, words):
-    with pytest.raises(ConfigError) as caught:
+def test_a_policy_that_cannot_be_read_says_where(content, code, where, named):
+    with refused(code, ConfigError) as caught:
         parse_policy(content, "local/egress.yaml")
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.where == f"local/egress.yaml: {where}"
+    assert named in caught.value.why
     assert caught.value.fix
 
 

@@ -15,6 +15,7 @@ from federations import THREE, Meddling, make_coordinator, make_workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import Mutator
+from refusing import refused
 
 from panorgan.errors import MessageError, PanorganError
 from panorgan.federation import collecting
@@ -102,7 +103,7 @@ def test_a_hostile_message_is_refused_by_every_reader(what, tmp_path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(content)
     for read in (Message.from_bytes, Message.outline, lambda _: MessageFile(path)):
-        with pytest.raises(MessageError) as caught:
+        with refused("message-version" if "version" in what else "not-a-message", MessageError) as caught:
             read(content)
         assert len(str(caught.value)) < 1000
 
@@ -145,7 +146,7 @@ def test_any_json_in_the_place_of_a_head_is_read_or_refused(head):
     "make", [lambda n: Message({n: torch.ones(1)}), lambda n: Message({}, {n: 1.0}), lambda n: Message({}, {}, {n: 1})]
 )
 def test_a_name_that_nobody_would_read_is_not_written(name, make):
-    with pytest.raises(MessageError):
+    with refused("unsendable-name", MessageError):
         make(name).to_bytes()
 
 
@@ -175,9 +176,10 @@ def collect(answers: dict[str, bytes], folder: Path) -> tuple[dict[str, MessageF
     return collector.collect(sorted(answers), question, lambda site: fuzzing.WEIGHTS, folder / "spool", None)
 
 
-def refused(folder: Path) -> dict[str, str]:
-    events = read_events(folder / "events.jsonl")
-    return {event.facts["site"]: event.facts["why"] for event in events if event.kind == "refused"}
+def refusals(folder: Path) -> dict[str, tuple[str, str]]:
+    """Code and why, by site."""
+    events = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "refused"]
+    return {facts["site"]: (facts["code"], facts["why"]) for facts in events}
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -185,7 +187,7 @@ def test_a_hostile_answer_is_refused_by_name_and_the_round_goes_on(what, tmp_pat
     accepted, heard = collect({"east": sound("east"), "north": HOSTILE[what], "west": sound("west")}, tmp_path)
     assert accepted.keys() == {"east", "west"}
     assert heard.refused == {"north"}
-    assert refused(tmp_path).keys() == {"north"}
+    assert refusals(tmp_path).keys() == {"north"}
     assert {path.stem for path in (tmp_path / "spool").iterdir()} == {"east", "west"}
 
 
@@ -243,7 +245,9 @@ def test_an_error_that_nobody_foresaw_refuses_one_answer_and_names_its_type(tmp_
     monkeypatch.setattr(collecting, "check_answer", check)
     accepted, heard = collect({"east": sound("east"), "north": sound("north")}, tmp_path)
     assert (accepted.keys(), heard.refused) == ({"east"}, {"north"})
-    assert refused(tmp_path)["north"].startswith("ZeroDivisionError")
+    code, why = refusals(tmp_path)["north"]
+    assert code == "unreadable-answer"
+    assert why.startswith("ZeroDivisionError")
     assert not (tmp_path / "spool" / "north.safetensors").exists()
 
 
@@ -265,7 +269,7 @@ def test_no_site_is_blamed_for_a_fault_of_our_own(place, fault, tmp_path, monkey
     monkeypatch.setattr(collecting, place, fail)
     with pytest.raises(type(fault)):
         collect({"east": sound("east"), "north": sound("north")}, tmp_path)
-    assert not refused(tmp_path)
+    assert not refusals(tmp_path)
 
 
 def test_a_spooled_answer_that_cannot_be_opened_is_no_sites_fault(tmp_path, monkeypatch):
@@ -277,7 +281,7 @@ def test_a_spooled_answer_that_cannot_be_opened_is_no_sites_fault(tmp_path, monk
     monkeypatch.setattr("panorgan.federation.message.safe_open", fail)
     with pytest.raises((OSError, MessageError)):
         collect({"east": sound("east")}, tmp_path)
-    assert not refused(tmp_path)
+    assert not refusals(tmp_path)
     assert (tmp_path / "spool" / "east.safetensors").exists()
 
 
@@ -290,7 +294,7 @@ def test_an_error_of_the_methods_own_is_no_sites_fault(tmp_path):
     question = Question(fuzzing.TRAIN, lambda site: Content(), 1)
     with pytest.raises(KeyError):
         collector.collect(["east"], question, expects, tmp_path / "spool", None)
-    assert not refused(tmp_path)
+    assert not refusals(tmp_path)
 
 
 # -- the way in at a site ------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_a_pass_over_slices_counts_them(patch, expected):
 
 
 def test_an_epoch_is_at_least_one(tiny):
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
+    with pytest.raises(ConfigError) as caught:
         tiny(training={"local_epochs": 0})
     assert "local_epochs" in caught.value.where
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from federations import THREE, Meddling, make_coordinator, make_workers, run, same
+from refusing import refused
 
 from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
@@ -32,7 +33,7 @@ def north(folder: Path) -> Path:
 
 
 def refusal(call) -> RunError:
-    with pytest.raises(RunError) as caught:
+    with refused("lost-state", RunError) as caught:
         call()
     assert code_of(caught.value) == "lost-state"
     return caught.value

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from federations import THREE, Meddling, make_coordinator, make_workers, same
+from refusing import refused
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.planning import PlanSettings
 from panorgan.errors import MessageError
 from panorgan.federation.checks import check_answer, check_size, outliers, read_introduction, read_scores
+from panorgan.federation.collecting import SitesMissingError
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta
@@ -56,22 +58,22 @@ def _out_of_all_proportion(arrays, numbers, meta) -> None:
 
 BIAS = "head.conv.conv.bias"
 TAMPERED: dict[str, tuple[Change, str, str]] = {
-    "another experiment": (set_meta(experiment="0" * 16), "does not belong here", "its 'experiment' is"),
-    "another run": (set_meta(run="another"), "does not belong here", "its 'run' is 'another'"),
-    "another question": (set_meta(answers="evaluate/train/1"), "does not belong here", "'evaluate/train/1'"),
-    "another name": (set_meta(site="south"), "does not belong here", "its 'site' is 'south'"),
-    "shape": (set_key(BIAS, torch.zeros(99)), "wrong shape", "(99,), expected (5,)"),
-    "type": (set_key(BIAS, torch.zeros(5, dtype=torch.float16)), "wrong type", "torch.float16"),
-    "key": (set_key("backdoor", torch.zeros(1)), "unknown key", "'backdoor'"),
-    "not finite": (_not_finite, "not finite", BIAS),
-    "size": (set_key("ballast", torch.zeros(1 << 20)), "sent too much", "bytes, where at most"),
-    "outlier": (_out_of_all_proportion, "out of all proportion", "training.outlier_factor allows 10"),
+    "another experiment": (set_meta(experiment="0" * 16), "misaddressed", "'experiment'"),
+    "another run": (set_meta(run="another"), "misaddressed", "'another'"),
+    "another question": (set_meta(answers="evaluate/train/1"), "misaddressed", "'evaluate/train/1'"),
+    "another name": (set_meta(site="south"), "misaddressed", "'south'"),
+    "shape": (set_key(BIAS, torch.zeros(99)), "wrong-shape", "(99,)"),
+    "type": (set_key(BIAS, torch.zeros(5, dtype=torch.float16)), "wrong-type", "torch.float16"),
+    "key": (set_key("backdoor", torch.zeros(1)), "unknown-key", "'backdoor'"),
+    "not finite": (_not_finite, "not-finite", BIAS),
+    "size": (set_key("ballast", torch.zeros(1 << 20)), "answer-too-large", "bytes"),
+    "outlier": (_out_of_all_proportion, "outlier", "training.outlier_factor allows 10"),
 }
 
 
 @pytest.mark.parametrize("what", TAMPERED)
 def test_a_tampered_update_is_refused_and_the_others_go_on(what, three, tmp_path):
-    change, reason, why = TAMPERED[what]
+    change, code, named = TAMPERED[what]
 
     def meddle(site: str, kind: str, answer: bytes):
         return [(site, edited(answer, change) if (site, kind) == ("north", "train") else answer)]
@@ -79,10 +81,9 @@ def test_a_tampered_update_is_refused_and_the_others_go_on(what, three, tmp_path
     experiment = three()
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (refused,) = happened(tmp_path, "refused")
-    assert (refused["number"], refused["site"]) == (1, "north")
-    assert reason in refused["reason"]
-    assert why in refused["why"]
+    (told,) = happened(tmp_path, "refused")
+    assert (told["number"], told["site"], told["code"]) == (1, "north", code)
+    assert named in told["why"]
     (round_,) = happened(tmp_path, "round")
     assert set(round_["sites"]) == {"south", "west"}
     assert not happened(tmp_path, "missing")
@@ -96,9 +97,9 @@ def test_a_message_of_an_earlier_round_cannot_be_used_again(three, tmp_path):
 
     experiment = three(rounds=2)
     make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), replay)).run()
-    (refused,) = happened(tmp_path, "refused")
-    assert (refused["number"], refused["site"]) == (2, "north")
-    assert "'train/train/1', expected 'train/train/2'" in refused["why"]
+    (told,) = happened(tmp_path, "refused")
+    assert (told["number"], told["site"], told["code"]) == (2, "north", "misaddressed")
+    assert all(question in told["why"] for question in ("'train/train/1'", "'train/train/2'"))
 
 
 def test_nobody_can_speak_for_another(three, tmp_path):
@@ -113,14 +114,14 @@ def test_nobody_can_speak_for_another(three, tmp_path):
 
     experiment = three()
     make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
-    (refused,) = happened(tmp_path, "refused")
-    assert refused["site"] == "west"
-    assert "its 'site' is 'south', expected 'west'" in refused["why"]
+    (told,) = happened(tmp_path, "refused")
+    assert (told["site"], told["code"]) == ("west", "misaddressed")
+    assert all(name in told["why"] for name in ("'site'", "'south'", "'west'"))
 
 
 @pytest.mark.parametrize("kind", ["join", "train", "evaluate"])
-@pytest.mark.parametrize(("sender", "why"), [("nobody", "it was not asked"), ("north", "it has answered already")])
-def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, why, three, tmp_path):
+@pytest.mark.parametrize(("sender", "code"), [("nobody", "not-asked"), ("north", "answered-twice")])
+def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, code, three, tmp_path):
     experiment = three(validate_every=1)
 
     def forged(arrays, numbers, meta) -> None:
@@ -136,8 +137,8 @@ def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, why, thre
     disturbed.run()
     quiet = make_coordinator(experiment, tmp_path / "b", Meddling(make_workers(experiment, tmp_path / "b")))
     quiet.run()
-    (refused,) = happened(tmp_path / "a", "refused")
-    assert (refused["site"], refused["why"]) == (sender, why)
+    (told,) = happened(tmp_path / "a", "refused")
+    assert (told["site"], told["code"]) == (sender, code)
     assert same(disturbed.state.weights, quiet.state.weights)
     assert disturbed.state.scores == quiet.state.scores
     assert disturbed.state.sites == quiet.state.sites
@@ -151,8 +152,8 @@ def test_a_site_that_is_not_listed_is_not_even_asked(three, tmp_path):
     coordinator.run()
     assert set(coordinator.state.sites) == listed
     assert "west" not in {site for _, site in transport.asked}
-    (refused,) = happened(tmp_path, "refused")  # once, not every round
-    assert (refused["site"], refused["reason"]) == ("west", "Site west is not in this federation.")
+    (told,) = happened(tmp_path, "refused")  # once, not every round
+    assert (told["site"], told["code"]) == ("west", "site-not-listed")
 
 
 def test_an_unknown_code_of_failure_does_not_travel_further(three, tmp_path):
@@ -180,21 +181,21 @@ MEASURED = (
 
 
 @pytest.mark.parametrize(
-    ("numbers", "reason"),
+    ("numbers", "code"),
     [
-        ({"annotated/unicorn": 1.0}, "annotates what is no part of the vocabulary"),
-        ({"train_cases": -3.0}, "counts its cases wrongly"),
-        ({"annotated/liver": -1.0}, "counts its cases wrongly"),
-        ({"annotated/liver": 1000.0}, "counts its cases wrongly"),
-        ({"plan/spacing_mm/R": -14.0}, "make no sense"),
-        ({"plan/cases": 0.0}, "make no sense"),
-        ({"plan/ct_cases": 4.0}, "make no sense"),
-        ({"plan/hu_low/liver": 200.0}, "make no sense"),
-        ({"n" * (1 << 20): 0.0}, "sent too much"),
+        ({"annotated/unicorn": 1.0}, "unknown-structure"),
+        ({"train_cases": -3.0}, "bad-counts"),
+        ({"annotated/liver": -1.0}, "bad-counts"),
+        ({"annotated/liver": 1000.0}, "bad-counts"),
+        ({"plan/spacing_mm/R": -14.0}, "bad-statistics"),
+        ({"plan/cases": 0.0}, "bad-statistics"),
+        ({"plan/ct_cases": 4.0}, "bad-statistics"),
+        ({"plan/hu_low/liver": 200.0}, "bad-statistics"),
+        ({"n" * (1 << 20): 0.0}, "answer-too-large"),
     ],
     ids=["structure", "no cases", "less than none", "more than all", "spacing", "none", "CT", "range", "size"],
 )
-def test_a_nonsensical_introduction_is_refused(numbers, reason, three, tmp_path):
+def test_a_nonsensical_introduction_is_refused(numbers, code, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         told = MEASURED | (numbers if site == "north" else {})
         return [(site, edited(answer, lambda arrays, own, meta: own.update(told)))]
@@ -206,9 +207,8 @@ def test_a_nonsensical_introduction_is_refused(numbers, reason, three, tmp_path)
     assert set(coordinator.state.sites) == {"south", "west"}
     assert coordinator.state.plan is not None
     assert coordinator.state.plan["spacing_mm"] == [14.0, 14.0, 14.0]
-    (refused,) = happened(tmp_path, "refused")
-    assert refused["site"] == "north"
-    assert reason in refused["reason"]
+    (told,) = happened(tmp_path, "refused")
+    assert (told["site"], told["code"]) == ("north", code)
 
 
 @pytest.mark.parametrize("score", [1.0000001, -0.1, 7.0])
@@ -220,8 +220,8 @@ def test_a_score_outside_0_and_1_is_refused(score, three, tmp_path):
     experiment = three(validate_every=1)
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (refused,) = happened(tmp_path, "refused")
-    assert (refused["site"], refused["reason"]) == ("north", "Site north sent a score that is no Dice.")
+    (told,) = happened(tmp_path, "refused")
+    assert (told["site"], told["code"]) == ("north", "not-a-dice")
     assert set(coordinator.state.scores) == {"south", "west"}
 
 
@@ -249,9 +249,9 @@ def test_the_largest_answer_that_can_be_right():
     """10 numbers of 4 bytes, 1 KiB for a name, 1 MiB for the rest: 40 + 1024 + 1048576."""
     expected = {"weight": torch.zeros(10)}
     check_size(bytes(1_049_640), "a", expected)
-    with pytest.raises(MessageError, match="too much") as caught:
+    with refused("answer-too-large", MessageError) as caught:
         check_size(bytes(1_049_641), "a", expected)
-    assert caught.value.why == "1049641 bytes, where at most 1049640 can be right"
+    assert all(number in caught.value.why for number in ("1049641", "1049640"))
 
 
 def test_the_norm_of_an_update(tmp_path):
@@ -265,7 +265,7 @@ def test_the_norm_of_an_update(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("norms", "factor", "refused"),
+    ("norms", "factor", "found"),
     [
         ({"a": 3.0, "b": 4.0, "c": 40.0}, 10.0, set()),  # exactly ten times the middle one
         ({"a": 3.0, "b": 4.0, "c": 40.1}, 10.0, {"c"}),
@@ -277,8 +277,8 @@ def test_the_norm_of_an_update(tmp_path):
         ({"a": 0.0, "b": 0.0, "c": 1.0}, 10.0, set()),  # nobody else moved: nothing to compare with
     ],
 )
-def test_which_update_is_out_of_all_proportion(norms, factor, refused):
-    assert outliers(norms, factor).keys() == refused
+def test_which_update_is_out_of_all_proportion(norms, factor, found):
+    assert outliers(norms, factor).keys() == found
 
 
 def test_outliers_are_let_through_where_the_experiment_says_so(three, tmp_path):
@@ -290,12 +290,40 @@ def test_outliers_are_let_through_where_the_experiment_says_so(three, tmp_path):
     assert not happened(tmp_path, "refused")
 
 
+def test_an_outlier_is_asked_again_when_the_round_is_resumed(three, tmp_path):
+    """Its answer is not kept on disk: the site may have been mended meanwhile."""
+    experiment = three(rounds=1, min_sites=3, outlier_factor=10.0)
+    sick = {"north"}
+
+    def meddle(site: str, kind: str, answer: bytes):
+        if kind == "train" and site in sick:
+            message = Message.from_bytes(answer)
+            blown_up = {
+                key: value * 1e4 if value.is_floating_point() else value for key, value in message.arrays.items()
+            }
+            answer = Message(blown_up, message.numbers, message.meta).to_bytes()
+        return [(site, answer)]
+
+    transport = Meddling(make_workers(experiment, tmp_path), meddle)
+    with refused("too-few-answers", SitesMissingError) as caught:
+        make_coordinator(experiment, tmp_path, transport).run()
+    assert caught.value.sites == ("north",)
+    assert [(facts["site"], facts["code"]) for facts in happened(tmp_path, "refused")] == [("north", "outlier")]
+
+    sick.clear()
+    transport.asked.clear()
+    again = make_coordinator(experiment, tmp_path, transport)
+    again.run()
+    assert [site for kind, site in transport.asked if kind == "train"] == ["north"], "and only that one"
+    assert set(happened(tmp_path, "round")[0]["sites"]) == {"north", "south", "west"}
+
+
 @pytest.mark.parametrize("organ", ["gallbladder", "", "=cmd()"])
 def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ):
     answer = Message(numbers={"dice/liver": 0.5, f"dice/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
-    with pytest.raises(MessageError, match="no part of the vocabulary") as refused:
+    with refused("unknown-structure", MessageError) as caught:
         read_scores(answer, TASK, "a", Vocabulary(["liver"]))
-    assert str(refused.value).replace("\n", "").isprintable()
+    assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
@@ -306,9 +334,9 @@ def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tm
     experiment = three(validate_every=1)
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (refused,) = happened(tmp_path, "refused")
-    assert refused["site"] == "north"
-    assert refused["why"].isprintable()
+    (told,) = happened(tmp_path, "refused")
+    assert (told["site"], told["code"]) == ("north", "unknown-structure")
+    assert told["why"].isprintable()
     assert set(coordinator.state.scores) == {"south", "west"}
 
 
@@ -317,6 +345,6 @@ def test_a_number_whose_name_cannot_be_shown_is_refused(name, tmp_path):
     task = Task("train", "run", experiment="e")
     path = tmp_path / "answer.safetensors"
     path.write_bytes(Message({"w": torch.zeros(1)}, {name: 1.0}, answer_meta(task, "a")).to_bytes())
-    with pytest.raises(MessageError, match="cannot be shown") as refused:
+    with refused("unprintable-name", MessageError) as caught:
         check_answer(MessageFile(path), task, "a", {"w": torch.zeros(1)})
-    assert refused.value.why.isprintable()
+    assert caught.value.why.isprintable()

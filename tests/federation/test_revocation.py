@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from refusing import refused
 
 from panorgan.errors import ConfigError
 from panorgan.federation.gate import ALIVE_SECONDS, Gate, Refusal
@@ -63,7 +64,7 @@ def test_names_that_look_like_something_else_stay_names(name, tmp_path):
 @pytest.mark.parametrize("text", ["- north", "north: soon", "north: [", "\x00"])
 def test_a_list_that_cannot_be_read_is_refused(text, tmp_path):
     (tmp_path / "revoked.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused("revocations-unreadable", ConfigError):
         read_revocations(tmp_path / "revoked.yaml")
 
 

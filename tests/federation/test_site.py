@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from federations import make_coordinator, make_workers, run, same
+from refusing import refused
 
 from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
@@ -198,7 +199,7 @@ def test_a_damaged_state_is_named_with_its_folder(tiny, tmp_path):
     run(experiment, tmp_path, rounds=1)
     path = tmp_path / "sites" / "north" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(RunError, match="state cannot be read") as caught:
+    with refused("state-unreadable", RunError) as caught:
         run(experiment, tmp_path, rounds=1)
     assert str(path) in caught.value.where
     assert caught.value.fix

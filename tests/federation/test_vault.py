@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusing import refused
 
 from panorgan.errors import RunError
 from panorgan.federation import vault as vault_module
@@ -80,13 +81,14 @@ def test_what_is_written_survives_a_power_cut(tmp_path, monkeypatch):
 
 def test_what_is_gone_or_damaged_is_named(tmp_path):
     vault = DiskVault(tmp_path)
-    with pytest.raises(RunError, match="teacher/south") as caught:
+    with refused("vault-unreadable", RunError) as caught:
         vault.get("teacher/south")
+    assert "teacher/south" in caught.value.what
     assert caught.value.fix
     vault.put("t", ARRAYS)
     (path,) = tmp_path.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(RunError, match="cannot be read") as caught:
+    with refused("vault-unreadable", RunError) as caught:
         vault.get("t")
     assert caught.value.where == str(path)
 

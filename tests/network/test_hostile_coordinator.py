@@ -148,8 +148,8 @@ def test_preflight_and_start_name_a_policy_that_nobody_approved(federation, site
     site.egress_policy.write_text(site.egress_policy.read_text() + "# and more\n")
     checks = json.loads(_panorgan("preflight", str(site.path), "--no-data", "--json").stdout)["checks"]
     (found,) = [check for check in checks if check["name"] == "approval"]
-    assert found["verdict"] == "failed"
-    assert "changed: local/egress.yaml" in found["what"]
+    assert (found["verdict"], found["code"]) == ("failed", "not-approved")
+    assert "local/egress.yaml" in found["what"]
     started = _panorgan("site", str(site.path))
     assert started.returncode == 2
     assert "changed: local/egress.yaml" in started.stderr

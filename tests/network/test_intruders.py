@@ -71,8 +71,7 @@ def test_a_member_that_is_not_listed_gets_no_job(disturbed_run, loopback):
     assert "Launched job" not in text_of(kit.path / "engine.out")
     assert disturbed_run.members_connected == set(loopback.site_kits)
     (refused,) = [e.facts for e in read_events(disturbed_run.folder / "events.jsonl") if e.kind == "refused"]
-    assert refused["site"] == "mallory"
-    assert refused["reason"] == "Site mallory is not in this federation."
+    assert (refused["site"], refused["code"]) == ("mallory", "site-not-listed")
 
 
 def test_the_run_is_the_same_as_without_them(disturbed_run, tmp_path):

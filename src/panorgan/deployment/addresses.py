@@ -29,6 +29,7 @@ def refuse_another_address(kit: ServerKit) -> None:
     if used and written != used:
         raise ConfigError(
             f"{kit.settings.name} says {written}, but the kits of this federation say {used}.",
+            code="address-mismatch",
             where=f"{kit.settings}: host, port",
             why="the server listens, and every hospital connects, as its startup folder says",
             fix=f"Write {used} back. For another address, change federation.yaml and make new kits for everybody with "

@@ -159,7 +159,9 @@ def _engine_policies() -> dict[str, str]:
     try:
         return site_policies()
     except ModuleNotFoundError as error:
-        raise ConfigError("NVFlare is not installed.", fix="pip install 'panorgan[network]'") from error
+        raise ConfigError(
+            "NVFlare is not installed.", code="nvflare-missing", fix="pip install 'panorgan[network]'"
+        ) from error
 
 
 def _refuse_strangers(kit: SiteKit, policies: Iterable[str]) -> None:
@@ -174,6 +176,7 @@ def _refuse_strangers(kit: SiteKit, policies: Iterable[str]) -> None:
     if strangers:
         raise ConfigError(
             f"The kit holds what does not belong there: {', '.join(strangers)}.",
+            code="stray-files",
             where=str(kit.path),
             why="the network engine could take it for settings or code of yours",
             fix="Move it out of the kit; if it came with the kit, ask the coordinator why.",
@@ -182,6 +185,7 @@ def _refuse_strangers(kit: SiteKit, policies: Iterable[str]) -> None:
     if connection.exists() and not is_plain_connection(_json(connection)):
         raise ConfigError(
             "fed_client.json says more than where to connect.",
+            code="not-a-plain-connection",
             where=str(connection),
             fix="Do not use this kit; ask the coordinator for another, and why.",
         )

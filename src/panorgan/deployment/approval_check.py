@@ -15,7 +15,7 @@ def check_approval(kit: SiteKit) -> Check:
     name = "approval"
     if found := deviations(kit):
         what = f"This kit is not as it was approved: {found.words()}."
-        return Check(name, "failed", what, how_to_approve(kit, found))
+        return Check(name, "failed", what, how_to_approve(kit, found), "not-approved")
     try:
         record = json.loads((kit.local / RECORD).read_text(encoding="utf-8"))
         when = f"{str(record['approved'])[:16].replace('T', ' ')} by {record['by']}"
@@ -31,14 +31,15 @@ def check_server_policy(kit: ServerKit) -> Check:
     custom = [folder for folder in (kit.local / "custom", kit.admin / "local" / "custom") if folder.exists()]
     if planted := [*modules_in(kit), *(folder.relative_to(kit.path).as_posix() for folder in custom)]:
         fix = "Find out who put it there, and move it out of the kit."
-        return Check(name, "failed", f"Code lies in the kit: {', '.join(planted)}.", fix)
+        return Check(name, "failed", f"Code lies in the kit: {', '.join(planted)}.", fix, "code-in-kit")
     try:
         allowed = json.loads(path.read_text(encoding="utf-8"))["class_allow_list"]
     except FileNotFoundError:
         return Check(name, "skipped", "local/resources.json is missing")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return Check(name, "failed", f"local/resources.json cannot be read ({error}).", "Bring it back from the kit.")
+        what = f"local/resources.json cannot be read ({error})."
+        return Check(name, "failed", what, "Bring it back from the kit.", "resources-unreadable")
     if allowed != SERVER_CLASSES:
         what = f"Jobs may name more than they need: class_allow_list in local/resources.json is {allowed}."
-        return Check(name, "failed", what, f"Write there: {json.dumps(SERVER_CLASSES)}")
+        return Check(name, "failed", what, f"Write there: {json.dumps(SERVER_CLASSES)}", "jobs-too-free")
     return Check(name, "ok", "may start the coordinator's part of a run, and nothing else")

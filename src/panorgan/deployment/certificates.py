@@ -50,7 +50,7 @@ def check_credentials(credentials: Credentials, name: str, now: float | None = N
     except ConfigError as error:
         why = error.why or error.where
         return [
-            Check(titles[0], "failed", f"{error.what} ({why})", error.fix),
+            Check(titles[0], "failed", f"{error.what} ({why})", error.fix, error.code),
             *(Check(title, "skipped", "the certificate could not be read") for title in titles[1:]),
         ]
     return [
@@ -77,6 +77,7 @@ def read_certificate(path: Path) -> Certificate:
     except ImportError as error:
         raise ConfigError(
             "Certificates cannot be read.",
+            code="cryptography-missing",
             where=str(path),
             why="the package 'cryptography' is not installed",
             fix="pip install 'panorgan[network]'",
@@ -87,6 +88,7 @@ def read_certificate(path: Path) -> Certificate:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a certificate"
         raise ConfigError(
             f"{path.name} cannot be read.",
+            code="certificate-unreadable",
             where=str(path),
             why=f"{path}: {why}",
             fix="Copy the startup folder from the kit again, unchanged.",
@@ -132,9 +134,11 @@ def _check_identity(title: str, own: Certificate, root: Certificate, name: str) 
         own.verify_directly_issued_by(root)
     except (InvalidSignature, ValueError, TypeError):
         signer = issuer_name(own)
-        return Check(title, "failed", f"It is not signed by this federation's {ROOT}, but by {signer!r}.", ask)
+        what = f"It is not signed by this federation's {ROOT}, but by {signer!r}."
+        return Check(title, "failed", what, ask, "certificate-foreign")
     if common_name(own) != name:
-        return Check(title, "failed", f"It is for {common_name(own)!r}, and this participant is {name!r}.", ask)
+        what = f"It is for {common_name(own)!r}, and this participant is {name!r}."
+        return Check(title, "failed", what, ask, "wrong-participant")
     return Check(title, "ok", f"for {name}, signed by {common_name(root)}")
 
 
@@ -142,15 +146,17 @@ def _check_dates(title: str, own: Certificate, root: Certificate, now: float) ->
     begin, end = max(begins(own), begins(root)), min(ends(own), ends(root))
     if now < begin:
         fix = "Set this machine's clock (it should be synchronised by NTP). If it is right, ask for a new kit."
-        return Check(title, "failed", f"It is valid from {day(begin)} on, and here it is {day(now)}.", fix)
+        what = f"It is valid from {day(begin)} on, and here it is {day(now)}."
+        return Check(title, "failed", what, fix, "certificate-not-yet-valid")
     if now > end:
         fix = "Ask the coordinator to renew the kit. If the certificate is new, set this machine's clock."
-        return Check(title, "failed", f"It has expired on {day(end)}, and here it is {day(now)}.", fix)
+        what = f"It has expired on {day(end)}, and here it is {day(now)}."
+        return Check(title, "failed", what, fix, "certificate-expired")
     left = (end - now) / _DAY
     if left < DAYS_LEFT_TO_WARN:
         days = f"{int(left)} days" if left >= 2 else "a day or less"
         fix = "Renew it: 'panorgan federation renew' where the kits are made."
-        return Check(title, "warning", f"It expires on {day(end)}, in {days}.", fix)
+        return Check(title, "warning", f"It expires on {day(end)}, in {days}.", fix, "certificate-expires-soon")
     return Check(title, "ok", f"valid until {day(end)} ({int(left)} days)")
 
 
@@ -161,14 +167,16 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
-        return Check(title, "failed", f"{path.name} cannot be read: {error.strerror}.", again)
+        return Check(title, "failed", f"{path.name} cannot be read: {error.strerror}.", again, "key-unreadable")
     except (ValueError, TypeError):
-        return Check(title, "failed", f"{path.name} is not a private key.", again)
+        return Check(title, "failed", f"{path.name} is not a private key.", again, "not-a-key")
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
-        return Check(title, "failed", f"{path.name} does not belong to the certificate beside it.", again)
+        what = f"{path.name} does not belong to the certificate beside it."
+        return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         who = "Everybody on this machine" if mode & 0o007 else "The group of the file"
-        return Check(title, "failed", f"{who} may open {path.name} (mode {mode:o}).", f"chmod 600 {path}")
+        what = f"{who} may open {path.name} (mode {mode:o})."
+        return Check(title, "failed", what, f"chmod 600 {path}", "key-exposed")
     return Check(title, "ok", "fits the certificate; only its owner may read it")

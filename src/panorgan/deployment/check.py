@@ -12,12 +12,16 @@ Verdict = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """`what` says what was seen, `fix` what to do; a check that is fine needs no fix."""
+    """`what` says what was seen, `fix` what to do; a check that is fine needs no fix.
+
+    `code` is a fixed word for a warning or a failure, as errors have one.
+    """
 
     name: str
     verdict: Verdict
     what: str
     fix: str = ""
+    code: str = ""
 
     def as_json(self) -> dict[str, str]:
         """Plain JSON types."""
@@ -27,4 +31,5 @@ class Check:
 def failed_by(name: str, error: PanorganError) -> Check:
     """An error that a user may see, as a failed check."""
     reasons = [text for label, text in error.details() if label != "fix"]
-    return Check(name, "failed", " ".join([error.what, *(f"({reason})" for reason in reasons)]), error.fix)
+    what = " ".join([error.what, *(f"({reason})" for reason in reasons)])
+    return Check(name, "failed", what, error.fix, error.code)

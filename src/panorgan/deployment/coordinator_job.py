@@ -53,17 +53,25 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
     """Tell the driver how the segment ended. The server is the coordinator's own, so its errors are told in full."""
     outcome: dict[str, Any] = {"job": job, "time": time.time(), "kind": "ended"}
     if isinstance(error, SitesMissingError):
-        outcome |= {"kind": "missing", "what": error.what, "why": error.why, "sites": list(error.sites)}
+        outcome |= {
+            "kind": "missing",
+            "code": error.code,
+            "what": error.what,
+            "why": error.why,
+            "sites": list(error.sites),
+        }
     elif error is not None and no_room(error):
         words = no_room_words(error, control.folder.parent)
         outcome |= {"kind": "retry", "what": f"The round could not be saved: {words}"}
     elif isinstance(error, OSError | BusyError):
         outcome |= {"kind": "retry", "what": f"The server could not do it just then: {error}"}
     elif isinstance(error, PanorganError):
-        outcome |= {"kind": "error", "what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+        outcome |= {"kind": "error", "code": error.code}
+        outcome |= {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
     elif error is not None:
         outcome |= {
             "kind": "error",
+            "code": "internal",
             "what": "Something unexpected happened.",
             "why": "".join(traceback.format_exception(error)),
         }
@@ -118,6 +126,7 @@ def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -
         if manifest["fingerprint"] != agreement.fingerprint():
             raise RunError(
                 "The run in this folder is another experiment.",
+                code="another-experiment",
                 where=str(run.path),
                 fix="Choose another run folder: 'run' in local/coordinator.yaml.",
             )
@@ -147,6 +156,7 @@ def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator:
         raise SitesMissingError(
             f"The model is ready, but {', '.join(missing)} could not be given it yet.",
             missing,
+            code="model-not-received",
             fix="They receive it when they are back.",
         )
     events.record("finished", rounds=coordinator.state.rounds_done, sites=sorted(have), without=missing)

@@ -75,6 +75,7 @@ def request_stop(kit: ServerKit, now: bool = False) -> bool:
             if not session.abort(str(job)):
                 raise NotConnectedError(
                     "The running round could not be ended: the server does not answer.",
+                    code="round-not-ended",
                     why="the run stops after it, or when the server is back",
                     fix="Try again, or stop the server.",
                 )
@@ -175,12 +176,13 @@ class Driver:
     def _members(self, connected: dict[str, float]) -> dict[str, float]:
         """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
         listed = self.settings.sites.keys()
-        for name, why in self._door.new():
-            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=why, why="")
+        events = EventLog(self.run_folder.events)
+        for name, code, why in self._door.new():
+            events.record("refused", number=0, site=name, code=code, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):
             self._uninvited.add(name)
             reason, why = f"Site {name} is not in this federation.", f"it is not listed in {self.kit.settings.name}"
-            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=reason, why=why)
+            events.record("refused", number=0, site=name, code="site-not-listed", reason=reason, why=why)
         return {name: heard for name, heard in connected.items() if name in listed}
 
     def _next_segment(self) -> str | None:
@@ -233,6 +235,7 @@ class Driver:
         if settings.run != self.settings.run:
             raise RunError(
                 "The run folder was changed while the run is driven.",
+                code="run-folder-changed",
                 where=str(self.kit.settings),
                 why=f"it was {self.settings.run}, it is {settings.run}",
                 fix="Start again with: panorgan federation start",
@@ -322,12 +325,15 @@ class Driver:
         outcome = outcome if outcome.get("job") == watched.job else {}
         if outcome.get("kind") == "error":
             self._say("failed", str(outcome["what"]), job=None)
-            raise RunError(
+            error = RunError(
                 str(outcome["what"]),
+                code="segment-failed",
                 where=str(outcome.get("where", "")),
                 why=str(outcome.get("why", "")),
                 fix=str(outcome.get("fix", "")) or "See the log of the job at the server.",
             )
+            error.code = str(outcome.get("code") or error.code)  # that of the job's own error
+            raise error
         rounds_done, _ = self._needed()
         progressed = self._rounds_before is None or rounds_done > self._rounds_before
         self._idle_segments = 0 if progressed else self._idle_segments + 1

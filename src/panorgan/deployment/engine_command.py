@@ -28,6 +28,7 @@ def engine_command(kit: Kit) -> list[str]:
     if not (kit.startup / settings).is_file():
         raise ConfigError(
             "This is not a kit of a server or a site.",
+            code="not-a-kit",
             where=str(kit.path),
             why=f"startup/{settings} is missing",
             fix="Point to the folder that 'panorgan federation init' made for this machine.",

@@ -28,23 +28,29 @@ def check_delivered(task: Task, weights: Arrays, agreement: Agreement, plan: Map
     """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site remembers one."""
     card = task.card
     if card is None:
-        raise MessageError("A model came without its card.")
+        raise MessageError("A model came without its card.", code="card-missing")
     federation = Federation(Vocabulary(agreement.vocabulary), task.sites)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = agreement.build_method().build_network(agreement.network, federation)
     for name, wanted in _expected_card(task, agreement, network.channels, network.convention).items():
         if card.get(name) != wanted:
-            raise _refused(f"its card says another {name!r}", f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}")
+            raise _refused(
+                f"its card says another {name!r}",
+                f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}",
+                code="wrong-card",
+            )
     if own := sorted({"format", "panorgan"} & card.keys()):
-        raise _refused("its card says what the site itself writes", ", ".join(own))
+        raise _refused("its card says what the site itself writes", ", ".join(own), code="reserved-card-field")
     check_plan(card.get("plan"), agreement.plan)
     if plan is not None and card["plan"] != plan:
-        raise _refused("its plan is not that of the run", f"{card['plan']!r:.300}")
+        raise _refused("its plan is not that of the run", f"{card['plan']!r:.300}", code="plan-changed")
     if not _is_plain(card) or len(json.dumps(card)) > _LARGEST_CARD:
-        raise _refused("its card is too large, or holds control characters", f"{len(json.dumps(card))} characters")
+        raise _refused(
+            "its card is too large, or holds control characters", f"{len(json.dumps(card))} characters", code="bad-card"
+        )
     check_model(weights, network.state_dict())
     if bad := sorted(key for key, value in weights.items() if not is_finite(value)):
-        raise _refused("it holds values that are not finite", f"{bad[0]!r}")
+        raise _refused("it holds values that are not finite", f"{bad[0]!r}", code="not-finite")
 
 
 def replace_model(folder: Path, previous: Path, weights: Mapping[str, torch.Tensor], card: Mapping[str, Any]) -> None:
@@ -97,9 +103,10 @@ def _same(first: Path, second: Path) -> bool:
     return there and not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
 
 
-def _refused(what: str, why: str) -> NotAgreedError:
+def _refused(what: str, why: str, *, code: str) -> NotAgreedError:
     return NotAgreedError(
         f"A model was delivered that is not the agreed one: {what}.",
+        code=code,
         why=why,
         fix="It was not kept, and the model that was here stays. Ask the coordinator what was sent.",
     )

@@ -59,6 +59,7 @@ def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
     if agreement.fingerprint() != fingerprint:
         raise ConfigError(
             "The experiment is not the one that was agreed on.",
+            code="experiment-changed",
             where=str(kit.experiment),
             why=f"its fingerprint is {agreement.fingerprint()}, agreed was {fingerprint}",
             fix="Put the file back as it came in the kit, or make new kits with 'panorgan federation init'.",
@@ -73,6 +74,7 @@ def _refuse_blank(content: dict[str, Any], path: Path) -> None:
     if not text or (text.startswith("<") and text.endswith(">")):
         raise ConfigError(
             "The hospital's data folder is not filled in.",
+            code="data-folder-blank",
             where=f"{path}: data.folder",
             fix=f"Fill in data.folder in {path}; the comments there say how.",
         )

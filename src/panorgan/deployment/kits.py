@@ -114,6 +114,7 @@ def _refuse_benchmark_method(experiment: Agreement) -> None:
     if method.pooled or method.labels == "withheld":
         raise ConfigError(
             f"{method.name!r} cannot run between hospitals.",
+            code="benchmark-method",
             where="method.name",
             why="it pools all cases in one place" if method.pooled else "it trains on labels that sites do not have",
             fix="It is for benchmarks on one machine. Choose another method; 'panorgan methods' lists them.",
@@ -137,6 +138,7 @@ def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
         if place.holds_kits():
             raise PanorganError(
                 "The folder holds kits, but not the authority that made them.",
+                code="authority-missing",
                 where=str(place.path),
                 why=f"there is no {place.identity.relative_to(place.path)}",
                 fix="Bring back its 'ca' folder to add sites, or choose a new folder for a new federation.",
@@ -151,6 +153,7 @@ def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
     if changes:
         raise PanorganError(
             "The kits in this folder belong to another federation.",
+            code="another-federation",
             where=str(place.path),
             why="; ".join(changes),
             fix="Choose a new folder: all hospitals need new kits then. Or undo the change.",
@@ -216,6 +219,7 @@ def newly_signed(
     if not place.identity.is_file():
         raise PanorganError(
             "The federation's authority is not here.",
+            code="authority-missing",
             where=str(place.authority),
             why=f"there is no {place.identity.relative_to(place.path)}",
             fix="Bring the 'ca' folder back from its safe place; certificates can be made with it only.",
@@ -230,8 +234,9 @@ def _adapter() -> Any:
     try:
         from panorgan.federation.transports.nvflare import provision
     except ModuleNotFoundError as error:
-        raise PanorganError(
+        raise ConfigError(
             "NVFlare is not installed.",
+            code="nvflare-missing",
             why=f"there is no module {error.name!r}",
             fix="pip install 'panorgan[network]'",
         ) from error
@@ -329,6 +334,7 @@ def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[st
         if yaml.safe_load(new) != expected:
             raise PanorganError(
                 "The list of sites could not be brought up to date.",
+                code="sites-not-updated",
                 where=str(kit.settings),
                 fix=f"Write it by hand:\n{sites_block(settings.sites)}",
             )

@@ -34,17 +34,17 @@ def check_clock(credentials: Credentials, now: float | None = None, seen: Path |
         return Check("clock", "skipped", "it is compared with the certificates, and they cannot be read")
     if now < passed:
         what = f"It is behind: here it is {day(now)}, and the kit was made on {day(passed)}."
-        return Check("clock", "failed", what, "Set this machine's clock; let NTP keep it right.")
+        return Check("clock", "failed", what, "Set this machine's clock; let NTP keep it right.", "clock-behind")
     compared, off = _compared(seen)
     if off:
-        return Check(
-            "clock", "warning", compared, "Set this machine's clock, or tell the coordinator to look at theirs."
-        )
+        fix = "Set this machine's clock, or tell the coordinator to look at theirs."
+        return Check("clock", "warning", compared, fix, "clock-off")
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     synchronised = _is_synchronised()
     if synchronised is False:
         what = f"{shown}. The system says that nothing keeps it right; {compared}."
-        return Check("clock", "warning", what, "Switch NTP on, for example with 'timedatectl set-ntp true'.")
+        fix = "Switch NTP on, for example with 'timedatectl set-ntp true'."
+        return Check("clock", "warning", what, fix, "clock-unsynchronised")
     keeps = "the system keeps it right by NTP" if synchronised else "whether NTP keeps it right is not known here"
     return Check("clock", "ok", f"{shown}, not before the kit was made; {keeps}")
 
@@ -83,10 +83,12 @@ def check_folder(name: str, folder: Path, need_gb: float) -> Check:
         free = shutil.disk_usage(place).free / _GB
     except OSError as error:
         fix = f"Let the user that runs panorgan write there, or choose another folder for '{name}'."
-        return Check(f"disk: {name}", "failed", f"{place} cannot be written: {error.strerror}.", fix)
+        what = f"{place} cannot be written: {error.strerror}."
+        return Check(f"disk: {name}", "failed", what, fix, "not-writable")
     if free < need_gb:
         fix = "Make room, or choose a folder on another disk."
-        return Check(f"disk: {name}", "failed", f"{free:.1f} GB free at {place}; {need_gb:g} GB are asked for.", fix)
+        what = f"{free:.1f} GB free at {place}; {need_gb:g} GB are asked for."
+        return Check(f"disk: {name}", "failed", what, fix, "too-little-disk")
     return Check(f"disk: {name}", "ok", f"{free:.1f} GB free at {place}")
 
 
@@ -98,20 +100,22 @@ def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
     if hardware.device == "cpu":
         if need_gb > 0:
             what = f"hardware.device is cpu, but min_gpu_memory_gb asks for {need_gb:g} GB on a GPU."
-            return Check(name, "failed", what, "Set hardware.device to auto, or min_gpu_memory_gb to 0.")
+            fix = "Set hardware.device to auto, or min_gpu_memory_gb to 0."
+            return Check(name, "failed", what, fix, "cpu-with-gpu-memory")
         return Check(name, "ok", f"cpu, {os.cpu_count()} cores")
     if not torch.cuda.is_available():
         if hardware.device == "cuda" or need_gb > 0:
             fix = "Check the driver with nvidia-smi, and that torch was installed with CUDA; or use device: cpu."
-            return Check(name, "failed", "No GPU was found, and site.yaml asks for one.", fix)
+            return Check(name, "failed", "No GPU was found, and site.yaml asks for one.", fix, "no-gpu")
         what = f"No GPU was found: the site trains on {os.cpu_count()} CPU cores, which is slow for real scans."
-        return Check(name, "warning", what, "Check the driver with nvidia-smi, or set hardware.device to cpu.")
+        fix = "Check the driver with nvidia-smi, or set hardware.device to cpu."
+        return Check(name, "warning", what, fix, "no-gpu")
     free, total = (amount / _GB for amount in torch.cuda.mem_get_info())
     card = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
     if free < need_gb:
         use = "End what else runs on it (nvidia-smi)" if total >= need_gb else "Use a larger GPU"
         fix = f"{use}, or lower min_gpu_memory_gb if the experiment needs less."
-        return Check(name, "failed", f"{card}; {need_gb:g} GB are asked for.", fix)
+        return Check(name, "failed", f"{card}; {need_gb:g} GB are asked for.", fix, "too-little-gpu-memory")
     return Check(name, "ok", card)
 
 
@@ -127,8 +131,9 @@ def check_port(host: str, port: int, running: bool) -> Check:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((place, port))
     except PermissionError:
-        return Check(name, "failed", "This user may not listen there.", "Use a port above 1023 in federation.yaml.")
+        fix = "Use a port above 1023 in federation.yaml."
+        return Check(name, "failed", "This user may not listen there.", fix, "port-forbidden")
     except OSError as error:
         fix = f"Find who listens ('ss -ltnp | grep :{port}'), and end it; or make kits with another port."
-        return Check(name, "failed", f"It is taken: {error.strerror}.", fix)
+        return Check(name, "failed", f"It is taken: {error.strerror}.", fix, "port-taken")
     return Check(name, "ok", "free")

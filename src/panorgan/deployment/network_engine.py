@@ -10,6 +10,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         "The network engine is not installed.",
+        code="nvflare-missing",
         why=str(error),
         fix="Install it with: pip install 'panorgan[network]'",
     ) from error

@@ -27,6 +27,7 @@ def check_open_policy(policy: EgressPolicy) -> Check | None:
         "warning",
         f"This policy lets anything leave ({places}), whatever a method may send one day.",
         "Name what may leave, as the policy that came with the kit does ('panorgan methods NAME' lists it).",
+        "open-policy",
     )
 
 

@@ -86,7 +86,8 @@ def _check_place(kit: Kit) -> list[Check]:
     """The network engine starts its jobs through a command line that breaks at spaces."""
     if not any(character.isspace() for character in str(kit.path)):
         return []
-    return [Check("kit folder", "failed", f"Its path holds spaces: {kit.path}", "Move the kit to a path without them.")]
+    what, fix = f"Its path holds spaces: {kit.path}", "Move the kit to a path without them."
+    return [Check("kit folder", "failed", what, fix, "spaces-in-path")]
 
 
 def _load_site(kit: SiteKit) -> tuple[SiteFile | None, Check]:
@@ -149,6 +150,7 @@ def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:
             "failed",
             f"experiment.yaml is not what was agreed: its fingerprint is {found}, not {agreed}.",
             "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for everybody.",
+            "experiment-changed",
         )
     return agreement, Check(name, "ok", f"as agreed ({found}): {method} for {', '.join(agreement.vocabulary)}")
 
@@ -198,6 +200,7 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
         "warning" if open_to_doubt else "failed",
         f"{method.name} sends what this policy keeps here: {'; '.join(kept)}. Such an answer is refused as a whole.",
         f"If it may leave, write into local/egress.yaml {'; '.join(lines)}. If not, do not take part.",
+        "policy-keeps-payload",
     )
 
 
@@ -221,7 +224,8 @@ def _check_server(kit: SiteKit, server: str, credentials: Credentials) -> list[C
         return [Check(title, "skipped", "the kit does not say where the server is") for title in TITLES]
     if server and used != server:
         what = f"site.yaml says {server}, but the kit will connect to {used} (startup/fed_client.json)."
-        differs = [Check("server", "failed", what, f"Write {used!r} into site.yaml, or ask for a new kit.")]
+        fix = f"Write {used!r} into site.yaml, or ask for a new kit."
+        differs = [Check("server", "failed", what, fix, "address-mismatch")]
     else:
         differs = []
     try:
@@ -269,7 +273,8 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
     """Can training begin with this folder: something of the vocabulary, in two patients at least?"""
     if site.data.external:
         fix = "Remove 'external: true' from site.yaml."
-        return Check("data", "failed", "An external site trains on nothing, and every site here trains.", fix)
+        what = "An external site trains on nothing, and every site here trains."
+        return Check("data", "failed", what, fix, "external-site")
     vocabulary = Vocabulary(agreement.vocabulary)
     try:
         read = read_site(site.name, site.data, vocabulary, "annotated")
@@ -278,7 +283,7 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return failed_by("data", error)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"The folder's description cannot be understood ({type(error).__name__}: {error})."
-        return Check("data", "failed", what, f"panorgan doctor {site.data.folder}")
+        return Check("data", "failed", what, f"panorgan doctor {site.data.folder}", "folder-unreadable")
     structures = sorted({structure for case in own for structure in case.annotated})
     patients = len({case.patient for case in own})
     split = ", ".join(f"{count} {name}" for name, count in sizes.items())
@@ -292,4 +297,4 @@ def _finding_check(group: Group, folder: Path) -> Check:
     what = group.what or CODES[group.code].meaning
     fix = group.fix or group.variants[0].fix or f"panorgan doctor {folder}"
     verdict: Verdict = "failed" if group.severity == Severity.error else "warning"
-    return Check(f"scans: {group.code}", verdict, f"{what} ({named})" if named else what, fix)
+    return Check(f"scans: {group.code}", verdict, f"{what} ({named})" if named else what, fix, group.code)

@@ -53,7 +53,11 @@ def stop_process(kit: Kit) -> bool:
             return True
         time.sleep(0.1)
     raise RunError(
-        "It does not stop.", where=str(kit.path), why=f"process {process} still runs", fix=f"End it: kill -9 {process}"
+        "It does not stop.",
+        code="does-not-stop",
+        where=str(kit.path),
+        why=f"process {process} still runs",
+        fix=f"End it: kill -9 {process}",
     )
 
 
@@ -74,13 +78,18 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
     if any(character.isspace() for character in str(kit.path)):
         raise ConfigError(
             "A kit cannot run from a folder with spaces in its path.",
+            code="spaces-in-path",
             where=str(kit.path),
             why="the network engine starts its jobs through a command line that would break there",
             fix="Move the kit to a path without spaces.",
         )
     if (other := running_process(kit)) is not None and other != os.getpid():
         raise RunError(
-            "Something runs from this kit already.", where=str(kit.path), why=f"process {other}", fix="Stop it first."
+            "Something runs from this kit already.",
+            code="already-running",
+            where=str(kit.path),
+            why=f"process {other}",
+            fix="Stop it first.",
         )
     write_atomically(kit.process_id, str(os.getpid()))
     try:

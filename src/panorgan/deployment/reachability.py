@@ -68,7 +68,10 @@ def parse_address(server: str) -> Address:
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise ConfigError(
-            f"The server's address {server!r} cannot be used.", where="server", fix="Write it as host:port."
+            f"The server's address {server!r} cannot be used.",
+            code="bad-address",
+            where="server",
+            fix="Write it as host:port.",
         )
     host = host.strip("[]")
     return Address(host, int(port), _proxy_for(host))
@@ -94,7 +97,8 @@ def _check_name(address: Address, timeout: float) -> Check:
     except OSError as error:
         reason = error.strerror or "unknown"
         fix = f"Check the spelling, or ask IT for the DNS entry of {host} (or a line in the hosts file)."
-        return Check(TITLES[0], "failed", f"{whose}'s name {host!r} is not known here ({reason}).", fix)
+        what = f"{whose}'s name {host!r} is not known here ({reason})."
+        return Check(TITLES[0], "failed", what, fix, "unknown-host")
     addresses = ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
     return Check(TITLES[0], "ok", f"{host} is {addresses}" if addresses != host else f"{host} is an address")
 
@@ -111,6 +115,7 @@ def _check_connection(address: Address, timeout: float) -> Check:
             f"No answer from {host}:{port} within {timeout:.0f} s.",
             f"A firewall probably drops it: ask IT to allow outgoing TCP to {address.host} port {address.port}. "
             "Inbound connections are not needed.",
+            "connection-timeout",
         )
     except ConnectionRefusedError:
         return Check(
@@ -119,10 +124,12 @@ def _check_connection(address: Address, timeout: float) -> Check:
             f"{host} refuses connections at port {port}.",
             "The machine is there and nothing listens: the coordinator must start 'panorgan federation server'. "
             "Some firewalls refuse in the same way.",
+            "connection-refused",
         )
     except OSError as error:
         what = f"No connection to {address}: {error.strerror or error}."
-        return Check(TITLES[1], "failed", what, "Check the network and the proxy settings of this machine.")
+        fix = "Check the network and the proxy settings of this machine."
+        return Check(TITLES[1], "failed", what, fix, "no-connection")
 
 
 def _check_encryption(address: Address, credentials: Credentials, timeout: float) -> Check:
@@ -150,14 +157,16 @@ def _check_encryption(address: Address, credentials: Credentials, timeout: float
         return _server_not_trusted(title, error, address, timeout)
     except TimeoutError:
         fix = f"Ask IT whether something between here and {address.host} looks into encrypted connections."
-        return Check(title, "failed", f"Connected, but no answer to a TLS greeting within {timeout:.0f} s.", fix)
+        what = f"Connected, but no answer to a TLS greeting within {timeout:.0f} s."
+        return Check(title, "failed", what, fix, "tls-timeout")
     except OSError as error:
         return _broken(title, error, known)
     if not answer:
         return _broken(title, OSError("closed without a reason"), known)
     if protocol != "h2" or len(answer) < _HTTP2_FRAME_HEAD or answer[3] != _HTTP2_SETTINGS:
         fix = f"Check host and port with the coordinator: something else listens at {address.host}:{address.port}."
-        return Check(title, "failed", "The certificates fit, but what answers is not a federation server.", fix)
+        what = "The certificates fit, but what answers is not a federation server."
+        return Check(title, "failed", what, fix, "not-a-federation-server")
     return Check(title, "ok", f"{version}, both sides know each other's certificate")
 
 
@@ -172,12 +181,15 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 def _server_not_trusted(title: str, error: ssl.SSLCertVerificationError, address: Address, timeout: float) -> Check:
     if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
-        state = "not yet valid" if error.verify_code == _NOT_YET_VALID else "expired"
+        early = error.verify_code == _NOT_YET_VALID
+        what = f"The server's certificate is {'not yet valid' if early else 'expired'} by this machine's clock."
         fix = "Check this machine's clock. If it is right, the coordinator must renew the server's certificate."
-        return Check(title, "failed", f"The server's certificate is {state} by this machine's clock.", fix)
+        code = "server-certificate-not-yet-valid" if early else "server-certificate-expired"
+        return Check(title, "failed", what, fix, code)
     if error.verify_code in _WRONG_NAME:
         fix = "Use the name from federation.yaml; the coordinator can tell it."
-        return Check(title, "failed", f"The server's certificate is not for {address.host!r}.", fix)
+        what = f"The server's certificate is not for {address.host!r}."
+        return Check(title, "failed", what, fix, "server-certificate-wrong-name")
     signer = _who_signed(address, timeout)
     by = f" It is signed by {signer!r}." if signer else ""
     return Check(
@@ -186,6 +198,7 @@ def _server_not_trusted(title: str, error: ssl.SSLCertVerificationError, address
         f"The server's certificate is not from this federation.{by}",
         "Either this kit belongs to another federation (ask the coordinator), or a firewall opens encrypted "
         f"connections: then ask IT to let {address.host}:{address.port} through untouched.",
+        "server-certificate-foreign",
     )
 
 
@@ -217,14 +230,16 @@ def _broken(title: str, error: OSError, known: bool) -> Check:
             f"It is the right server, but it does not accept this site's certificate ({reason}).",
             "Ask the coordinator, whose server log has the reason: a kit of another federation, or a certificate that "
             "has expired by the server's clock.",
+            "certificate-refused",
         )
     if "wrong version number" in reason or "http request" in reason or "record layer" in reason:
-        return Check(title, "failed", "What answers there does not speak TLS.", "Check host and port.")
+        return Check(title, "failed", "What answers there does not speak TLS.", "Check host and port.", "not-tls")
     return Check(
         title,
         "failed",
         f"The encrypted connection could not be made ({reason}).",
         "Ask the coordinator whether the server is well, then IT whether a firewall cuts encrypted connections.",
+        "tls-broken",
     )
 
 

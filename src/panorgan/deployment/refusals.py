@@ -36,7 +36,7 @@ def raise_refusal(kit: Kit) -> None:
     except (OSError, UnicodeDecodeError):
         return
     if refusal is not None and refusal.code in _FIXES:
-        raise RefusedError(refusal.why, where=str(kit.path), fix=_FIXES[refusal.code])
+        raise RefusedError(refusal.why, code=refusal.code, where=str(kit.path), fix=_FIXES[refusal.code])
 
 
 class DoorNews:
@@ -44,20 +44,21 @@ class DoorNews:
 
     def __init__(self, kit: ServerKit) -> None:
         self._path = kit.path / DOOR
-        self._seen = {site: (why, at) for site, why, at in self._refused()}
+        self._seen = {site: (why, at) for site, _, why, at in self._refused()}
 
-    def new(self) -> list[tuple[str, str]]:
-        """Site and reason. One that knocks again and again is told again after a while, or when the reason changes."""
+    def new(self) -> list[tuple[str, str, str]]:
+        """Site, code and reason. One that knocks again and again is told again after a while, or for another reason."""
         found = []
-        for site, why, at in self._refused():
+        for site, code, why, at in self._refused():
             before, last = self._seen.get(site, ("", 0.0))
             if at > last and (why != before or at - last > _TELL_AGAIN_AFTER):
-                found.append((site, why))
+                found.append((site, code, why))
                 self._seen[site] = (why, at)
         return found
 
-    def _refused(self) -> list[tuple[str, str, float]]:
+    def _refused(self) -> list[tuple[str, str, str, float]]:
         told = {site: facts for site, facts in read_json(self._path).items() if isinstance(facts, dict)}
         return [
-            (site, str(facts.get("why", "")), float(facts.get("time", 0.0))) for site, facts in sorted(told.items())
+            (site, str(facts.get("code", "")), str(facts.get("why", "")), float(facts.get("time", 0.0)))
+            for site, facts in sorted(told.items())
         ]

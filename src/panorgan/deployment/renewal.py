@@ -41,6 +41,7 @@ def renew_kits(
         if name not in known:
             raise ConfigError(
                 f"There is no participant {name!r}.",
+                code="unknown-participant",
                 where="the names to renew",
                 why=did_you_mean(name, known) or f"there are {', '.join(known)}",
                 fix="Give 'server' or a site of federation.yaml.",

@@ -65,6 +65,7 @@ def _known(kit: ServerKit, name: str) -> str:
     if name not in names:
         raise ConfigError(
             f"There is no participant {name!r}.",
+            code="unknown-participant",
             where=str(kit.settings),
             why=did_you_mean(name, names) or f"there are {', '.join(names)}",
             fix=f"Give one of these, a kit or a certificate; or write the line by hand into {revocation_file(kit)}.",
@@ -82,7 +83,11 @@ def _open_door(kit: ServerKit) -> bool:
         components = resources["components"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            "The server's own settings cannot be read.", where=str(path), why=str(error), fix="Bring the file back."
+            "The server's own settings cannot be read.",
+            code="resources-unreadable",
+            where=str(path),
+            why=str(error),
+            fix="Bring the file back.",
         ) from error
     if any(part.get("path") == DOOR["path"] for part in components):
         return False

@@ -19,6 +19,7 @@ def score_site(kit: SiteKit, on_case: Callable[[int, int], None] = lambda done, 
     if not kit.model.is_dir():
         raise RunError(
             "The model has not been delivered yet.",
+            code="model-not-delivered",
             where=str(kit.model),
             why="it arrives after the last round, while 'panorgan federation site' runs",
             fix="Ask the coordinator how far the run is.",

@@ -100,6 +100,7 @@ class SiteMachine:
         if settings.name != self.name:
             raise ConfigError(
                 f"This kit's certificate belongs to {self.name}, its site.yaml to {settings.name}.",
+                code="wrong-participant",
                 where=str(self.kit.settings),
                 fix="Use the site.yaml that came with the kit.",
             )

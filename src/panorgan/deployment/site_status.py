@@ -20,7 +20,10 @@ STALE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """One site. `last_seen` in seconds since 1970; `seconds` is how long its answer of this round took."""
+    """One site. `last_seen` in seconds since 1970; `seconds` is how long its answer of this round took.
+
+    `code` says why it was refused or failed.
+    """
 
     name: str
     state: SiteState
@@ -30,6 +33,7 @@ class SiteStatus:
     joined: bool = False
     train_cases: int | None = None
     annotated: tuple[str, ...] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def sites_now(settings: CoordinatorFile, known: Known) -> tuple[SiteStatus, ...]
             joined[str(event.facts["site"])] = event.facts
     found = []
     for name in sorted({*settings.sites, *joined}):
-        state, detail, seconds = _state(name, known)
+        state, detail, seconds, code = _state(name, known)
         if state == "absent" and name in settings.sites and settings.sites[name].joins_later and name not in joined:
             detail = "joins later"
         own = joined.get(name, {})
@@ -112,36 +116,41 @@ def sites_now(settings: CoordinatorFile, known: Known) -> tuple[SiteStatus, ...]
                 joined=name in joined,
                 train_cases=own.get("train_cases"),
                 annotated=tuple(sorted(own.get("annotated", ()))),
+                code=code,
             )
         )
     return tuple(found)
 
 
-def _state(name: str, known: Known) -> tuple[SiteState, str, float | None]:
-    """What a site does in the round in hand: its answer, else the last that was heard of it, else its connection."""
+def _state(name: str, known: Known) -> tuple[SiteState, str, float | None, str]:
+    """What a site does in the round in hand: its answer, else the last that was heard of it, else its connection.
+
+    State, detail, seconds and code.
+    """
     driver, job = known.driver, known.job
     if name in known.delivered:
-        return "done", "", None
+        return "done", "", None, ""
     answered = job.get("answered") or {}
     if name in answered:
-        return "answered", "", float(answered[name])
+        return "answered", "", float(answered[name]), ""
     connection: SiteState = "unknown"
     if driver.alive:
         connection = "connected" if name in driver.connected else "absent"
     heard = _last_trouble(name, known.events, known.number, float(job.get("since") or 0.0))
     if heard is not None and connection != "absent":
-        return heard[0], heard[1], None
+        return heard[0], heard[1], None, heard[2]
     if name in (job.get("asked") or ()) and connection != "absent":
-        return "working", str(job.get("kind", "")), None
-    return connection, heard[1] if heard else "", None
+        return "working", str(job.get("kind", "")), None, ""
+    _, detail, code = heard or ("", "", "")
+    return connection, detail, None, code
 
 
 def _last_trouble(
     name: str, events: Sequence[Event], number: int, since: float
-) -> tuple[Literal["missing", "failed", "refused"], str] | None:
+) -> tuple[Literal["missing", "failed", "refused"], str, str] | None:
     """The last thing that went wrong with a site in the round in hand, after it was asked the last time.
 
-    Introductions bear the number 0. One that was refused counts until the site has joined.
+    State, detail and code. Introductions bear the number 0. One that was refused counts until the site has joined.
     """
     missing = False
     for event in reversed(events):
@@ -153,10 +162,10 @@ def _last_trouble(
         if facts.get("number") not in (number, 0) or event.time < since:
             continue
         if event.kind == "refused" and facts.get("site") == name:
-            return "refused", str(facts.get("reason", ""))
+            return "refused", str(facts.get("reason", "")), str(facts.get("code", ""))
         if event.kind == "failed" and facts.get("site") == name:
             code = str(facts.get("code", ""))
-            return "failed", f"{code}: {MEANING.get(code, 'unknown reason')}"
+            return "failed", f"{code}: {MEANING.get(code, 'unknown reason')}", code
         # A site that failed is missing as well; why it failed says more.
         missing = missing or (event.kind == "missing" and name in facts.get("sites", ()))
-    return ("missing", "did not answer in time") if missing else None
+    return ("missing", "did not answer in time", "no-answer") if missing else None

@@ -32,13 +32,14 @@ _RECENT_EVENTS = 12
 
 @dataclass(frozen=True)
 class Trouble:
-    """An answer that was refused, or a failure that a site reported."""
+    """An answer that was refused, or a failure that a site reported. In older logs a refusal has no code."""
 
     time: float
     number: int
     site: str
     reason: str
     why: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,10 +271,10 @@ def _troubles(events: Sequence[Event], kind: str) -> list[Trouble]:
     found = []
     for event in events:
         if event.kind == kind:
-            facts = event.facts
-            reason = facts.get("reason") or facts.get("code", "")
-            why = facts.get("why") or MEANING.get(facts.get("code", ""), "")
-            found.append(Trouble(event.time, int(facts.get("number") or 0), str(facts.get("site", "")), reason, why))
+            facts, code = event.facts, str(event.facts.get("code", ""))
+            reason, why = facts.get("reason") or code, facts.get("why") or MEANING.get(code, "")
+            number, site = int(facts.get("number") or 0), str(facts.get("site", ""))
+            found.append(Trouble(event.time, number, site, reason, why, code))
     return found
 
 

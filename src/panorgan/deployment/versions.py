@@ -28,7 +28,8 @@ def check_versions(agreed: Mapping[str, str]) -> list[Check]:
     """Compare with those of the machine that made the kit; the first two numbers count (2.9.0 is like 2.9.4)."""
     here = versions_here()
     if _NEEDED not in here:
-        return [Check("versions", "failed", "NVFlare is not installed here.", "pip install 'panorgan[network]'")]
+        fix = "pip install 'panorgan[network]'"
+        return [Check("versions", "failed", "NVFlare is not installed here.", fix, "nvflare-missing")]
     if not agreed:
         shown = ", ".join(f"{name} {number}" for name, number in here.items())
         return [Check("versions", "ok", f"{shown}. The kit does not say which versions the others use.")]
@@ -44,6 +45,7 @@ def check_versions(agreed: Mapping[str, str]) -> list[Check]:
             "Install the same versions if you can: "
             + " ".join(f"{name}=={agreed[name]}" for name in others)
             + ", or agree with the coordinator on these.",
+            "other-versions",
         )
     ]
 

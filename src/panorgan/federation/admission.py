@@ -35,7 +35,7 @@ class Introductions:
             try:
                 told = SiteStatistics.from_numbers(measured, site)
             except DataError as error:
-                raise MessageError(error.what, why=error.why) from error
+                raise MessageError(error.what, code="bad-statistics", why=error.why) from error
             check_statistics(told, facts, self._limits)
             self.statistics[site] = told
         self.facts[site] = facts
@@ -64,6 +64,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
         if missing := lacks(facts):
             raise ConfigError(
                 f"Site {site} {missing}.",
+                code="annotates-nothing" if facts.train_cases else "no-training-cases",
                 where=f"sites.{site}",
                 fix="Correct its folder or its 'annotated' list, mark it 'external: true', or remove it.",
             )
@@ -73,6 +74,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
     if orphans and not awaited:
         raise ConfigError(
             f"Nobody annotates {', '.join(orphans)}.",
+            code="unlabelled-organ",
             where="vocabulary",
             why="a model cannot learn an organ that no site labels",
             fix="Remove the organ from the vocabulary, or add a site that annotates it.",

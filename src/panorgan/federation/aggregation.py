@@ -92,6 +92,7 @@ def _checked(weight: float, site: str, key: str) -> float:
     if not (math.isfinite(weight) and weight >= 0):
         raise RunError(
             f"Site {site} has the weight {weight} in the mean of {key!r}.",
+            code="bad-weight",
             why="a weight must be a finite number, zero or more",
             fix="Correct 'weight' of the method's server rule, or the numbers that the site sends for it.",
         )

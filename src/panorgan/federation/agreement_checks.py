@@ -44,7 +44,7 @@ _LONGEST_KEY = 200
 def check_request(task: Task, site: str, setup: SiteSetup) -> None:
     """Refuse a request that the agreement does not lead to. What it carries is checked where it is used."""
     if not _RUN.fullmatch(task.run):
-        raise _refused("the run has no plain name", repr(task.run[:100]))
+        raise _refused("the run has no plain name", repr(task.run[:100]), code="bad-run-name")
     stages = setup.method.stages(setup.training.rounds)
     _check_moment(task, stages, setup.training)
     if setup.plan is not None and (task.plan is not None or task.kind != "join"):
@@ -52,7 +52,9 @@ def check_request(task: Task, site: str, setup: SiteSetup) -> None:
     if task.kind != "join":
         check_sites(task.sites, setup.vocabulary)
         if site not in task.sites:
-            raise _refused("this site is not among those that take part", ", ".join(sorted(task.sites)))
+            raise _refused(
+                "this site is not among those that take part", ", ".join(sorted(task.sites)), code="site-left-out"
+            )
 
 
 def validation_due(training: TrainingSettings, stages: Sequence[Stage], moment: Moment) -> bool:
@@ -74,19 +76,21 @@ def _check_moment(task: Task, stages: Sequence[Stage], training: TrainingSetting
     said = f"round {moment.round} of {moment.rounds} of {moment.stage!r:.50}"
     if task.kind == "join":
         if (moment.stage, moment.round) != ("", 0):
-            raise _refused("an introduction belongs to no round", said)
+            raise _refused("an introduction belongs to no round", said, code="join-in-a-round")
         return
     agreed = {stage.name: stage.rounds for stage in stages}
     rounds = agreed.get(moment.stage)
     if rounds is None or moment.rounds != rounds or not 1 <= moment.round <= rounds:
         stages_said = ", ".join(f"{count} of {name}" for name, count in agreed.items())
-        raise _refused("there is no such round", f"it asks for {said}; agreed are {stages_said}")
+        raise _refused("there is no such round", f"it asks for {said}; agreed are {stages_said}", code="no-such-round")
     if task.kind == "evaluate" and not validation_due(training, stages, moment):
         raise _refused(
-            "no model is scored after this round", f"it asks for {said}; validate_every is {training.validate_every}"
+            "no model is scored after this round",
+            f"it asks for {said}; validate_every is {training.validate_every}",
+            code="no-validation-due",
         )
     if task.kind == "deliver" and (moment.stage, moment.round) != (stages[-1].name, stages[-1].rounds):
-        raise _refused("a model comes after the last round", f"it speaks of {said}")
+        raise _refused("a model comes after the last round", f"it speaks of {said}", code="delivered-early")
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------
@@ -97,18 +101,20 @@ def check_plan(plan: Mapping[str, Any] | None, agreed: PlanSettings) -> Plan:
     try:
         read = Plan.model_validate(dict(plan or {}), strict=False)
     except (ValidationError, ValueError, TypeError) as error:
-        raise _refused("its plan is none", f"{plan!r:.200}") from error
+        raise _refused("its plan is none", f"{plan!r:.200}", code="not-a-plan") from error
     if plan is None or plan != read.as_json():
-        raise _refused("its plan is none", f"{plan!r:.200}")
+        raise _refused("its plan is none", f"{plan!r:.200}", code="not-a-plan")
     for name in (*PlanChoices.model_fields, "spacing_mm", "intensity", "window_hu"):
         wanted, said = getattr(agreed, name), getattr(read, name)
         if wanted != POOLED and said != wanted and not (name == "window_hu" and read.intensity == "zscore"):
-            raise _refused("its plan is another one", f"{name} is {said!r}, agreed is {wanted!r}")
+            raise _refused(
+                "its plan is another one", f"{name} is {said!r}, agreed is {wanted!r}", code="plan-not-agreed"
+            )
     spacing, window = read.spacing_mm, read.window_hu
     if agreed.spacing_mm == POOLED and not all(_within(mm, _SPACING_MM) for mm in spacing):
-        raise _refused("its plan cannot come from scans", f"spacing_mm is {list(spacing)}")
+        raise _refused("its plan cannot come from scans", f"spacing_mm is {list(spacing)}", code="implausible-plan")
     if agreed.window_hu == POOLED and not all(_within(hu, _WINDOW_HU) for hu in window):
-        raise _refused("its plan cannot come from scans", f"window_hu is {list(window)}")
+        raise _refused("its plan cannot come from scans", f"window_hu is {list(window)}", code="implausible-plan")
     return read
 
 
@@ -122,19 +128,27 @@ def _within(value: float, limits: tuple[float, float]) -> bool:
 def check_sites(sites: Mapping[str, SiteFacts], vocabulary: Vocabulary) -> None:
     """Refuse names that are none, structures that are no part of the vocabulary, and counts that cannot be."""
     if len(sites) > _MOST_SITES:
-        raise _refused("too many sites take part", f"{len(sites)}")
+        raise _refused("too many sites take part", f"{len(sites)}", code="too-many-sites")
     for name, facts in sites.items():
         if not _NAME.fullmatch(name):
-            raise _refused("a site has no plain name", repr(name[:100]))
+            raise _refused("a site has no plain name", repr(name[:100]), code="bad-site-name")
         if not 0 <= facts.train_cases <= _MOST_CASES:
-            raise _refused(f"{name} cannot have so many cases", str(facts.train_cases))
+            raise _refused(f"{name} cannot have so many cases", str(facts.train_cases), code="implausible-cases")
         for structure, count in facts.annotated.items():
             try:
                 vocabulary.members(structure)
             except AnatomyError as error:
-                raise _refused(f"{name} annotates what is no part of the vocabulary", repr(structure[:100])) from error
+                raise _refused(
+                    f"{name} annotates what is no part of the vocabulary",
+                    repr(structure[:100]),
+                    code="unknown-structure",
+                ) from error
             if not 0 <= count <= facts.train_cases:
-                raise _refused(f"{name} counts its cases wrongly", f"{count} of {facts.train_cases} show {structure}")
+                raise _refused(
+                    f"{name} counts its cases wrongly",
+                    f"{count} of {facts.train_cases} show {structure}",
+                    code="bad-counts",
+                )
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
@@ -150,7 +164,9 @@ def check_model(arrays: Arrays, network: Arrays) -> None:
     """Refuse a whole model whose keys or shapes are not those of the network."""
     if odd := sorted(arrays.keys() ^ network.keys()):
         raise _refused(
-            "its model is not that of the agreed network", f"{len(odd)} keys differ, such as {odd[0]!r:.100}"
+            "its model is not that of the agreed network",
+            f"{len(odd)} keys differ, such as {odd[0]!r:.100}",
+            code="wrong-network",
         )
     for key, value in arrays.items():
         _check_tensor(key, value, network[key])
@@ -166,7 +182,7 @@ def check_received(arrays: Arrays, network: Arrays, others: Arrays) -> None:
     largest = max(_MOST_ELEMENTS, sum(value.numel() for value in others.values()))
     for key, value in arrays.items():
         if len(key) > _LONGEST_KEY or not key.isprintable():
-            raise _refused("a tensor has no plain name", repr(key[:100]))
+            raise _refused("a tensor has no plain name", repr(key[:100]), code="bad-tensor-name")
         example = network.get(key)
         rest = key
         while example is None and rest:
@@ -177,18 +193,23 @@ def check_received(arrays: Arrays, network: Arrays, others: Arrays) -> None:
             continue
         extras += 1
         if extras > _MOST_EXTRAS or value.numel() > largest:
-            raise _refused("it carries more than a method needs", f"{key!r} has the shape {list(value.shape)}")
+            raise _refused(
+                "it carries more than a method needs",
+                f"{key!r} has the shape {list(value.shape)}",
+                code="too-many-extras",
+            )
 
 
 def _check_tensor(key: str, value: torch.Tensor, example: torch.Tensor) -> None:
     if value.shape != example.shape or value.is_floating_point() != example.is_floating_point():
         why = f"{key!r} is {value.dtype} {list(value.shape)}, the network has {example.dtype} {list(example.shape)}"
-        raise _refused("a tensor does not fit the agreed network", why)
+        raise _refused("a tensor does not fit the agreed network", why, code="wrong-tensor")
 
 
-def _refused(what: str, why: str) -> NotAgreedError:
+def _refused(what: str, why: str, *, code: str) -> NotAgreedError:
     return NotAgreedError(
         f"The request is not what this site agreed to: {what}.",
+        code=code,
         why=why,
         fix="Nothing was computed or sent. Ask the coordinator what runs there, and compare the versions of panorgan.",
     )

@@ -44,6 +44,7 @@ class AuditError(EgressError):
 class AuditReport:
     """What verifying a log found. `line` counts from 1; `head` is the hash of the newest record.
 
+    `code` is a fixed word for what `why` says; empty where the log is sound.
     `torn`: unfinished lines that a later record tells of. `unfinished`: bytes of one at the very end.
     """
 
@@ -54,6 +55,7 @@ class AuditReport:
     why: str = ""
     torn: int = 0
     unfinished: int = 0
+    code: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -70,6 +72,7 @@ class _Chain:
     listings: dict[str, list[Any]] = field(default_factory=dict)
     torn: int = 0
     broken: tuple[int, str] | None = None
+    """Line and code."""
 
     @property
     def head(self) -> str:
@@ -82,8 +85,8 @@ class _Chain:
         for line in io.BytesIO(content):
             whole = line.endswith(b"\n")
             record = _parsed(line if whole else line + b"\n")
-            if record is not None and (why := self._objection(record, bytes(pending))):
-                self.broken = (self.lines + 1, why)
+            if record is not None and (code := self._objection(record, bytes(pending))):
+                self.broken = (self.lines + 1, code)
                 return
             if record is None or not whole:
                 pending += line
@@ -97,18 +100,18 @@ class _Chain:
             yield record
 
     def _objection(self, record: Mapping[str, Any], pending: bytes) -> str:
-        """Why a record that is sound in itself does not belong here."""
+        """The code of why a record that is sound in itself does not belong here."""
         if record["n"] != len(self.hashes) + 1 or record["previous"] != self.head:
-            return "the line was changed" if pending else f"entry {len(self.hashes) + 1} was removed or changed"
+            return "line-changed" if pending else "entry-missing"
         if (pending or record.get("kind") == TORN) and not _tells_of(record, pending):
-            return "the line was changed" if pending else "the unfinished line that it tells of was removed"
+            return "line-changed" if pending else "torn-line-missing"
         if (name := record.get("listing")) is not None:
             if "listed" in record:
                 if _hash(_text(record["listed"])) != name:
-                    return "the list does not have the hash that it is given"
+                    return "list-changed"
                 self.listings[name] = record["listed"]
             if name not in self.listings:
-                return "it refers to a list that was never written"
+                return "list-missing"
         return ""
 
 
@@ -168,6 +171,7 @@ class AuditLog:
             place = f"{self.path}, line {report.line}" if report.line else str(self.path)
             raise AuditError(
                 "The log of what left this site does not verify, so nothing may leave.",
+                code="audit-log-broken",
                 where=place,
                 why=report.why,
                 fix="Find out what happened to it. Then move the log and its .head file to a safe place: "
@@ -225,20 +229,35 @@ def read_log(path: Path) -> tuple[AuditReport, list[dict[str, Any]]]:
 def _judged(chain: _Chain, head: tuple[int, str] | str | None, size: int) -> AuditReport:
     """The verdict on a chain that was followed to the end of its file."""
     entries = len(chain.hashes)
-    line, why = chain.broken or (None, "")
-    if not why and isinstance(head, str):
-        why = head
-    elif not why and head is None and entries > 1:
-        why = "the head file is missing, so nobody can tell whether the end of the log is missing too"
-    elif not why and isinstance(head, tuple):
-        number, expected = head
-        if number > entries:
-            line = chain.lines + 1
-            why = f"the head file tells of {number} entries, the log holds {entries}: the end was changed or removed"
-        elif chain.hashes[number - 1] != expected:
-            why = f"the head file tells of another entry {number}: one of the two files was replaced"
-    unfinished = 0 if why else size - chain.end
-    return AuditReport(entries, not why, chain.head, line, why, chain.torn, unfinished)
+    line, code = chain.broken or (None, "")
+    told = 0
+    if not code and isinstance(head, str):
+        code = head
+    elif not code and head is None and entries > 1:
+        code = "head-missing"
+    elif not code and isinstance(head, tuple):
+        told, expected = head
+        if told > entries:
+            line, code = chain.lines + 1, "end-missing"
+        elif chain.hashes[told - 1] != expected:
+            code = "head-replaced"
+    why = _WHY[code].format(entries=entries, next=entries + 1, told=told) if code else ""
+    unfinished = 0 if code else size - chain.end
+    return AuditReport(entries, not code, chain.head, line, why, chain.torn, unfinished, code)
+
+
+_WHY = {
+    "line-changed": "the line was changed",
+    "entry-missing": "entry {next} was removed or changed",
+    "torn-line-missing": "the unfinished line that it tells of was removed",
+    "list-changed": "the list does not have the hash that it is given",
+    "list-missing": "it refers to a list that was never written",
+    "head-damaged": "the head file is damaged",
+    "head-missing": "the head file is missing, so nobody can tell whether the end of the log is missing too",
+    "head-replaced": "the head file tells of another entry {told}: one of the two files was replaced",
+    "end-missing": "the head file tells of {told} entries, the log holds {entries}: the end was changed or removed",
+}
+"""What is wrong with a log, by code."""
 
 
 # -- one record ------------------------------------------------------------------------------------------------
@@ -298,7 +317,7 @@ def _write_head(log: Path, number: int, digest: str) -> None:
 
 
 def _read_head(log: Path) -> tuple[int, str] | str | None:
-    """Number and hash; a sentence where the file is damaged; None where there is none."""
+    """Number and hash; a code where the file is damaged; None where there is none."""
     try:
         content = head_path(log).read_bytes()
     except FileNotFoundError:
@@ -308,7 +327,7 @@ def _read_head(log: Path) -> tuple[int, str] | str | None:
         number, digest = head["n"], head["hash"]
         if (_text({"n": number, "hash": digest}) + "\n").encode() == content and type(number) is int and number > 0:
             return number, str(digest)
-    return "the head file is damaged"
+    return "head-damaged"
 
 
 def _read_from(handle: int, offset: int) -> bytes:

@@ -78,6 +78,7 @@ class Checkpoints:
         if existing:
             raise RunError(
                 "None of the checkpoints can be read.",
+                code="no-readable-checkpoint",
                 where=str(self.folder),
                 fix="The disk or the files are damaged. Restore the folder from a backup, or start a new run.",
             )
@@ -103,6 +104,7 @@ class Checkpoints:
         except MessageError as error:
             raise RunError(
                 "The checkpoint of the best round cannot be read.",
+                code="best-checkpoint-unreadable",
                 where=str(path),
                 why=error.why,
                 fix="Restore the file from a backup, or start a new run.",

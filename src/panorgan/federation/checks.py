@@ -48,7 +48,7 @@ def refusal(site: str, error: Exception) -> MessageError:
     if isinstance(error, MessageError):
         return error
     why = f"{type(error).__name__}: {error}"
-    return MessageError(f"Site {site} sent an answer that cannot be read.", why=f"{why:.300}")
+    return MessageError(f"Site {site} sent an answer that cannot be read.", code="unreadable-answer", why=f"{why:.300}")
 
 
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> float:
@@ -59,7 +59,7 @@ def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str
     check_envelope(file.meta, task, site)
     check_names(file.numbers, site)
     if not file.keys and any(example.device.type != "meta" for example in expected.values()):
-        raise MessageError(f"Site {site} sent no weights.")
+        raise MessageError(f"Site {site} sent no weights.", code="no-weights")
     return math.sqrt(sum(_check_tensor(file, key, site, expected) for key in file.keys))
 
 
@@ -70,7 +70,9 @@ def check_size(answer: bytes, site: str, expected: Mapping[str, torch.Tensor]) -
     allowed += _ROOM_PER_MESSAGE + _ROOM_PER_TENSOR * len(expected)
     if len(answer) > allowed:
         raise MessageError(
-            f"Site {site} sent too much.", why=f"{len(answer)} bytes, where at most {allowed} can be right"
+            f"Site {site} sent too much.",
+            code="answer-too-large",
+            why=f"{len(answer)} bytes, where at most {allowed} can be right",
         )
 
 
@@ -111,11 +113,13 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
         if meta.get(name) != value:
             raise MessageError(
                 f"Site {site} sent an answer that does not belong here.",
+                code="misaddressed",
                 why=f"its {name!r} is {str(meta.get(name))!r:.100}, expected {value!r}",
             )
     if meta.get("failed") == DIVERGED:  # like an update that is not finite: to ask again would give the same
         raise MessageError(
             f"Site {site} has diverged.",
+            code="diverged",
             why="its loss or its own state is not finite; its next round starts from the last good one",
         )
     if "failed" in meta:
@@ -130,6 +134,7 @@ def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple
     if not 0 <= numbers.get("cases", 0) <= facts.train_cases:
         raise MessageError(
             f"Site {facts.name} counts more cases than when it joined.",
+            code="more-cases-than-joined",
             why=f"{numbers['cases']:.6g} cases now, {facts.train_cases} then",
         )
     for name, value in numbers.items():
@@ -137,6 +142,7 @@ def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple
             if fnmatchcase(name, pattern) and not low <= value <= high:
                 raise MessageError(
                     f"Site {facts.name} sent a number that cannot be.",
+                    code="number-out-of-range",
                     why=f"{name!r:.100} is {value:.6g}, it lies between {low:g} and {high:g}",
                 )
 
@@ -147,10 +153,16 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.numbers:
-        raise MessageError(f"Site {site} does not say who it is.", why="the number 'train_cases' is missing")
+        raise MessageError(
+            f"Site {site} does not say who it is.",
+            code="introduction-incomplete",
+            why="the number 'train_cases' is missing",
+        )
     cases, counts = message.numbers["train_cases"], _numbers_of(message, "annotated/")
     if not all(0 <= count <= cases and count == int(count) for count in (cases, *counts.values())):
-        raise MessageError(f"Site {site} counts its cases wrongly.", why=f"{cases} cases, annotated {counts!r:.200}")
+        raise MessageError(
+            f"Site {site} counts its cases wrongly.", code="bad-counts", why=f"{cases} cases, annotated {counts!r:.200}"
+        )
     check_structures(counts, vocabulary, site, "annotates")
     measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
     return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
@@ -165,7 +177,9 @@ def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) ->
     check_structures(scores, vocabulary, site, "scores")
     for structure, value in scores.items():
         if not 0 <= value <= 1:
-            raise MessageError(f"Site {site} sent a score that is no Dice.", why=f"{structure}: {value}")
+            raise MessageError(
+                f"Site {site} sent a score that is no Dice.", code="not-a-dice", why=f"{structure}: {value}"
+            )
     return scores
 
 
@@ -182,16 +196,20 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str, torch.Tensor]) -> float:
     """Refuse a bad tensor; returns its squared distance from the example, where there is one to compare with."""
     if key not in expected:
-        raise MessageError(f"Site {site} sent an unknown key.", why=f"{key!r} is not part of the model")
+        raise MessageError(
+            f"Site {site} sent an unknown key.", code="unknown-key", why=f"{key!r} is not part of the model"
+        )
     if file.shape(key) != tuple(expected[key].shape):
         raise MessageError(
             f"Site {site} sent a tensor of the wrong shape.",
+            code="wrong-shape",
             why=f"{key!r} has {file.shape(key)}, expected {tuple(expected[key].shape)}",
         )
     tensor = file.array(key)
     if tensor.dtype != expected[key].dtype:
         raise MessageError(
             f"Site {site} sent a tensor of the wrong type.",
+            code="wrong-type",
             why=f"{key!r} is {tensor.dtype}, expected {expected[key].dtype}",
         )
     if not tensor.is_floating_point():
@@ -203,7 +221,9 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
         distance = _squared_distance(tensor, expected[key])
         finite = math.isfinite(distance)
     if not finite:
-        raise MessageError(f"Site {site} sent values that are not finite.", why=f"NaN or infinity in {key!r}")
+        raise MessageError(
+            f"Site {site} sent values that are not finite.", code="not-finite", why=f"NaN or infinity in {key!r}"
+        )
     return distance
 
 

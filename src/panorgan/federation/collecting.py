@@ -37,8 +37,8 @@ Read = Callable[[str, bytes], None]
 class SitesMissingError(RunError):
     """A round cannot go on without sites that are not there. Nothing is lost: it goes on when they are back."""
 
-    def __init__(self, what: str, sites: Sequence[str], *, why: str = "", fix: str = "") -> None:
-        super().__init__(what, why=why, fix=fix)
+    def __init__(self, what: str, sites: Sequence[str], *, code: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what, code=code, why=why, fix=fix)
         self.sites = tuple(sites)
 
 
@@ -114,8 +114,13 @@ class Collector:
         def on_reply(site: str, answer: bytes) -> None:
             question.traffic.received += len(answer)
             if site not in sites or site in answered:
-                why = "it has answered already" if site in answered else "it was not asked"
-                self.refuse(number, site, MessageError(f"Site {site} sent an answer that nobody waits for.", why=why))
+                twice = site in answered
+                unwanted = MessageError(
+                    f"Site {site} sent an answer that nobody waits for.",
+                    code="answered-twice" if twice else "not-asked",
+                    why="it has answered already" if twice else "it was not asked",
+                )
+                self.refuse(number, site, unwanted)
                 return
             answered.add(site)
             try:
@@ -191,9 +196,8 @@ class Collector:
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
             heard.refused.add(site)
-            self.refuse(
-                question.number, site, MessageError(f"Site {site} sent an update out of all proportion.", why=why)
-            )
+            blown_up = MessageError(f"Site {site} sent an update out of all proportion.", code="outlier", why=why)
+            self.refuse(question.number, site, blown_up)
         return accepted, heard
 
     def insist(self, heard: Heard, number: int, what: str) -> None:
@@ -205,13 +209,14 @@ class Collector:
             raise SitesMissingError(
                 f"{_names(heard.missing)} did not answer: {what}.",
                 heard.missing,
+                code="no-answer",
                 why="; ".join(f"{site} reports {code!r}" for site, code in sorted(heard.failed.items())),
                 fix="The round goes on when they are back. Nothing is lost.",
             )
 
     def refuse(self, number: int, site: str, error: MessageError) -> None:
         """Write down that an answer was refused, and why."""
-        self.events.record("refused", number=number, site=site, reason=error.what, why=error.why)
+        self.events.record("refused", number=number, site=site, code=error.code, reason=error.what, why=error.why)
 
 
 def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:

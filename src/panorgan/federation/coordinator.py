@@ -165,6 +165,7 @@ class Coordinator:
             raise SitesMissingError(
                 f"The run cannot begin without {', '.join(absent)}.",
                 absent,
+                code="cannot-begin",
                 why="they are absent, or were refused (see events.jsonl)",
                 fix="Start them, or mark them as joining later.",
             )
@@ -173,6 +174,7 @@ class Coordinator:
                 f"Only {len(facts)} {'site' if len(facts) == 1 else 'sites'} joined, "
                 f"{setup.training.min_sites} are needed.",
                 (),
+                code="too-few-sites",
                 why="the others are absent, or were refused (see events.jsonl)",
                 fix="Start the missing sites.",
             )
@@ -191,7 +193,9 @@ class Coordinator:
         found = set(self.transport.sites) - self._turned_away - early
         listed = found if self.setup.listed is None else self.setup.listed
         for site in sorted(found - listed):
-            error = MessageError(f"Site {site} is not in this federation.", why="the coordinator's list lacks it")
+            error = MessageError(
+                f"Site {site} is not in this federation.", code="site-not-listed", why="the coordinator's list lacks it"
+            )
             self._collector.refuse(number, site, error)
             self._turned_away.add(site)
         return sorted(found & listed)
@@ -212,7 +216,11 @@ class Coordinator:
         able = {}
         for site, told in sorted(facts.items()):
             if (missing := lacks(told)) and site not in self.setup.required:
-                error = MessageError(f"Site {site} cannot join.", why=f"it {missing}")
+                error = MessageError(
+                    f"Site {site} cannot join.",
+                    code="annotates-nothing" if told.train_cases else "no-training-cases",
+                    why=f"it {missing}",
+                )
                 self._collector.refuse(number, site, error)
                 self._turned_away.add(site)
             else:
@@ -361,6 +369,7 @@ class Coordinator:
             raise SitesMissingError(
                 f"Only {len(files)} usable answers in round {number}, {training.min_sites} are needed.",
                 sorted(set(self.members) - files.keys()),
+                code="too-few-answers",
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -24,6 +23,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.errors import ConfigError, MessageError, did_you_mean
 from panorgan.federation.audit import AuditLog
 from panorgan.federation.failures import CODES, EgressError
+from panorgan.federation.lookalikes import LONGEST_NAME, SUSPICIONS, image_test, suspicious_name
 from panorgan.federation.message import Message
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Federation
@@ -53,18 +53,8 @@ META = ("answers", "run", "site", "experiment", "failed")
 """All that an answer says about itself."""
 
 _POLICY = "the egress policy (local/egress.yaml)"
-_LONGEST_NAME = 200
 _LONGEST_META = 100
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+-]*)*")
 _TASK_LABEL = re.compile(r"[a-z_-]{1,20}/[A-Za-z0-9_-]{0,40}/[0-9]{1,9}")
-_DRIVE = re.compile(r"[A-Za-z]:")
-_FILE = re.compile(
-    r"\.(nii|gz|dcm|ima|mha|mhd|nrrd|npy|npz|pt|pth|json|jsonl|csv|tsv|txt|ya?ml|h5|zip|tar|xlsx?|png|jpe?g)$", re.I
-)
-# So many digits in a row are a patient's number, a date of birth or a DICOM identifier rather than a name.
-_IDENTIFIER = re.compile(r"[0-9]{6}")
-# Below this, a tensor may have as many elements as a small patch by pure chance.
-_FEWEST_VOXELS = 4096
 # JSON knows integers of any length; a float holds them exactly up to here.
 _LARGEST_WHOLE = 2**53
 # A refusal names everything; its line in the log names so many of a kind.
@@ -108,6 +98,7 @@ def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
         unknown = first["type"] == "extra_forbidden"
         raise ConfigError(
             f"There is no setting called {name!r}." if unknown else "A setting cannot be used as written.",
+            code="unknown-setting" if unknown else "bad-setting",
             where=": ".join(part for part in (where, ".".join([*groups, name])) if part),
             why=did_you_mean(name, known) if unknown else f"{first['msg']} (got {first['input']!r:.80})",
             fix=f"Known here: {', '.join(known)}." if unknown else "Correct it; nothing leaves before that.",
@@ -174,8 +165,9 @@ def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[
 
 
 class _Objection(NamedTuple):
-    """Why something may not leave, and what would let it; `item` names it."""
+    """Why something may not leave, as a code and in words, and what would let it; `item` names it."""
 
+    code: str
     why: str
     fix: str
     item: str
@@ -211,9 +203,10 @@ class Egress:
         message, objections = self._examined(answer)
         if message is None or objections:
             grouped = _grouped(objections)
-            reasons = [f"{_names(items[:_LOGGED_NAMES], len(items))}: {why}" for why, _, items in grouped]
-            self.audit.append({**entry, "kind": "refused", "reasons": reasons, **size})
-            raise _refusal(task, stage, round, grouped, len(objections))
+            reasons = [f"{_names(group.items[:_LOGGED_NAMES], len(group.items))}: {group.why}" for group in grouped]
+            codes = [group.code for group in grouped]
+            self.audit.append({**entry, "kind": "refused", "codes": codes, "reasons": reasons, **size})
+            raise _refusal(task, stage, round, grouped)
         entry["run"] = str(message.meta.get("run", ""))
         if "failed" in message.meta:
             self.audit.append({**entry, "kind": "failed", "code": message.meta["failed"], **size})
@@ -227,15 +220,16 @@ class Egress:
         limit = self.policy.max_message_mb
         if len(answer) > limit * 1e6:
             why = f"it has {len(answer) / 1e6:.1f} MB, {limit:g} MB may leave"
-            return None, [_Objection(why, f"raise 'max_message_mb' in {_POLICY}", "the message")]
+            return None, [_Objection("message-too-large", why, f"raise 'max_message_mb' in {_POLICY}", "the message")]
         try:
             message = Message.outline(answer)
         except MessageError as error:
-            return None, [_Objection(f"it cannot be read ({error.why or error.what})", "", "the message")]
+            why = f"it cannot be read ({error.why or error.what})"
+            return None, [_Objection(error.code, why, "", "the message")]
         objections = [*self._meta(message), *self._numbers(message), *self._tensors(message)]
         if not objections and not message.is_all_of(answer):
             why = "it holds more than tensors, numbers and the words that belong to an answer"
-            objections.append(_Objection(why, "", "the message"))
+            objections.append(_Objection("hidden-content", why, "", "the message"))
         return message, objections
 
     # -- words ---------------------------------------------------------------------------------------------
@@ -244,39 +238,42 @@ class Egress:
         for name, value in message.meta.items():
             item = f"meta {_short(name)}"
             if name not in META:
-                yield _Objection(f"an answer says only {', '.join(META)}", "", item)
+                yield _Objection("unknown-meta", f"an answer says only {', '.join(META)}", "", item)
             elif name == "failed":
                 yield from self._failure(message, value)
             elif name == "answers":
                 if not isinstance(value, str) or not _TASK_LABEL.fullmatch(value):
-                    yield _Objection("it is not a task, a stage and a round", "", item)
+                    yield _Objection("bad-task-label", "it is not a task, a stage and a round", "", item)
             elif not isinstance(value, str) or len(value) > _LONGEST_META:
-                yield _Objection(f"it is not a text of at most {_LONGEST_META} characters", "", item)
+                yield _Objection("meta-not-text", f"it is not a text of at most {_LONGEST_META} characters", "", item)
             elif re.search(r"[/\\]", value) or not value.isprintable():
-                yield _Objection("it looks like a path", "", item)
+                yield _Objection("looks-like-path", "it looks like a path", "", item)
 
     def _failure(self, message: Message, code: Any) -> Iterator[_Objection]:
         if not self.policy.failures:
-            yield _Objection("the policy keeps failures here", f"set 'failures: true' in {_POLICY}", "meta 'failed'")
+            fix = f"set 'failures: true' in {_POLICY}"
+            yield _Objection("failures-kept", "the policy keeps failures here", fix, "meta 'failed'")
         if code not in CODES:
-            yield _Objection("it is not one of the codes for failures", "", "meta 'failed'")
+            yield _Objection("unknown-failure", "it is not one of the codes for failures", "", "meta 'failed'")
         if message.arrays or message.numbers:
-            yield _Objection("it carries tensors or numbers beside the code", "", "the message about a failure")
+            why = "it carries tensors or numbers beside the code"
+            yield _Objection("failure-with-content", why, "", "the message about a failure")
 
     # -- numbers -------------------------------------------------------------------------------------------
 
     def _numbers(self, message: Message) -> Iterator[_Objection]:
         if len(message.numbers) > self.policy.max_numbers:
             why = f"{len(message.numbers)} numbers, {self.policy.max_numbers} may leave at once"
-            yield _Objection(why, f"raise 'max_numbers' in {_POLICY}", "the message")
+            yield _Objection("too-many-numbers", why, f"raise 'max_numbers' in {_POLICY}", "the message")
         for name, value in message.numbers.items():
             item = f"number {_short(name)}"
-            if why := suspicious_name(name):
-                yield _Objection(why, "rename it in the method", item)
+            if code := suspicious_name(name):
+                yield _Objection(code, SUSPICIONS[code], "rename it in the method", item)
             elif not any(fnmatchcase(name, pattern) for pattern in self.policy.numbers):
-                yield _Objection("the policy does not name it", f"add it to 'numbers' in {_POLICY}", item)
+                fix = f"add it to 'numbers' in {_POLICY}"
+                yield _Objection("number-not-named", "the policy does not name it", fix, item)
             if type(value) is not float and (type(value) is not int or abs(value) > _LARGEST_WHOLE):
-                yield _Objection("it is not a plain number", "", item)
+                yield _Objection("not-a-number", "it is not a plain number", "", item)
 
     # -- tensors -------------------------------------------------------------------------------------------
 
@@ -284,8 +281,8 @@ class Egress:
         for key, tensor in sorted(message.arrays.items()):
             item = f"tensor {_short(key)}"
             known = self.known_weights.get(key)
-            if why := suspicious_name(key, is_ours=known is not None):
-                yield _Objection(why, "rename it in the method", item)
+            if code := suspicious_name(key, is_ours=known is not None):
+                yield _Objection(code, SUSPICIONS[code], "rename it in the method", item)
             elif known is not None:
                 yield from self._weight(tensor, known, item)
             else:
@@ -293,74 +290,36 @@ class Egress:
 
     def _weight(self, tensor: torch.Tensor, known: torch.Tensor, item: str) -> Iterator[_Objection]:
         if not self.policy.weights:
-            yield _Objection("the policy keeps weights here", f"set 'weights: true' in {_POLICY}", item)
+            fix = f"set 'weights: true' in {_POLICY}"
+            yield _Objection("weights-kept", "the policy keeps weights here", fix, item)
         if tensor.shape != known.shape or tensor.dtype != known.dtype:
             why = f"it is {_described(tensor)}, but that weight is {_described(known)}"
-            yield _Objection(why, "send it under a name of its own", item)
+            yield _Objection("weight-differs", why, "send it under a name of its own", item)
 
     def _extra(self, key: str, tensor: torch.Tensor, item: str) -> Iterator[_Objection]:
         # `teacher/<weight>` with that weight's own shape holds no more than the weight itself, whatever it looks like.
         like = self.known_weights.get(key.partition("/")[2])
         if (like is None or like.shape != tensor.shape) and self._looks_like_an_image(tensor):
-            yield _Objection("it has the shape of an image, a patch or a mask; these never leave", "", item)
+            why = "it has the shape of an image, a patch or a mask; these never leave"
+            yield _Objection("looks-like-image", why, "", item)
             return
         rule = next((rule for pattern, rule in self.policy.tensors.items() if fnmatchcase(key, pattern)), None)
         if rule is None:
             fix = f"if it is harmless, add it to 'tensors' in {_POLICY}"
-            yield _Objection("it is no weight of the site's network, and the policy does not name it", fix, item)
+            why = "it is no weight of the site's network, and the policy does not name it"
+            yield _Objection("tensor-not-named", why, fix, item)
             return
         if type_name(tensor) not in rule.types:
             why = f"it is {type_name(tensor)}, allowed are {', '.join(rule.types)}"
-            yield _Objection(why, f"add the type to its rule in {_POLICY}", item)
+            yield _Objection("type-not-allowed", why, f"add the type to its rule in {_POLICY}", item)
         if any(tensor.shape == weight.shape for weight in self.known_weights.values()):
             return
         if tensor.dim() > rule.max_dimensions:
             why = f"it has {tensor.dim()} dimensions, {rule.max_dimensions} may leave"
-            yield _Objection(why, f"raise 'max_dimensions' of its rule in {_POLICY}", item)
+            yield _Objection("too-many-dimensions", why, f"raise 'max_dimensions' of its rule in {_POLICY}", item)
         if tensor.numel() > rule.max_elements:
             why = f"it has {tensor.numel()} elements, {rule.max_elements} may leave"
-            yield _Objection(why, f"raise 'max_elements' of its rule in {_POLICY}", item)
-
-
-def image_test(shapes: Iterable[Iterable[int]]) -> Callable[[torch.Tensor], bool]:
-    """A test whether a tensor is shaped like one of these volumes or patches.
-
-    Axes in any order, alone or stacked (a batch, channels); or flattened, one value or one bit per voxel.
-    """
-    wanted = {tuple(sorted(_without_ones(shape))) for shape in shapes}
-    wanted = {shape for shape in wanted if len(shape) > 1}
-    counts = {math.prod(shape) for shape in wanted}
-    flat = {count for count in counts if count >= _FEWEST_VOXELS}
-    packed = {length for count in counts if (length := -(-count // 8)) >= _FEWEST_VOXELS}
-    ranks = {len(shape) for shape in wanted}
-
-    def looks_like_an_image(tensor: torch.Tensor) -> bool:
-        # Ones at the end stay: [64, 64, 1, 1, 1] are the weights of a convolution, not a slice of 64 × 64.
-        shape = list(tensor.shape)
-        while shape and shape[0] == 1:
-            shape.pop(0)
-        if any(len(shape) >= rank and tuple(sorted(shape[-rank:])) in wanted for rank in ranks):
-            return True
-        if not shape or len(shape) > 2:
-            return False
-        return shape[-1] in flat or (tensor.dtype == torch.uint8 and shape[-1] in packed)
-
-    return looks_like_an_image
-
-
-def _without_ones(shape: Iterable[int]) -> Iterator[int]:
-    return (int(size) for size in shape if size != 1)
-
-
-def suspicious_name(name: str, is_ours: bool = False) -> str:
-    """Why a key or a number's name may not leave; empty if it is harmless. `is_ours`: a weight of our own network."""
-    if len(name) > _LONGEST_NAME:
-        return f"its name is longer than {_LONGEST_NAME} characters"
-    if not _NAME.fullmatch(name) or _DRIVE.match(name) or any(_FILE.search(part) for part in name.split("/")):
-        return "its name looks like a path or a file"
-    if not is_ours and _IDENTIFIER.search(name):
-        return "its name holds a long number, which may be a patient's"
-    return ""
+            yield _Objection("too-many-elements", why, f"raise 'max_elements' of its rule in {_POLICY}", item)
 
 
 def type_name(tensor: torch.Tensor) -> str:
@@ -373,13 +332,22 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def _short(name: str) -> str:
-    return repr(name if len(name) <= _LONGEST_NAME else name[:40] + "…")
+    return repr(name if len(name) <= LONGEST_NAME else name[:40] + "…")
 
 
-def _grouped(objections: Iterable[_Objection]) -> list[tuple[str, str, list[str]]]:
-    """Reason, remedy, and everything it holds for."""
-    ordered = sorted(objections, key=lambda o: (o.why, o.fix))
-    return [(why, fix, [o.item for o in group]) for (why, fix), group in groupby(ordered, lambda o: (o.why, o.fix))]
+class _Group(NamedTuple):
+    """A reason, its remedy, and everything it holds for."""
+
+    code: str
+    why: str
+    fix: str
+    items: list[str]
+
+
+def _grouped(objections: Iterable[_Objection]) -> list[_Group]:
+    ordered = sorted(objections, key=lambda o: (o.why, o.fix, o.code))
+    groups = groupby(ordered, lambda o: (o.code, o.why, o.fix))
+    return [_Group(*reason, [objection.item for objection in group]) for reason, group in groups]
 
 
 def _names(items: list[str], total: int) -> str:
@@ -387,12 +355,16 @@ def _names(items: list[str], total: int) -> str:
     return ", ".join(items) + more
 
 
-def _refusal(task: str, stage: str, round: int, grouped: list[tuple[str, str, list[str]]], count: int) -> EgressError:
+def _refusal(task: str, stage: str, round: int, grouped: list[_Group]) -> EgressError:
     place = [f"the answer to {task!r}", *([f"stage {stage}"] if stage else []), *([f"round {round}"] if round else [])]
-    fixes = [f"{_names(items, len(items))}: {fix}." for _, fix, items in grouped if fix]
-    return EgressError(
+    named = [(_names(group.items, len(group.items)), group) for group in grouped]
+    count = sum(len(group.items) for group in grouped)
+    error = EgressError(
         f"{'Something' if count == 1 else f'{count} things'} in an answer may not leave this site.",
         where=", ".join(place),
-        why="\n".join(f"{_names(items, len(items))}: {why}" for why, _, items in grouped),
-        fix="\n".join(fixes) or "Nothing was sent. Tell the coordinator and the method's author.",
+        why="\n".join(f"{names}: {group.why}" for names, group in named),
+        fix="\n".join(f"{names}: {group.fix}." for names, group in named if group.fix)
+        or "Nothing was sent. Tell the coordinator and the method's author.",
     )
+    error.reasons = tuple(group.code for group in grouped)
+    return error

@@ -1,8 +1,12 @@
-"""Why a site could not do what it was asked, as a code. Only the code travels; the story stays in the site's log."""
+"""Why a site could not do what it was asked, as a code. Only the code travels; the story stays in the site's log.
+
+Errors that have a travelling code of their own bear it as the `code` of their class. A single error may have a closer
+code (`no-such-round`), which stays at the site.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from panorgan.errors import AnatomyError, ConfigError, DataError, MessageError, PanorganError, RunError
 
@@ -48,24 +52,34 @@ MEANING: dict[str, str] = {
 
 
 class EgressError(PanorganError):
-    """The site's policy does not let something leave."""
+    """The site's policy does not let something leave; `reasons` are the codes of all that it objects to."""
+
+    code = "egress-refused"
+    reasons: tuple[str, ...] = ()
 
 
 class NotApprovedError(ConfigError):
     """Files of the site's kit are not those that the hospital approved."""
 
+    code = "not-approved"
+
 
 class WrongExperimentError(PanorganError):
     """A request belongs to an experiment that the site did not agree to."""
+
+    code = "wrong-experiment"
 
 
 class NotAgreedError(RunError):
     """A request asks for, or brings, what does not follow from the agreement."""
 
+    code = "not-agreed"
+
 
 class TooManyQuestionsError(NotAgreedError):
     """More models are to be scored than the agreement leads to; counts are those of the run."""
 
+    code = "too-many-questions"
     answered = 0
     agreed = 0
 
@@ -73,33 +87,30 @@ class TooManyQuestionsError(NotAgreedError):
 class LostStateError(RunError):
     """The coordinator has an answer of this site whose state is not here."""
 
+    code = "lost-state"
+
 
 class DataChangedError(DataError):
     """The site's cases are not those with which it began the run."""
 
+    code = "data-changed"
 
-_CODES_OF_ERRORS: tuple[tuple[type[PanorganError], Code], ...] = (
-    (WrongExperimentError, "wrong-experiment"),
-    (NotApprovedError, "not-approved"),
-    (TooManyQuestionsError, "too-many-questions"),
-    (NotAgreedError, "not-agreed"),
-    (LostStateError, "lost-state"),
-    (EgressError, "egress-refused"),
-    (MessageError, "bad-request"),
-    (ConfigError, "config"),
-    (AnatomyError, "config"),
-    (DataChangedError, "data-changed"),
-    (DataError, "data"),
-    (PanorganError, "state"),
-)
-"""What is special comes before what is general."""
+
+_FAMILIES: dict[type[PanorganError], Code] = {
+    MessageError: "bad-request",
+    ConfigError: "config",
+    AnatomyError: "config",
+    DataError: "data",
+}
+"""Errors without a travelling code of their own; whatever is not named here is about the site's `state`."""
 
 
 def code_of(error: BaseException) -> Code:
-    """The code for an error. It says nothing about files, patients or places in the code."""
-    for kind, code in _CODES_OF_ERRORS:
-        if isinstance(error, kind):
-            return code
+    """The code that travels for an error. It says nothing about files, patients or places in the code."""
+    if isinstance(error, PanorganError):
+        if (own := type(error).code) in CODES:
+            return cast(Code, own)
+        return next((code for family, code in _FAMILIES.items() if isinstance(error, family)), "state")
     # torch.OutOfMemoryError is a RuntimeError; its name is the same on every version.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "memory"

@@ -48,6 +48,7 @@ def check_counts(facts: SiteFacts, limits: LimitSettings) -> None:
     if facts.train_cases > limits.most_cases_per_site:
         raise MessageError(
             f"Site {facts.name} claims more cases than was agreed.",
+            code="too-many-cases",
             why=f"{facts.train_cases:.6g}, limits.most_cases_per_site allows {limits.most_cases_per_site}",
             fix="If it really has so many, raise the limit for everybody.",
         )
@@ -59,10 +60,13 @@ def check_statistics(told: SiteStatistics, facts: SiteFacts, limits: LimitSettin
     if told.cases != facts.train_cases:
         raise MessageError(
             f"Site {site} measured other cases than it has.",
+            code="measured-other-cases",
             why=f"{told.cases:.6g} cases measured, {facts.train_cases} to train with",
         )
     if foreign := sorted(told.hu_ranges.keys() - facts.annotated.keys()):
-        raise MessageError(f"Site {site} measured what it does not annotate.", why=f"{foreign[0]!r:.100}")
+        raise MessageError(
+            f"Site {site} measured what it does not annotate.", code="measured-unannotated", why=f"{foreign[0]!r:.100}"
+        )
     _check_range(site, "spacing_mm", told.spacing_mm, limits.spacing_mm)
     _check_range(site, "extent_mm", told.extent_mm, limits.extent_mm)
     _check_range(site, "hu", (value for own in told.hu_ranges.values() for value in own), limits.hu)
@@ -74,6 +78,7 @@ def _check_range(site: str, name: str, values: Iterable[float], allowed: Range) 
         if not low <= value <= high:
             raise MessageError(
                 f"Site {site} measured what no scan of a patient has.",
+                code="implausible-measurement",
                 why=f"{value:.6g}, limits.{name} allows {low:g} to {high:g}",
                 fix="Let the site run 'panorgan doctor' on its data, or change the limit for everybody.",
             )

@@ -59,6 +59,7 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(
             "The model of a single site cannot be read.",
+            code="local-model-unreadable",
             where=str(path),
             why=str(error),
             fix="Restore the file from a backup, or remove the folder around it: it serves analyses only.",

@@ -100,6 +100,7 @@ class LocalState:
         except MessageError as error:
             raise RunError(
                 "A site's state cannot be read.",
+                code="state-unreadable",
                 where=str(self._state),
                 why=error.why,
                 fix="Restore the site's folder from a backup, or start a new run.",

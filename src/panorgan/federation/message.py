@@ -68,7 +68,11 @@ class Message:
         """The same in pieces: a file can be written without another copy in memory."""
         for name, value in self.numbers.items():
             if not math.isfinite(value):
-                raise MessageError(f"A number to be sent is not finite: {name} = {value}.", fix="Leave it out instead.")
+                raise MessageError(
+                    f"A number to be sent is not finite: {name} = {value}.",
+                    code="not-finite",
+                    fix="Leave it out instead.",
+                )
         tensors = (self.arrays[key].detach().contiguous().cpu() for key in self._order())
         return [self._header(), *(_raw(tensor) for tensor in tensors)]
 
@@ -114,7 +118,9 @@ class Message:
         for key in self._order():
             tensor = self.arrays[key]
             if tensor.dtype not in _TYPES or key == METADATA:
-                raise MessageError(f"The tensor {key!r} cannot be sent.", why=f"its type is {tensor.dtype}")
+                raise MessageError(
+                    f"The tensor {key!r} cannot be sent.", code="unsendable-tensor", why=f"its type is {tensor.dtype}"
+                )
             end = offset + _size(tensor)
             entries[key] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
             offset = end
@@ -128,7 +134,9 @@ class Message:
             for name in (*self.arrays, *self.numbers, *self.meta):
                 check_name(name)
         except ValueError as error:
-            raise MessageError("A name cannot be sent.", why=str(error), fix="Rename it.") from error
+            raise MessageError(
+                "A name cannot be sent.", code="unsendable-name", why=str(error), fix="Rename it."
+            ) from error
 
 
 class MessageFile:
@@ -196,6 +204,7 @@ def _read_head(header: Header, where: str) -> tuple[dict[str, float], dict[str, 
     if type(version) is not int or version != VERSION:
         raise MessageError(
             f"A message has version {version!s:.40}; this panorgan speaks version {VERSION}.",
+            code="message-version",
             where=where,
             fix="Install the same panorgan version everywhere.",
         )
@@ -209,5 +218,9 @@ def _is_number(value: object) -> bool:
 
 def _damaged(why: str, where: str) -> MessageError:
     return MessageError(
-        "Bytes arrived that are not a message.", where=where, why=why, fix="The sender must send them again."
+        "Bytes arrived that are not a message.",
+        code="not-a-message",
+        where=where,
+        why=why,
+        fix="The sender must send them again.",
     )

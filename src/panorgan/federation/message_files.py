@@ -20,6 +20,6 @@ def refuse_damaged(path: Path) -> None:
     try:
         damaged = is_damaged(path)
     except OSError as error:
-        raise MessageError("A file cannot be read.", where=str(path), why=str(error)) from error
+        raise MessageError("A file cannot be read.", code="file-unreadable", where=str(path), why=str(error)) from error
     if damaged:
-        raise MessageError("A file is damaged.", where=str(path), why=DAMAGED)
+        raise MessageError("A file is damaged.", code="file-damaged", where=str(path), why=DAMAGED)

@@ -17,6 +17,7 @@ def check_names(names: Iterable[str], site: str) -> None:
         if not is_printable(name) or len(name) > _LONGEST_NAME:
             raise MessageError(
                 f"Site {site} sent a number with a name that cannot be shown.",
+                code="unprintable-name",
                 why=f"{name!r:.100} is too long, or holds control characters",
             )
 
@@ -28,5 +29,5 @@ def check_structures(names: Iterable[str], vocabulary: Vocabulary, site: str, do
             vocabulary.members(name)
         except AnatomyError as error:
             raise MessageError(
-                f"Site {site} {does} what is no part of the vocabulary.", why=f"{name!r:.100}"
+                f"Site {site} {does} what is no part of the vocabulary.", code="unknown-structure", why=f"{name!r:.100}"
             ) from error

@@ -20,6 +20,7 @@ def note_refusal(audit: AuditLog, request: bytes, task: Task, error: NotAgreedEr
         "stage": _plain(task.moment.stage),
         "round": task.moment.round,
         "run": _plain(task.run),
+        "code": error.code,
         "reasons": [_plain(error.what, 2 * _LONGEST), *([_plain(error.why, 4 * _LONGEST)] if error.why else [])],
     }
     if isinstance(error, TooManyQuestionsError):

@@ -100,4 +100,10 @@ def _moment(path: Path, name: str, value: object) -> float:
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:
-    return ConfigError("The list of revoked kits cannot be read.", where=str(path), why=why, fix="Correct that place.")
+    return ConfigError(
+        "The list of revoked kits cannot be read.",
+        code="revocations-unreadable",
+        where=str(path),
+        why=why,
+        fix="Correct that place.",
+    )

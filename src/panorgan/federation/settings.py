@@ -98,6 +98,7 @@ def refuse_few_sites(training: TrainingSettings, sites: int, where: str) -> None
     if training.aggregation != "mean" and sites < FEWEST_FOR_ROBUST:
         raise ConfigError(
             f"training.aggregation: {training.aggregation} needs {FEWEST_FOR_ROBUST} training sites or more.",
+            code="too-few-for-robust",
             where=where,
             why=f"there {'is' if sites == 1 else 'are'} {sites}",
             fix="Leave it out (mean), or add sites.",

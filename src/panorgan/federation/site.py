@@ -86,7 +86,7 @@ class SiteWorker:
             return self._answer(task, self._describe(measured=task.plan is None)).to_bytes()
         content = Content(message.arrays, message.numbers)
         if task.kind == "deliver":
-            raise RunError("A delivered model is kept by the site's machine, not by its worker.")
+            raise RunError("A delivered model is kept by the site's machine, not by its worker.", code="not-for-worker")
         record = self._recall(task)
         self._use_plan(task.plan)
         federation = Federation(self.setup.vocabulary, task.sites)
@@ -199,6 +199,7 @@ class SiteWorker:
         if (answer := self._local.answer_to(task.run, task.label)) is None:
             raise RunError(
                 f"Site {self.name} has finished {task.label}, but its answer is gone or damaged.",
+                code="saved-answer-lost",
                 where=str(self._local.folder),
                 fix="Restore the site's folder from a backup, or start a new run.",
             )

@@ -51,6 +51,7 @@ class SiteMemory:
             if task.kind != "train" and not accepts:
                 raise NotAgreedError(
                     f"Site {self.site} is asked to score a model of a run in which it was never asked to train.",
+                    code="unknown-run",
                     fix="Nothing was computed or sent. Ask the coordinator what runs there.",
                 )
             record = RunRecord(task.run, task.plan, dict(contents()))
@@ -73,6 +74,7 @@ class SiteMemory:
         raise RunError(
             f"Site {self.site} is asked for round {task.moment.round} of {task.moment.stage}, "
             f"but has already finished round {finished[1]} of {finished[0]}.",
+            code="round-already-finished",
             where=str(self.folder),
             why="the coordinator went back to an older checkpoint",
             fix="Restore the coordinator's newest checkpoint, or start a new run.",
@@ -116,7 +118,9 @@ class SiteMemory:
         if answered is None:
             return record, ""
         if answered[0] not in self._order:
-            raise NotAgreedError(f"Site {self.site} never answered in a stage called {answered[0]!r:.50}.")
+            raise NotAgreedError(
+                f"Site {self.site} never answered in a stage called {answered[0]!r:.50}.", code="unknown-stage"
+            )
         if finished is None:
             return record, "there is no state of this run"
         if self._place(finished) < self._place(answered):
@@ -139,6 +143,7 @@ class SiteMemory:
         if task.plan != record.plan:
             raise NotAgreedError(
                 f"Site {self.site} is asked to prepare its cases by another plan than at the beginning of this run.",
+                code="plan-changed",
                 why=f"it was {record.plan!r:.300}, it is {task.plan!r:.300}",
                 fix="Nothing was computed or sent. A plan stays the same for a whole run: ask the coordinator.",
             )

@@ -77,6 +77,7 @@ class Task:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(
                 "A message does not say what it wants.",
+                code="not-a-request",
                 why=f"{type(error).__name__}: {error}",
                 fix="Install the same panorgan version everywhere.",
             ) from error

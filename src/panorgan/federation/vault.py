@@ -48,6 +48,7 @@ def _open(path: Path, name: str) -> MessageFile:
     except MessageError as error:
         raise RunError(
             f"Something that was kept is gone or cannot be read: {name}.",
+            code="vault-unreadable",
             where=str(path),
             why=error.why,
             fix="Restore the folder from a backup, or start a new run.",

@@ -34,6 +34,8 @@ _LOOK_FOR_PARENT_EVERY = 0.5
 class SegmentAbortedError(RunError):
     """The network engine ends the job; the rounds that were finished are saved."""
 
+    code = "segment-aborted"
+
 
 class NVFlareTransport:
     """Carries requests as NVFlare tasks, one per site. Identity and encryption are NVFlare's.

@@ -106,6 +106,7 @@ def provision(participants: Participants, days: int, authority: Path, scratch: P
     if context.get(CtxKey.BUILD_ERROR):
         raise PanorganError(
             "The kits could not be made.",
+            code="kits-not-made",
             where=str(authority),
             why="; ".join(context.get_errors()) or said.getvalue().strip()[-500:],
             fix="Correct what the reason names; what was there before is unchanged.",
@@ -138,6 +139,7 @@ def _project(participants: Participants) -> Project:
     except ValueError as error:
         raise ConfigError(
             "A name in the federation cannot be used.",
+            code="unusable-name",
             where=f"federation {participants.federation}",
             why=str(error),
             fix="Use a host name or an IPv4 address for the server, an e-mail address for the coordinator, "

@@ -27,6 +27,8 @@ _CONNECT_TIMEOUT = 10.0
 class NotConnectedError(RunError):
     """The server cannot be reached just now."""
 
+    code = "not-connected"
+
 
 @dataclass(frozen=True)
 class JobState:
