@@ -9,7 +9,8 @@ from made_comparison import made_results
 from recorded_masks import recorded_masks
 
 from panorgan.evaluation.metrics import METRICS, score
-from panorgan.report import ablation, comparison_distances, comparison_tables
+from panorgan.report import ablation, comparison_tables
+from panorgan.report.comparison_metrics import metric_csv
 from panorgan.runs.scoring import write_metrics
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -23,8 +24,7 @@ def test_metrics_csv(tmp_path: Path) -> None:
     rows = []
     for name, prediction, truth, spacing in recorded_masks():
         row = {"split": "test", "site": "north", "case": name, "organ": "liver"}
-        values = score(prediction, truth, spacing)
-        rows.append(row | {metric: getattr(values, metric) for metric in METRICS})
+        rows.append(row | score(prediction, truth, spacing))
     write_metrics(tmp_path / "metrics.csv", rows)
     assert (tmp_path / "metrics.csv").read_text() == recorded("metrics.csv")
 
@@ -32,7 +32,7 @@ def test_metrics_csv(tmp_path: Path) -> None:
 def test_comparison_files() -> None:
     results = made_results()
     assert comparison_tables.scores_csv(results.comparison) == recorded("comparison.csv")
-    assert comparison_distances.distances_csv(results) == recorded("comparison_distances.csv")
+    assert metric_csv(results, METRICS["assd"]) == recorded("comparison_distances.csv")
     assert tables_of(comparison_tables.markdown(results)) == recorded("comparison.md")
 
 

@@ -195,15 +195,17 @@ def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
         write_metrics(run.folder.metrics, rows)
     files = write_comparison(compare_runs(copied))
     section = files.page.read_text().split('<section id="distances"')[1].split("</section>")[0]
-    found = re.findall(r'<td data-method="(.+?)" data-organ="(.+?)" data-distance="(.+?)".*?>(.*?)</td>', section)
+    found = re.findall(
+        r'<td data-method="(.+?)" data-organ="(.+?)" data-metric="assd" data-at="(.+?)".*?>(.*?)</td>', section
+    )
     cells = {(method, organ, place): html.unescape(text) for method, organ, place, text in found}
     assert len(cells) == len(found) == 3 * (4 + 1) * 2  # methods × organs and all of them × inside and outside
     assert cells["solo", "all", "federation"] == cells["solo", "spleen", "external sites"] == "3.00 ± 1.41"
     assert cells["fedavg", "liver", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
     assert cells["fedavg", "all", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
     assert cells["fedavg", "liver", "external sites"] == cells["held tight", "liver", "federation"] == "1.00 ± 0.00"
-    assert "distances were not tested" in section
-    written = {(r["method"], r["organ"], r["place"]): r for r in csv.DictReader(files.distances.open())}
+    assert "ASSD was not tested" in section
+    written = {(r["method"], r["organ"], r["place"]): r for r in csv.DictReader(files.metric("assd").open())}
     assert written["fedavg", "all", "federation"]["missed"] == "1"
     assert "| solo | 3.00 ± 1.41 |" in files.markdown.read_text()
 
