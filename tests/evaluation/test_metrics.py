@@ -16,11 +16,11 @@ from monai.metrics import (
     compute_hausdorff_distance,
     compute_surface_dice,
 )
-from recorded_masks import blobs
+from recorded_masks import blobs, recorded_masks
 
 from panorgan.errors import ConfigError, DataError
 from panorgan.evaluation.mask_pair import MaskPair
-from panorgan.evaluation.metrics import METRICS, is_missed, normalised_surface_dice, score
+from panorgan.evaluation.metrics import METRICS, Metric, is_missed, normalised_surface_dice, score
 
 ISOTROPIC = (1.0, 1.0, 1.0)
 PERFECT = {metric.name: 1.0 if metric.better == "higher" else 0.0 for metric in METRICS.values()}
@@ -31,6 +31,29 @@ def box(shape: tuple[int, ...], *sides: tuple[int, int]) -> np.ndarray:
     mask = np.zeros(shape, dtype=bool)
     mask[tuple(slice(start, stop) for start, stop in sides)] = True
     return mask
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_every_entry_says_what_its_values_do(metric: Metric) -> None:
+    """In range; without a value exactly where it says, which is never for two empty masks."""
+    low, high = metric.range
+    for name, prediction, truth, spacing in recorded_masks():
+        when = {
+            "never": False,
+            "one mask empty": prediction.any() != truth.any(),
+            "truth empty": prediction.any() and not truth.any(),
+            "prediction empty": truth.any() and not prediction.any(),
+            "no background": truth.all() and not prediction.all(),
+        }
+        value = metric.compute(MaskPair(prediction, truth, spacing))
+        assert math.isnan(value) == when[metric.undefined], name
+        assert math.isnan(value) or low <= value <= high, name
+
+
+def test_entries_do_not_get_in_each_others_way() -> None:
+    assert all(name == metric.name for name, metric in METRICS.items())
+    assert not set(METRICS) & {"model", "split", "site", "case", "organ", "missed"}
+    assert len({metric.table_name for metric in METRICS.values()}) == len(METRICS)
 
 
 # One voxel against one voxel, d voxels apart along one axis: every distance is d × spacing of that axis.

@@ -22,7 +22,7 @@ from browser import blocked, visit
 from panorgan.cases.volume import write_labels
 from panorgan.config import Experiment
 from panorgan.errors import RunError
-from panorgan.evaluation.metrics import METRICS, score
+from panorgan.evaluation.metrics import METRICS, Metric, score
 from panorgan.evaluation.statistics import organ_site_table
 from panorgan.federation.events import EventLog
 from panorgan.report import write_report
@@ -260,6 +260,20 @@ def test_numbers_are_those_of_metrics_csv(run: Path) -> None:
         found = organ_site_table(rows, metric).organs["liver"]
         assert f"{found.mean:.{digits}f} ± {found.sd:.{digits}f}" in page.text
         assert METRICS[metric].column in page.text
+
+
+def test_an_added_metric_has_a_column(make_run: MakeRun, added_metric: Metric) -> None:
+    run = make_run()
+    rows = read_metrics(run / "metrics.csv")
+    page = report(run)
+    found = organ_site_table(rows, "precision").organs["liver"]
+    assert '<th scope="col">Precision</th>' in page.source
+    assert f"<td>{found.mean:.2f} ± {found.sd:.2f}</td>" in page.source
+    assert added_metric.sentence in page.text
+
+
+def test_a_run_that_was_scored_before_a_metric_was_added(run: Path, added_metric: Metric) -> None:
+    assert "Precision" not in report(run).text
 
 
 def test_cells_mark_who_labelled_the_organ(run: Path) -> None:

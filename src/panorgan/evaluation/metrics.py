@@ -18,6 +18,7 @@ from panorgan.evaluation.mask_pair import BoolArray, MaskPair
 
 Where = Literal["report", "comparison", "ablation"]
 """A run's report: a column. A comparison: a table, methods × organs. An ablation: a column of the module table."""
+Undefined = Literal["never", "one mask empty", "truth empty", "prediction empty", "no background"]
 LEADING = "dice"
 """Models are selected, tested, tabled and drawn by this one, whatever its entry says; `shown` is about the others."""
 NSD_TOLERANCE_MM = 2.0
@@ -52,7 +53,7 @@ class Metric:
     unit: str = ""
     better: Literal["higher", "lower", "zero"] = "higher"
     range: tuple[float, float] = (0.0, 1.0)
-    undefined: Literal["never", "truth empty", "one mask empty", "no background"] = "never"
+    undefined: Undefined = "never"
     shown: Mapping[Where, int] = field(default_factory=dict)
     long_title: str = ""
     table: str = ""
@@ -71,6 +72,12 @@ class Metric:
     def verdict(self) -> str:
         """``lower is better``."""
         return "nearer to zero is better" if self.better == "zero" else f"{self.better} is better"
+
+    @property
+    def sentence(self) -> str:
+        """What it is and how it is read, for below a table."""
+        nowhere = "" if self.undefined == "never" else f"; not defined: {self.undefined}"
+        return f"{self.title}: {self.description}; {self.verdict}{nowhere}."
 
     @property
     def table_name(self) -> str:

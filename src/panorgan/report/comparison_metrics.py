@@ -24,9 +24,8 @@ def metrics_shown(results: Results, where: Where = "comparison") -> list[Metric]
 def note(metric: Metric) -> str:
     """How the figures were made, for below the table."""
     text = (
-        f"{metric.description[0].upper()}{metric.description[1:]}; {metric.verdict}. Mean over seeds of the mean over "
-        "test cases ± standard deviation over seeds; all organs together as for Dice, every organ of every case "
-        "counting once. "
+        f"{metric.sentence} Mean over seeds of the mean over test cases ± standard deviation over seeds; all organs "
+        "together as for Dice, every organ of every case counting once. "
     )
     if metric.undefined == "one mask empty":
         text += (
@@ -34,7 +33,7 @@ def note(metric: Metric) -> str:
             "counted as missed, over all cases and seeds. A mean beside many missed ones looks better than it is. "
         )
     elif metric.undefined != "never":
-        text += f"Not defined ({metric.undefined}), a score is not in the mean and is counted beside it. "
+        text += "A score without a value is not in the mean and is counted beside it. "
     return text + f"All tests here are of Dice; {metric.title} was not tested."
 
 
@@ -54,8 +53,12 @@ def metric_mean(found: MetricMean | None, metric: Metric, where: Where = "compar
 
 def left_out(found: MetricMean | None, metric: Metric) -> str:
     """``3 missed``; nothing where all scores have a value."""
-    word = "missed" if metric.undefined == "one mask empty" else "not defined"
-    return f"{found.missed} {word}" if found and found.missed else ""
+    return f"{found.missed} {_without_value(metric)}" if found and found.missed else ""
+
+
+def _without_value(metric: Metric) -> str:
+    """What a score is called that has none."""
+    return "missed" if metric.undefined == "one mask empty" else "not defined"
 
 
 def with_left_out(found: MetricMean | None, metric: Metric, where: Where = "comparison") -> str:
@@ -67,13 +70,13 @@ def with_left_out(found: MetricMean | None, metric: Metric, where: Where = "comp
 def spoken_mean(found: MetricMean | None, metric: Metric, method: str, organ: str, group: str) -> str:
     """A cell in words."""
     what = f"{title(organ) if organ else 'All organs'}, {group.lower()}, {method}"
-    word = "missed" if metric.undefined == "one mask empty" else "not defined"
     if found is None:
         return f"{what}: not scored"
     if math.isnan(found.mean):
-        return f"{what}: {word} in all {found.scores}"
+        return f"{what}: {_without_value(metric)} in all {found.scores}"
     value = f"{metric_mean(found, metric)} {metric.unit}".rstrip()
-    return f"{what}: {value}; {found.cases} cases, {found.seeds} seeds; {found.missed} of {found.scores} {word}"
+    left = f"{found.missed} of {found.scores} {_without_value(metric)}"
+    return f"{what}: {value}; {found.cases} cases, {found.seeds} seeds; {left}"
 
 
 FILTERS: dict[str, Callable[..., str]] = {

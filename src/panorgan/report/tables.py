@@ -48,11 +48,6 @@ class Scores:
         """The table that the page is about."""
         return self.tables[LEADING]
 
-    @property
-    def undefined_titles(self) -> list[str]:
-        """Of the further metrics, those that have no value for a missed organ."""
-        return [metric.title for metric in self.further if metric.undefined == "one mask empty"]
-
 
 @dataclass(frozen=True)
 class HeatCell:
