@@ -17,6 +17,7 @@ from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.methods import registry
 from panorgan.methods.describing import describe
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +61,11 @@ def test_the_metadata_that_a_method_shows_is_that_of_its_file():
 def test_the_page_about_methods_is_fresh():
     written = (ROOT / "docs" / "methods.md").read_text()
     assert written == methods_page(), f"docs/methods.md is stale; write it anew: {COMMAND}"
+
+
+def test_the_page_about_metrics_is_fresh():
+    written = (ROOT / "docs" / "metrics.md").read_text()
+    assert written == metrics_page.metrics_page(), f"docs/metrics.md is stale; write it anew: {metrics_page.COMMAND}"
 
 
 def test_the_readme_experiment_is_valid():

@@ -135,9 +135,9 @@ def test_nothing_to_report(experiment_file, tmp_path) -> None:
 
 
 def drawn(width: int, **made: object) -> list[str]:
-    ablation, comparison = made_ablation(**made)
+    ablation, results = made_ablation(**made)
     console = Console(file=io.StringIO(), width=width)
-    for table in module_tables(ablation, comparison, width):
+    for table in module_tables(ablation, results, width):
         console.print(table)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 

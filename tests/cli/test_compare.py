@@ -222,7 +222,8 @@ def drawn(view, console) -> str:
 def test_distances_show_as_much_as_fits(width, organs, blind) -> None:
     """With spread, without, and at last all organs together only; never without what was missed."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(cli_compare.distance_table(made_results(organs=organs), width))
+    (table,) = cli_compare.metric_tables(made_results(organs=organs), width)
+    console.print(table)
     lines = console.file.getvalue().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     rows = [" ".join(line.replace("│", " ").split()) for line in lines if line.startswith("│")]
@@ -239,7 +240,8 @@ def shown(table: Table) -> tuple[str, list[str]]:
 
 def test_tables_tell_external_sites_where_these_alone_were_scored() -> None:
     results = made_results(inside=False, organs=("liver",))
-    title, rows = shown(cli_compare.distance_table(results, 100))
+    (distances,) = cli_compare.metric_tables(results, 100)
+    title, rows = shown(distances)
     assert title == "Average surface distance in mm, external sites (lower is better)"
     assert rows == ["care_ful 11.00 ± 1.41 11.00 ± 1.41", "blind 20.00 20.00", "1 missed 1 missed"]
     title, rows = shown(cli_compare.organ_table(results, 100))
@@ -249,7 +251,7 @@ def test_tables_tell_external_sites_where_these_alone_were_scored() -> None:
 
 def test_where_nothing_was_scored_there_are_no_distances() -> None:
     results = made_results(external=False, inside=False, organs=())
-    assert cli_compare.distance_table(results, 100) is None
+    assert cli_compare.metric_tables(results, 100) == []
     assert cli_compare.organ_table(results, 100) is None
     _, rows = shown(cli_compare.summary_table(results, 80))
     assert rows == ["care_ful – –", "blind – –"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from panorgan.evaluation.comparison import Comparison, Score, compare_scores
+from made_comparison import results_of
+
+from panorgan.evaluation.comparison import Score
 from panorgan.methods.ablation import AblationRow, all_modules
+from panorgan.report.comparison_results import Results
 from panorgan.runs.ablate import ABLATION, Ablation
 from panorgan.runs.compare import Entry, Plan
 
@@ -25,7 +28,7 @@ class Made(Ablation):
 
 def made_ablation(
     external: tuple[str, ...] = ("island",), gain: float = 0.1, paper: bool = True, seeds: tuple[int, ...] = (0, 1)
-) -> tuple[Ablation, Comparison]:
+) -> tuple[Ablation, Results]:
     """Six patients per site. SOLO has Dice 0.4, PL 0.6, every other row `gain` more; seeds add 0.02, external −0.1."""
     told = {"SOLO": "70.05", "PL": "73.07"} if paper else {}
     rows = [AblationRow("SOLO", (), method="solo", paper=told.get("SOLO", ""))]
@@ -42,8 +45,7 @@ def made_ablation(
                 f"{site}-{patient}",
                 f"{site}-{patient}",
                 "liver",
-                value + 0.02 * seed - 0.1 * (site in external),
-                1.0,
+                {"dice": value + 0.02 * seed - 0.1 * (site in external), "assd": 1.0},
                 site == "north",
             )
             for seed in seeds
@@ -54,4 +56,4 @@ def made_ablation(
     }
     entries = tuple(Entry(row.label, row.method or "ufps", row.settings) for row in rows)
     plan = Plan("made", Path("nowhere"), entries, seeds, "PL", (), ABLATION)
-    return Made("ufps", tuple(rows), plan), compare_scores(scores, "PL", ["liver"], resamples=10)
+    return Made("ufps", tuple(rows), plan), results_of(plan, scores, ["liver"])

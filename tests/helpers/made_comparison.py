@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from panorgan.evaluation.comparison import Score, compare_scores
-from panorgan.evaluation.distances import compare_distances
-from panorgan.report.comparison_results import Results
+from panorgan.report.comparison_results import Results, metric_means
 from panorgan.runs.compare import Entry, Plan
 
 MISSED = math.nan
@@ -27,7 +27,8 @@ def made_scores(external: bool = True, inside: bool = True) -> dict[str, list[Sc
     """
 
     def score(seed: int, split: str, site: str, case: str, organ: str, assd: float) -> Score:
-        return Score(seed, split, site, case, case, organ, 0.0 if math.isnan(assd) else 0.5, assd, organ == "liver")
+        values = {"dice": 0.0 if math.isnan(assd) else 0.5, "assd": assd}
+        return Score(seed, split, site, case, case, organ, values, organ == "liver")
 
     found = {
         method: [
@@ -47,14 +48,19 @@ def made_scores(external: bool = True, inside: bool = True) -> dict[str, list[Sc
 def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spleen"), inside: bool = True) -> Results:
     """What a comparison would have read. Organs without a score are allowed, to see wide tables."""
     scores = made_scores(external, inside)
-    comparison = compare_scores(scores, "care_ful", organs, resamples=10)
     entries = tuple(Entry(label, "fedavg", {}) for label in scores)
+    return results_of(Plan("made", Path("nowhere"), entries, (0, 1), "care_ful", ()), scores, organs)
+
+
+def results_of(plan: Plan, scores: Mapping[str, Sequence[Score]], organs: Sequence[str]) -> Results:
+    """What a comparison would tell of these scores, without runs, costs and local models."""
+    comparison = compare_scores(scores, plan.reference, organs, resamples=10)
     return Results(
-        plan=Plan("made", Path("nowhere"), entries, (0, 1), "care_ful", ()),
+        plan=plan,
         records={},
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=comparison,
-        distances=compare_distances(scores, comparison),
+        means=metric_means(scores, comparison),
         costs={},
         inference=None,
         forgetting={},

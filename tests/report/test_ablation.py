@@ -17,18 +17,17 @@ from panorgan.report.comparison_figures import looks
 
 
 def test_columns_are_sites_then_external_ones_then_the_federation() -> None:
-    _, comparison = made_ablation()
-    assert report.places(comparison) == [*(Place("site", site) for site in (*SITES, "island")), FEDERATION]
+    _, results = made_ablation()
+    assert report.places(results.comparison) == [*(Place("site", site) for site in (*SITES, "island")), FEDERATION]
     _, several = made_ablation(external=("island", "coast"))
-    assert report.places(several)[-3:] == [Place("site", "island"), EXTERNAL, FEDERATION]
+    assert report.places(several.comparison)[-3:] == [Place("site", "island"), EXTERNAL, FEDERATION]
     _, none = made_ablation(external=())
-    assert report.places(none) == [*(Place("site", site) for site in SITES), FEDERATION]
+    assert report.places(none.comparison) == [*(Place("site", site) for site in SITES), FEDERATION]
 
 
 def test_markdown_has_ticks_means_differences_and_the_papers_figures() -> None:
     """`PL` has 0.6 and 0.62 by seed, so 0.610 ± 0.014; `PL+aRCE` is better by 0.1 in each of 18 patients."""
-    ablation, comparison = made_ablation()
-    lines = report.markdown_lines(ablation, comparison)
+    lines = report.markdown_lines(*made_ablation())
     header, _, solo, plain, better, *_ = lines[2:]
     assert header == (
         "| row | PL | aRCE | WS | UA | GMT | sUSAM | north | south | west | island (external) | Federation "
@@ -47,15 +46,14 @@ def test_markdown_has_ticks_means_differences_and_the_papers_figures() -> None:
 
 
 def test_without_figures_of_the_paper_there_is_no_column_for_them() -> None:
-    ablation, comparison = made_ablation(paper=False)
-    lines = report.markdown_lines(ablation, comparison)
+    lines = report.markdown_lines(*made_ablation(paper=False))
     assert lines[2].endswith("| p (Holm) |")
     assert report.PAPER_NOTE not in lines
 
 
 def test_csv_has_a_column_per_module() -> None:
-    ablation, comparison = made_ablation()
-    text = tables.scores_csv(comparison, lambda label: report.ticks(ablation, label))
+    ablation, results = made_ablation()
+    text = tables.scores_csv(results.comparison, lambda label: report.ticks(ablation, label))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert list(rows[0])[:4] == ["method", "module_PL", "module_aRCE", "module_WS"]
     by_row = {row["method"]: [int(row[f"module_{m}"]) for m in ablation.modules] for row in rows}
@@ -64,7 +62,7 @@ def test_csv_has_a_column_per_module() -> None:
 
 
 def test_the_picture_names_every_row_and_its_axis_holds_every_bar() -> None:
-    _, comparison = made_ablation()
+    comparison = made_ablation()[1].comparison
     picture = figures.module_chart(comparison, looks(comparison.methods, comparison.reference))
     assert picture is not None
     assert picture.uri.startswith("data:image/svg+xml;base64,")
@@ -79,8 +77,8 @@ def test_the_picture_names_every_row_and_its_axis_holds_every_bar() -> None:
 
 
 def test_rows_that_hardly_differ_do_not_look_far_apart() -> None:
-    ablation, comparison = made_ablation(gain=0.0001)
-    some = [comparison.figure(label) for label in ("PL", "PL+aRCE")]
+    ablation, results = made_ablation(gain=0.0001)
+    some = [results.comparison.figure(label) for label in ("PL", "PL+aRCE")]
     low, high = figures._limits([figure for figure in some if figure])
     assert high - low == pytest.approx(0.05, rel=0.01)
     assert ablation.plan.reference == "PL"

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from panorgan.evaluation.metrics import METRICS
 from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.page import render
 from panorgan.report.record import read_record
 from panorgan.runs.execute import train
 from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import OWN_MODEL_COLUMNS, read_metrics, write_metrics
+from panorgan.runs.scoring import read_metrics, write_metrics
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
     """Hand-written scores: external rows do not count, and a model that lacks an organ has no mean for it."""
 
     def row(model: str, split: str, case: str, organ: str, dice: float) -> dict[str, object]:
-        metrics = dict.fromkeys(OWN_MODEL_COLUMNS[5:], 0.5)
+        metrics = dict.fromkeys(METRICS, 0.5)
         return {"model": model, "split": split, "site": "north", "case": case, "organ": organ, **metrics, "dice": dice}
 
     rows = [
@@ -66,7 +67,7 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
     own = run.beside_method("solo").own_models
     kept = own.read_bytes()
     try:
-        write_metrics(own, rows, OWN_MODEL_COLUMNS)
+        write_metrics(own, rows, own_models=True)
         record = read_record(run.path)
         models = beside_models(record)
         by_name = {model.name: model for model in models}

@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import blocked, visit
+from made_ablation import Made
 
 from panorgan.config import Experiment
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.comparison import Figure
+from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener, read_events
+from panorgan.methods.ablation import AblationRow
 from panorgan.report import comparison_tables as tables
+from panorgan.report.ablation import page as ablation_page
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
@@ -195,17 +199,33 @@ def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
         write_metrics(run.folder.metrics, rows)
     files = write_comparison(compare_runs(copied))
     section = files.page.read_text().split('<section id="distances"')[1].split("</section>")[0]
-    found = re.findall(r'<td data-method="(.+?)" data-organ="(.+?)" data-distance="(.+?)".*?>(.*?)</td>', section)
+    found = re.findall(
+        r'<td data-method="(.+?)" data-organ="(.+?)" data-metric="assd" data-at="(.+?)".*?>(.*?)</td>', section
+    )
     cells = {(method, organ, place): html.unescape(text) for method, organ, place, text in found}
     assert len(cells) == len(found) == 3 * (4 + 1) * 2  # methods × organs and all of them × inside and outside
     assert cells["solo", "all", "federation"] == cells["solo", "spleen", "external sites"] == "3.00 ± 1.41"
     assert cells["fedavg", "liver", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
     assert cells["fedavg", "all", "federation"] == '1.00 ± 0.00<span class="sub">1 missed</span>'
     assert cells["fedavg", "liver", "external sites"] == cells["held tight", "liver", "federation"] == "1.00 ± 0.00"
-    assert "distances were not tested" in section
-    written = {(r["method"], r["organ"], r["place"]): r for r in csv.DictReader(files.distances.open())}
+    assert "ASSD was not tested" in section
+    written = {(r["method"], r["organ"], r["place"]): r for r in csv.DictReader(files.metric("assd").open())}
     assert written["fedavg", "all", "federation"]["missed"] == "1"
     assert "| solo | 3.00 ± 1.41 |" in files.markdown.read_text()
+
+
+def test_pages_show_an_added_metric(copied: Plan, added_metric: Metric) -> None:
+    for run in copied.runs:
+        rows = read_metrics(run.folder.metrics)
+        write_metrics(run.folder.metrics, [{**row, "precision": 0.25 + 0.5 * run.seed} for row in rows])
+    results = compare_runs(copied)
+    files = write_comparison(results)
+    section = files.page.read_text().split('<section id="metric_precision"')[1].split("</section>")[0]
+    assert section.count(">0.500 ± 0.354</td>") == 3 * (4 + 1) * 2
+    assert files.metric("precision") in files.all
+    ablation = Made("ufps", tuple(AblationRow(label, ()) for label in copied.labels), copied)
+    modules = ablation_page(ablation, results).split('<section id="modules"')[1].split("</section>")[0]
+    assert modules.count('<td data-metric="precision">0.500 ± 0.354</td>') == 3
 
 
 def test_markdown_is_well_formed(trained: Plan) -> None:

@@ -6,13 +6,14 @@ import re
 
 import pytest
 
+from panorgan.evaluation.metrics import METRICS
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.page import render
 from panorgan.report.record import read_record
 from panorgan.report.tables import heat_colour
 from panorgan.runs.execute import train
 from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import OWN_MODEL_COLUMNS, write_metrics
+from panorgan.runs.scoring import write_metrics
 
 DICE = {
     "north": {"liver": 0.9, "spleen": 0.0, "kidney_left": 0.1, "kidney_right": 0.2},
@@ -25,7 +26,7 @@ DICE = {
 def run(tiny, tmp_path_factory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("forgetting") / "run")
     train(tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}, local_models=True), folder.path)
-    metrics = dict.fromkeys(OWN_MODEL_COLUMNS[5:], 0.5)
+    metrics = dict.fromkeys(METRICS, 0.5)
     place = {"split": "test", "site": "north", "case": "a"}
     rows = [
         {"model": model, **place, "organ": organ, **metrics, "dice": dice}
@@ -33,7 +34,7 @@ def run(tiny, tmp_path_factory) -> RunFolder:
         for organ, dice in organs.items()
     ]
     rows += [{**row, "split": "external", "dice": 1.0} for row in rows]  # must not count
-    write_metrics(folder.local_models, rows, OWN_MODEL_COLUMNS)
+    write_metrics(folder.local_models, rows, own_models=True)
     return folder
 
 

@@ -22,7 +22,7 @@ from browser import blocked, visit
 from panorgan.cases.volume import write_labels
 from panorgan.config import Experiment
 from panorgan.errors import RunError
-from panorgan.evaluation.metrics import METRICS, score
+from panorgan.evaluation.metrics import METRICS, Metric, score
 from panorgan.evaluation.statistics import organ_site_table
 from panorgan.federation.events import EventLog
 from panorgan.report import write_report
@@ -122,9 +122,8 @@ def write_predictions(experiment: Experiment, run: Path, cache: Path) -> list[Ro
             if organ == "spleen" and number == len(cases) - 1:
                 predicted = np.zeros_like(truth)
             labels[predicted] = ORGANS.index(organ) + 1
-            values = score(predicted, truth, image.spacing)
             row: Row = {"split": "external" if site.external else "test", "site": site.name, "case": case.id}
-            rows.append(row | {"organ": organ} | {metric: getattr(values, metric) for metric in METRICS})
+            rows.append(row | {"organ": organ} | score(predicted, truth, image.spacing))
         path = run / "predictions" / site.name / f"{case.id}.nii.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_labels(path, labels, image.affine)
@@ -257,8 +256,24 @@ def test_numbers_are_those_of_metrics_csv(run: Path) -> None:
         assert f"{summary.low:.3f} to {summary.high:.3f}" in page.text
     assert page.cells["all", "federation"].startswith(f"{table.overall.mean:.2f}")
     assert page.cells["all", "island"].startswith(f"{table.external.mean:.2f}")
-    hd95 = organ_site_table(rows, "hd95").organs["liver"]
-    assert f"{hd95.mean:.1f} ± {hd95.sd:.1f}" in page.text
+    for metric, digits in (("hd95", 1), ("assd", 1), ("nsd", 2)):
+        found = organ_site_table(rows, metric).organs["liver"]
+        assert f"{found.mean:.{digits}f} ± {found.sd:.{digits}f}" in page.text
+        assert METRICS[metric].column in page.text
+
+
+def test_an_added_metric_has_a_column(make_run: MakeRun, added_metric: Metric) -> None:
+    run = make_run()
+    rows = read_metrics(run / "metrics.csv")
+    page = report(run)
+    found = organ_site_table(rows, "precision").organs["liver"]
+    assert '<th scope="col">Precision</th>' in page.source
+    assert f"<td>{found.mean:.2f} ± {found.sd:.2f}</td>" in page.source
+    assert added_metric.sentence in page.text
+
+
+def test_a_run_that_was_scored_before_a_metric_was_added(run: Path, added_metric: Metric) -> None:
+    assert "Precision" not in report(run).text
 
 
 def test_cells_mark_who_labelled_the_organ(run: Path) -> None:

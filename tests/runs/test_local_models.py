@@ -19,7 +19,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import MethodConfig, ServerRule
 from panorgan.methods.exchange import Federation
 from panorgan.runs.execute import evaluate, train
-from panorgan.runs.scoring import OWN_MODEL_COLUMNS, read_metrics
+from panorgan.runs.scoring import columns, read_metrics
 
 PLAIN = {"name": "fedavg", "server_step": 1, "organ_parts": "everyone"}
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
@@ -43,7 +43,7 @@ def test_the_mean_of_the_local_models_is_the_global_one(finished):
 
 
 def test_every_model_is_scored_on_every_organ_of_every_test_case(finished):
-    assert (finished / "local_models.csv").read_text().splitlines()[0] == ",".join(OWN_MODEL_COLUMNS)
+    assert (finished / "local_models.csv").read_text().splitlines()[0] == ",".join(columns(own_models=True))
     rows = read_metrics(finished / "local_models.csv")
     scored = read_metrics(finished / "metrics.csv")
     questions = [(row["split"], row["site"], row["case"], row["organ"]) for row in scored]

@@ -12,11 +12,21 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from panorgan.cli.compare import FAILED, distance_table, print_result, show_ending, summary, train_missing
+from panorgan.cli.compare import FAILED, metric_tables, print_result, show_ending, summary, train_missing
 from panorgan.cli.console import Console
 from panorgan.config import load_experiment
 from panorgan.evaluation.comparison import ALL_ORGANS, FEDERATION, Comparison, Place
-from panorgan.report.ablation import PAPER_NOTE, TICK, difference, p_number, places, shows_paper, write_ablation
+from panorgan.report.ablation import (
+    PAPER_NOTE,
+    TICK,
+    difference,
+    metric_cell,
+    p_number,
+    places,
+    shows_paper,
+    write_ablation,
+)
+from panorgan.report.comparison_metrics import metrics_shown
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import heading, over_seeds
 from panorgan.report.tables import NOTHING, number
@@ -53,13 +63,13 @@ def run_ablate(request: AblateRequest) -> int:
     if request.as_json:
         print_result(_summary(ablation, results, files))
     else:
-        for table in module_tables(ablation, results.comparison, console.width):
+        for table in module_tables(ablation, results, console.width):
             console.print(table)
             console.print()
         if shows_paper(ablation):
             console.print(PAPER_NOTE, style="dim", markup=False, highlight=False)
-        if (distances := distance_table(results, console.width)) is not None:
-            console.print(distances)
+        for table in metric_tables(results, console.width):
+            console.print(table)
         show_ending(console, results, files)
     return FAILED if failures else 0
 
@@ -78,11 +88,12 @@ Column = tuple[str, Literal["left", "center", "right"], list[str]]
 """Heading, how it is justified, and its cells."""
 
 
-def module_tables(ablation: Ablation, comparison: Comparison, width: int) -> list[Table]:
+def module_tables(ablation: Ablation, results: Results, width: int) -> list[Table]:
     """One table where there is room for all of it; else the modules, and then the sites by themselves."""
+    comparison = results.comparison
     title = f"Modules of {ablation.method}: test Dice"
     *sites, whole = places(comparison)
-    ticks, verdict = _tick_columns(ablation), _verdict_columns(ablation, comparison)
+    ticks, verdict = _tick_columns(ablation), _verdict_columns(ablation, results)
     labels: Column = ("row", "left", [row.label for row in ablation.rows])
     federation = _place_column(ablation, comparison, whole)
     apart = [_place_column(ablation, comparison, site) for site in sites]
@@ -111,13 +122,16 @@ def _place_column(ablation: Ablation, comparison: Comparison, place: Place, spre
     return words, "right", cells
 
 
-def _verdict_columns(ablation: Ablation, comparison: Comparison) -> list[Column]:
-    """The difference in the federation, its p, and what the paper found."""
-    labels = [row.label for row in ablation.rows]
+def _verdict_columns(ablation: Ablation, results: Results) -> list[Column]:
+    """The difference in the federation, its p, further metrics there, and what the paper found."""
+    comparison, labels = results.comparison, [row.label for row in ablation.rows]
     columns: list[Column] = [
         ("difference", "right", [difference(comparison, label) for label in labels]),
         ("p\n(Holm)", "right", [p_number(comparison.figure(label)) for label in labels]),
     ]
+    for metric in metrics_shown(results, "ablation"):
+        words = metric.column.replace(" ", "\n")
+        columns.append((words, "right", [metric_cell(results, metric, label) for label in labels]))
     if shows_paper(ablation):
         columns.append(("paper", "right", [row.paper or NOTHING for row in ablation.rows]))
     return columns

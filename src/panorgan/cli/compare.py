@@ -19,10 +19,11 @@ from panorgan.cli.view import watch
 from panorgan.config import load_experiment
 from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
+from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener
 from panorgan.report.comparison import write_comparison
-from panorgan.report.comparison_distances import DISTANCES, millimetres, missed
 from panorgan.report.comparison_figures import wrapped
+from panorgan.report.comparison_metrics import left_out, metric_mean, metrics_shown
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import (
     mark,
@@ -174,7 +175,7 @@ def _defined(value: float) -> float | None:
 
 def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
     console.print(summary_table(results, console.width))
-    for table in (organ_table(results, console.width), distance_table(results, console.width)):
+    for table in (organ_table(results, console.width), *metric_tables(results, console.width)):
         if table is not None:
             console.print(table)
     show_ending(console, results, files)
@@ -240,20 +241,25 @@ def organ_table(results: Results, width: int) -> Table | None:
     return table if comparison.organs and needed <= min(width, _WIDE) else None
 
 
-def distance_table(results: Results, width: int) -> Table | None:
+def metric_tables(results: Results, width: int) -> list[Table]:
+    """One for every metric besides Dice; none where nothing was scored."""
+    if not results.comparison.scored_at(results.comparison.first_place):
+        return []
+    return [_metric_table(results, metric, width) for metric in metrics_shown(results)]
+
+
+def _metric_table(results: Results, metric: Metric, width: int) -> Table:
     """Method × organ with as much as fits: at first the spread goes, then the single organs, which the page has.
 
-    None where nothing was scored. External sites are told here only where nothing else is; the page has both.
+    External sites are told here only where nothing else is; the page has both.
     """
     where = results.comparison.first_place
-    if not results.comparison.scored_at(where):
-        return None
     all_columns = (*results.comparison.organs, ALL_ORGANS)
     for organs, spread in ((all_columns, True), (all_columns, False), ((ALL_ORGANS,), True)):
-        columns = _distance_columns(results, organs, spread)
+        columns = _metric_columns(results, metric, organs, spread)
         if _boxed_width(columns) <= width:
             break
-    table = Table(title=f"{DISTANCES}, {place_words(where)} (lower is better)", title_justify="left")
+    table = Table(title=f"{metric.heading}, {place_words(where)} ({metric.verdict})", title_justify="left")
     for index, (heading, *_) in enumerate(columns):
         table.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=index > 0)
     for cells in zip(*(cells for _, *cells in columns), strict=True):
@@ -261,13 +267,13 @@ def distance_table(results: Results, width: int) -> Table | None:
     return table
 
 
-def _distance_columns(results: Results, organs: Sequence[str], spread: bool) -> list[list[str]]:
+def _metric_columns(results: Results, metric: Metric, organs: Sequence[str], spread: bool) -> list[list[str]]:
     """Heading and cells of each column; what was missed stands below its mean."""
-    methods = results.comparison.methods
+    methods, means = results.comparison.methods, results.means[metric.name]
     columns = [[results.plan.kind.thing, *(wrapped(method, 16) for method in methods)]]
     for organ in organs:
-        found = [results.distances.get((method, organ, results.comparison.first_place)) for method in methods]
-        cells = ["\n".join(filter(None, (millimetres(d, spread), missed(d)))) for d in found]
+        found = [means.get((method, organ, results.comparison.first_place)) for method in methods]
+        cells = ["\n".join(filter(None, (metric_mean(m, metric, spread=spread), left_out(m, metric)))) for m in found]
         columns.append([wrapped(organ.replace("_", " ") or "all organs", 11), *cells])
     return columns
 

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from panorgan.errors import DataError
+from panorgan.evaluation.metrics import LEADING, METRICS, is_missed
 from panorgan.evaluation.statistics import EXTERNAL_SPLIT, TEST_SPLIT, bootstrap_interval, stable_seed
 
 FEWEST_PAIRS = 6
@@ -24,9 +25,9 @@ ALL_ORGANS = ""
 
 
 class Score(NamedTuple):
-    """One organ in one case, by one method trained with one seed. `labelled`: the site annotates the organ.
+    """One organ in one case, by one method trained with one seed.
 
-    `assd` is the average symmetric surface distance in mm, NaN where there is none.
+    `values` are the metrics by name, NaN where one is not defined. `labelled`: the site annotates the organ.
     """
 
     seed: int
@@ -35,14 +36,18 @@ class Score(NamedTuple):
     patient: str
     case: str
     organ: str
-    dice: float
-    assd: float
+    values: Mapping[str, float]
     labelled: bool
 
     @property
+    def dice(self) -> float:
+        """The metric that methods are compared by."""
+        return self.values[LEADING]
+
+    @property
     def missed(self) -> bool:
-        """Exactly one of truth and prediction is empty: only then there is no distance."""
-        return math.isnan(self.assd)
+        """Exactly one of truth and prediction is empty."""
+        return is_missed(self.values)
 
 
 class Place(NamedTuple):
@@ -150,8 +155,7 @@ def read_scores(
             patients.get((row["site"], row["case"]), row["case"]),
             row["case"],
             row["organ"],
-            float(row["dice"]),
-            float(row["assd"]),
+            {name: float(row[name]) for name in METRICS if name in row},
             labelled(row["site"], row["organ"]),
         )
         for row in rows
@@ -166,7 +170,7 @@ def compare_scores(
     `scores` of each method over all of its seeds. p values are corrected within each table: over all methods × organs
     of a kind of place (and sites, for single sites), and over the methods for all organs together.
     """
-    ordered = {method: sorted(some) for method, some in scores.items()}
+    ordered = {method: in_order(some) for method, some in scores.items()}
     places = _places(score for some in ordered.values() for score in some)
     figures: dict[Key, Figure] = {}
     for place in places:
@@ -187,6 +191,11 @@ def _places(scores: Iterable[Score]) -> tuple[Place, ...]:
     sites = sorted({(score.split == EXTERNAL_SPLIT, score.site) for score in scores})
     outside = (EXTERNAL,) if any(external for external, _ in sites) else ()
     return (*(Place("site", site) for _, site in sites), FEDERATION, LABELLED, NOT_LABELLED, *outside)
+
+
+def in_order(scores: Iterable[Score]) -> list[Score]:
+    """By seed, place, case and organ, so that sums do not depend on the order in which scores were read."""
+    return sorted(scores, key=lambda score: score[:6])
 
 
 def taken_at(scores: Sequence[Score], organ: str, place: Place) -> list[Score]:
@@ -232,6 +241,7 @@ def pair_patients(ours: Sequence[Score], theirs: Sequence[Score]) -> list[tuple[
         seed, site, case, organ = min(keys[0] ^ keys[1])
         raise DataError(
             "Two methods were not scored on the same cases.",
+            code="other-cases",
             where=f"seed {seed}, site {site}, case {case}, {organ}",
             why="one of them has no score there, so the two cannot be paired",
             fix="Score both runs again with 'panorgan evaluate', or train them in a new folder.",

@@ -83,6 +83,7 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int, device: 
     if count >= size:
         raise RunError(
             f"{count} eigenvalues are asked of a Hessian of {size} weights.",
+            code="too-many-eigenvalues",
             fix="Ask for fewer with --eigenvalues, such as 5.",
         )
     asked = 0
@@ -102,12 +103,14 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int, device: 
     except ArpackNoConvergence as error:
         raise RunError(
             f"The {count} largest eigenvalues of the Hessian were not found.",
+            code="eigenvalues-not-converged",
             why=f"only {len(error.eigenvalues)} have converged after {asked} products",
             fix="Ask for fewer with --eigenvalues, or for other patches with --batches.",
         ) from error
     except ArpackError as error:
         raise RunError(
             "The Hessian has no eigenvalues that can be computed.",
+            code="no-eigenvalues",
             why="products with it are all zero, or not finite: the model has diverged, or its loss does not change",
             fix="Look at the run's losses; --eigenvalues 0 leaves them out.",
         ) from error

@@ -1,109 +1,88 @@
-"""How well one predicted organ mask matches the true one: overlap, surface distances in mm, volume.
+"""How well one predicted organ mask matches the true one: every metric is one entry of `METRICS`.
 
-One call scores one organ of one case. An organ that is unknown in a case must not be scored; the caller
-leaves it out.
+All that shows metrics (CSV files, reports, comparisons, ablations, docs/metrics.md) follows from the entries. An organ
+that is unknown in a case must not be scored; the caller leaves it out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import ndimage
 
-from panorgan.errors import ConfigError, DataError
+from panorgan.errors import ConfigError
+from panorgan.evaluation.mask_pair import BoolArray, MaskPair
 
-METRICS = ("dice", "jaccard", "hd", "hd95", "assd", "nsd", "sensitivity", "specificity", "rve")
-
-BoolArray = NDArray[np.bool_]
-FloatArray = NDArray[np.float64]
+Where = Literal["report", "comparison", "ablation"]
+"""A run's report: a column. A comparison: a table, methods × organs. An ablation: a column of the module table."""
+Undefined = Literal["never", "one mask empty", "truth empty", "prediction empty", "no background"]
+LEADING = "dice"
+"""Models are selected, tested, tabled and drawn by this one, whatever its entry says; `shown` is about the others."""
+NSD_TOLERANCE_MM = 2.0
 
 # Headers store the spacing as 32-bit floats: a distance equal to the tolerance may come out a hair above it.
 _ROUNDING_SLACK_MM = 1e-4
 
 
-@dataclass(frozen=True)
-class Score:
-    """The metrics of one organ in one case. Distances are in mm; NaN means not defined.
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One metric: what it is called, what its values mean, where it is shown, and how it is computed.
 
     Attributes
     ----------
-    dice, jaccard : overlap, 0 to 1.
-    hd : Hausdorff distance, the largest surface distance in either direction.
-    hd95 : the larger of the two directed 95th percentiles (as MONAI has it; not a percentile of
-        the pooled distances).
-    assd : average symmetric surface distance, the mean over the distances of both directions pooled.
-    nsd : normalised surface Dice, the share of both surfaces that lies within the tolerance of the other.
-        Surface voxels are counted; their area is not estimated.
-    sensitivity, specificity : share of true foreground / true background voxels that were predicted so.
-        Specificity depends on how much background the image holds.
-    rve : relative volume error, (V_pred − V_true) / V_true; negative when too little was predicted.
-    missed : exactly one of the two masks is empty.
+    name : the column in metrics.csv, where every metric has one.
+    title : the head of a column, such as ``HD95``.
+    description : one line, to follow the title and a colon.
+    compute : the value of one organ in one case; NaN where it is not defined.
+    unit : such as ``mm``; empty for shares.
+    better : when it is ``higher`` or ``lower``, or nearer to ``zero``.
+    range : least and largest value.
+    undefined : when there is no value; two empty masks always have one.
+    shown : where it is shown besides metrics.csv, and with how many decimals.
+    long_title : the heading of its table in a comparison; the title where it is empty.
+    table : what that table is called in file names and JSON.
     """
 
-    dice: float
-    jaccard: float
-    hd: float
-    hd95: float
-    assd: float
-    nsd: float
-    sensitivity: float
-    specificity: float
-    rve: float
-    missed: bool
+    name: str
+    title: str
+    description: str
+    compute: Callable[[MaskPair], float]
+    unit: str = ""
+    better: Literal["higher", "lower", "zero"] = "higher"
+    range: tuple[float, float] = (0.0, 1.0)
+    undefined: Undefined = "never"
+    shown: Mapping[Where, int] = field(default_factory=dict)
+    long_title: str = ""
+    table: str = ""
 
+    @property
+    def column(self) -> str:
+        """``HD95 (mm)``, for the head of a column."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
-def score(prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float = 2.0) -> Score:
-    """Score a predicted mask against the true one.
+    @property
+    def heading(self) -> str:
+        """``Average surface distance in mm``, for the head of a table."""
+        return (self.long_title or self.title) + (f" in {self.unit}" if self.unit else "")
 
-    Both empty: overlap, nsd and sensitivity are 1, distances and rve 0. One empty: overlap and nsd are 0,
-    distances NaN, `missed` is true; rve is −1 when the prediction is empty, and NaN (like sensitivity) when
-    the truth is.
+    @property
+    def verdict(self) -> str:
+        """``lower is better``."""
+        return "nearer to zero is better" if self.better == "zero" else f"{self.better} is better"
 
-    Parameters
-    ----------
-    prediction, truth : bool arrays of one shape, (H, W) or (D, H, W).
-    spacing : voxel size in mm, one number per axis in array order.
-    nsd_tolerance_mm : surface points this near to the other surface count as matched in `nsd`.
-    """
-    prediction, truth = np.asarray(prediction), np.asarray(truth)
-    _check(prediction, truth, spacing, nsd_tolerance_mm)
+    @property
+    def sentence(self) -> str:
+        """What it is and how it is read, for below a table."""
+        nowhere = "" if self.undefined == "never" else f"; not defined: {self.undefined}"
+        return f"{self.title}: {self.description}; {self.verdict}{nowhere}."
 
-    n_prediction, n_truth = int(np.count_nonzero(prediction)), int(np.count_nonzero(truth))
-    n_both = int(np.count_nonzero(prediction & truth))
-    n_either = n_prediction + n_truth - n_both
-    n_background = truth.size - n_truth
-    missed = (n_prediction == 0) != (n_truth == 0)
-
-    if missed:
-        hd = hd95 = assd = math.nan
-        nsd = 0.0
-    elif n_either == 0:
-        hd = hd95 = assd = 0.0
-        nsd = 1.0
-    else:
-        to_truth, to_prediction = surface_distances(prediction, truth, spacing)
-        pooled = np.concatenate([to_truth, to_prediction])
-        hd = float(pooled.max())
-        hd95 = float(max(np.percentile(to_truth, 95), np.percentile(to_prediction, 95)))
-        assd = float(pooled.mean())
-        nsd = float(np.mean(pooled <= nsd_tolerance_mm + _ROUNDING_SLACK_MM))
-
-    return Score(
-        dice=2 * n_both / (n_prediction + n_truth) if n_either else 1.0,
-        jaccard=n_both / n_either if n_either else 1.0,
-        hd=hd,
-        hd95=hd95,
-        assd=assd,
-        nsd=nsd,
-        sensitivity=_rate(n_both, n_truth, n_prediction),
-        specificity=_rate(truth.size - n_either, n_background, truth.size - n_prediction),
-        rve=_relative_error(n_prediction, n_truth),
-        missed=missed,
-    )
+    @property
+    def table_name(self) -> str:
+        """What its table is called in file names and JSON; cannot be taken for that of anything else."""
+        return self.table or f"metric_{self.name}"
 
 
 def dice(prediction: BoolArray, truth: BoolArray) -> float:
@@ -112,31 +91,45 @@ def dice(prediction: BoolArray, truth: BoolArray) -> float:
     return 2 * int(np.count_nonzero(prediction & truth)) / total if total else 1.0
 
 
-def surface_distances(
-    prediction: BoolArray, truth: BoolArray, spacing: Sequence[float]
-) -> tuple[FloatArray, FloatArray]:
-    """Distance in mm from each surface voxel to the nearest one of the other mask: (to truth, to prediction).
-
-    The surface is every mask voxel with a face neighbour outside the mask; beyond the image border counts as
-    outside. Both masks must hold at least one voxel.
-    """
-    # The joint bounding box holds both surfaces, and the erosion takes what lies beyond it as outside, so
-    # cropping without any margin changes no distance. It makes the transform many times faster.
-    box = ndimage.find_objects((prediction | truth).view(np.uint8))[0]
-    prediction_surface = _surface(prediction[box])
-    truth_surface = _surface(truth[box])
-    to_truth = _distance_to(truth_surface, spacing)[prediction_surface]
-    to_prediction = _distance_to(prediction_surface, spacing)[truth_surface]
-    return to_truth, to_prediction
+def normalised_surface_dice(pair: MaskPair, tolerance_mm: float = NSD_TOLERANCE_MM) -> float:
+    """The share of surface voxels within the tolerance of the other surface; their area is not estimated."""
+    if not tolerance_mm >= 0:
+        raise ConfigError(
+            f"The surface Dice tolerance is {tolerance_mm} mm.",
+            code="bad-tolerance",
+            fix="Use zero or a positive number of mm.",
+        )
+    return float(np.mean(pair.pooled_distances <= tolerance_mm + _ROUNDING_SLACK_MM))
 
 
-def _surface(mask: BoolArray) -> BoolArray:
-    return mask & ~ndimage.binary_erosion(mask, border_value=0)
+def _dice(pair: MaskPair) -> float:
+    return 2 * pair.n_both / (pair.n_prediction + pair.n_truth) if pair.n_either else 1.0
 
 
-def _distance_to(surface: BoolArray, spacing: Sequence[float]) -> FloatArray:
-    distance: FloatArray = ndimage.distance_transform_edt(~surface, sampling=tuple(spacing))
-    return distance
+def _jaccard(pair: MaskPair) -> float:
+    return pair.n_both / pair.n_either if pair.n_either else 1.0
+
+
+def _hausdorff(pair: MaskPair) -> float:
+    return float(pair.pooled_distances.max())
+
+
+def _hausdorff_95(pair: MaskPair) -> float:
+    """As MONAI has it; not a percentile of the pooled distances."""
+    return float(max(np.percentile(directed, 95) for directed in pair.surface_distances))
+
+
+def _average_distance(pair: MaskPair) -> float:
+    return float(pair.pooled_distances.mean())
+
+
+def _sensitivity(pair: MaskPair) -> float:
+    return _rate(pair.n_both, pair.n_truth, pair.n_prediction)
+
+
+def _specificity(pair: MaskPair) -> float:
+    n = pair.n_voxels
+    return _rate(n - pair.n_either, n - pair.n_truth, n - pair.n_prediction)
 
 
 def _rate(n_hit: int, n_true: int, n_predicted: int) -> float:
@@ -146,39 +139,117 @@ def _rate(n_hit: int, n_true: int, n_predicted: int) -> float:
     return math.nan if n_predicted else 1.0
 
 
-def _relative_error(n_prediction: int, n_truth: int) -> float:
-    if n_truth:
-        return (n_prediction - n_truth) / n_truth
-    return math.nan if n_prediction else 0.0
+def _relative_volume_error(pair: MaskPair) -> float:
+    if pair.n_truth:
+        return (pair.n_prediction - pair.n_truth) / pair.n_truth
+    return math.nan if pair.n_prediction else 0.0
 
 
-def _check(prediction: BoolArray, truth: BoolArray, spacing: Sequence[float], nsd_tolerance_mm: float) -> None:
-    if prediction.shape != truth.shape:
-        raise DataError(
-            f"The prediction has shape {prediction.shape} but the truth has {truth.shape}.",
-            why="Voxels can only be compared on one grid.",
-            fix="Resample the prediction to the grid of the label before scoring.",
-        )
-    if prediction.ndim not in (2, 3):
-        raise DataError(
-            f"Masks of shape {prediction.shape} cannot be scored.",
-            why="Metrics take one 2D or 3D mask at a time.",
-            fix="Remove batch and channel axes, and score each organ on its own.",
-        )
-    for role, mask in (("prediction", prediction), ("truth", truth)):
-        if mask.dtype != np.bool_:
-            raise DataError(
-                f"The {role} is {mask.dtype}, not bool.",
-                why="A label map or probabilities would be scored as if every non-zero voxel were the organ.",
-                fix="Pass a mask such as `labels == value` or `probability > 0.5`.",
-            )
-    if len(spacing) != prediction.ndim or not all(math.isfinite(s) and s > 0 for s in spacing):
-        raise DataError(
-            f"The spacing {tuple(spacing)} does not fit a {prediction.ndim}D mask.",
-            why="One positive number in mm is needed per axis.",
-        )
-    if not nsd_tolerance_mm >= 0:
-        raise ConfigError(
-            f"The surface Dice tolerance is {nsd_tolerance_mm} mm.",
-            fix="Use zero or a positive number of mm.",
-        )
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            name="dice",
+            title="Dice",
+            description="overlap, twice the voxels in both masks over the voxels of both",
+            compute=_dice,
+        ),
+        Metric(
+            name="jaccard",
+            title="Jaccard",
+            description="overlap, the voxels in both masks over those in either",
+            compute=_jaccard,
+        ),
+        Metric(
+            name="hd",
+            title="HD",
+            description="Hausdorff distance, the largest distance between the two surfaces in either direction",
+            compute=_hausdorff,
+            unit="mm",
+            better="lower",
+            range=(0.0, math.inf),
+            undefined="one mask empty",
+        ),
+        Metric(
+            name="hd95",
+            title="HD95",
+            description="95th percentile of the distance between the two surfaces, the larger of both directions",
+            compute=_hausdorff_95,
+            unit="mm",
+            better="lower",
+            range=(0.0, math.inf),
+            undefined="one mask empty",
+            shown={"report": 1},
+        ),
+        Metric(
+            name="assd",
+            title="ASSD",
+            description="average symmetric surface distance, the mean over both directions pooled",
+            compute=_average_distance,
+            unit="mm",
+            better="lower",
+            range=(0.0, math.inf),
+            undefined="one mask empty",
+            shown={"report": 1, "comparison": 2},
+            long_title="Average surface distance",
+            table="distances",
+        ),
+        Metric(
+            name="nsd",
+            title="NSD",
+            description=f"share of both surfaces that lies within {NSD_TOLERANCE_MM:g} mm of the other (surface Dice)",
+            compute=normalised_surface_dice,
+            shown={"report": 2},
+        ),
+        Metric(
+            name="sensitivity",
+            title="Sensitivity",
+            description="share of the true organ that was predicted",
+            compute=_sensitivity,
+            undefined="truth empty",
+        ),
+        Metric(
+            name="specificity",
+            title="Specificity",
+            description="share of the true background that was predicted so; depends on how much the image holds",
+            compute=_specificity,
+            undefined="no background",
+        ),
+        Metric(
+            name="rve",
+            title="RVE",
+            description="relative volume error, (V_pred − V_true) / V_true; negative when too little was predicted",
+            compute=_relative_volume_error,
+            better="zero",
+            range=(-1.0, math.inf),
+            undefined="truth empty",
+        ),
+    )
+}
+"""Every metric by name, in the order of metrics.csv."""
+
+
+def score(prediction: BoolArray, truth: BoolArray, spacing: Sequence[float]) -> dict[str, float]:
+    """Every metric of a predicted mask against the true one, by name; NaN where one is not defined.
+
+    Parameters
+    ----------
+    prediction, truth : bool arrays of one shape, (H, W) or (D, H, W).
+    spacing : voxel size in mm, one number per axis in array order.
+    """
+    pair = MaskPair(np.asarray(prediction), np.asarray(truth), spacing)
+    return {name: metric.compute(pair) for name, metric in METRICS.items()}
+
+
+def is_missed(values: Mapping[str, float]) -> bool:
+    """Whether exactly one of truth and prediction was empty: only then there is no surface distance."""
+    return math.isnan(values["assd"])
+
+
+def further_metrics(where: Where, scores: Iterable[Mapping[str, object]] = ()) -> list[Metric]:
+    """The metrics shown there, besides the leading one.
+
+    Those that some of the scores lack are left out: a run that was scored before a metric was added.
+    """
+    rows = list(scores)
+    return [m for m in METRICS.values() if where in m.shown and all(m.name in row for row in rows)]

@@ -37,7 +37,9 @@ def fill_holes(mask: BoolArray) -> BoolArray:
 def drop_small_components(mask: BoolArray, fraction: float) -> BoolArray:
     """The mask without components smaller than this fraction of its largest one."""
     if not 0 <= fraction <= 1:
-        raise ConfigError(f"The component fraction is {fraction}.", fix="Use a number from 0 to 1.")
+        raise ConfigError(
+            f"The component fraction is {fraction}.", code="bad-component-fraction", fix="Use a number from 0 to 1."
+        )
     labels, sizes = _components(mask)
     return _select(labels, sizes >= fraction * sizes.max(initial=0))
 
@@ -51,7 +53,7 @@ def drop_components_up_to(mask: BoolArray, voxels: int) -> BoolArray:
 def keep_largest(mask: BoolArray, k: int = 1) -> BoolArray:
     """The k largest components of the mask. Of two equal ones, the first in the array stays."""
     if k < 1:
-        raise ConfigError(f"{k} components cannot be kept.", fix="Use a positive number.")
+        raise ConfigError(f"{k} components cannot be kept.", code="bad-component-count", fix="Use a positive number.")
     labels, sizes = _components(mask)
     kept = np.zeros(len(sizes), dtype=bool)
     kept[np.argsort(-sizes, kind="stable")[:k]] = True
@@ -115,6 +117,7 @@ def apply_preset(name: str, masks: Masks, *, exclusive: bool = False) -> dict[st
     if name not in PRESETS:
         raise ConfigError(
             f"There is no post-processing preset {name!r}.",
+            code="unknown-preset",
             fix=did_you_mean(name, PRESETS) or f"Use one of: {', '.join(PRESETS)}.",
         )
     _check(masks)
@@ -190,12 +193,19 @@ def _check(masks: Masks) -> None:
         if name not in catalogue():
             # Raises with a hint for a name nobody knows; an alias would slip past the rules for tumours.
             known = find_organ(name).name
-            raise DataError(f"The mask {name!r} goes by an alias.", fix=f"Use the organ's name, {known!r}.")
+            raise DataError(
+                f"The mask {name!r} goes by an alias.", code="organ-alias", fix=f"Use the organ's name, {known!r}."
+            )
         if mask.dtype != np.bool_:
-            raise DataError(f"The mask of {name!r} is {mask.dtype}, not bool.", fix="Compare it with its label.")
+            raise DataError(
+                f"The mask of {name!r} is {mask.dtype}, not bool.",
+                code="mask-not-bool",
+                fix="Compare it with its label.",
+            )
     shapes = {mask.shape for mask in masks.values()}
     if len(shapes) > 1:
         raise DataError(
             f"The masks of one case have different shapes: {', '.join(map(str, sorted(shapes)))}.",
+            code="shapes-differ",
             fix="Bring all masks of a case to one grid.",
         )

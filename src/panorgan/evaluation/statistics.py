@@ -92,9 +92,15 @@ def bootstrap_interval(
         its own.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"The interval level is {level}.", fix="Use a number between 0 and 1, such as 0.95.")
+        raise ConfigError(
+            f"The interval level is {level}.",
+            code="bad-interval-level",
+            fix="Use a number between 0 and 1, such as 0.95.",
+        )
     if resamples < 1:
-        raise ConfigError(f"The number of resamples is {resamples}.", fix="Use a positive number, such as 2000.")
+        raise ConfigError(
+            f"The number of resamples is {resamples}.", code="bad-resamples", fix="Use a positive number, such as 2000."
+        )
     sums, counts = _group_sums(np.asarray(values, dtype=np.float64), groups)
     n = len(sums)
     if n == 0:
@@ -213,12 +219,14 @@ def _check_unmixed(rows: Sequence[_ScoredRow]) -> None:
         if split_of.setdefault(row.site, row.split) != row.split:
             raise DataError(
                 f"The site {row.site!r} has rows of both the test and the external split.",
+                code="mixed-splits",
                 why="A site is either part of the federation or external.",
             )
         key = (row.site, row.case, row.organ)
         if key in seen:
             raise DataError(
                 f"{row.organ!r} of case {row.case!r} is scored twice.",
+                code="scored-twice",
                 where=f"site {row.site}",
                 fix="Pass the rows of one model only.",
             )
@@ -241,7 +249,7 @@ def _group_sums(
         sums = np.sort(values[known])
         return sums, np.ones_like(sums)
     if len(groups) != len(values):
-        raise DataError(f"There are {len(values)} values but {len(groups)} group labels.")
+        raise DataError(f"There are {len(values)} values but {len(groups)} group labels.", code="lengths-differ")
     members: dict[Hashable, list[float]] = {}
     for group, value, use in zip(groups, values.tolist(), known.tolist(), strict=True):
         if use:
@@ -261,6 +269,7 @@ def _field(row: Row, key: str, where: str) -> object:
     if key not in row:
         raise DataError(
             f"There is no column {key!r}.",
+            code="no-column",
             where=where,
             fix=did_you_mean(key, row) or f"Columns: {', '.join(row)}.",
         )
@@ -275,7 +284,12 @@ def _number(raw: object, where: str) -> float:
     except (TypeError, ValueError):
         value = math.inf
     if math.isinf(value):
-        raise DataError(f"{raw!r} is not a score.", where=where, why="A finite number, 'nan' or '' is expected.")
+        raise DataError(
+            f"{raw!r} is not a score.",
+            code="not-a-score",
+            where=where,
+            why="A finite number, 'nan' or '' is expected.",
+        )
     return value
 
 
@@ -285,4 +299,9 @@ def _flag(raw: object, where: str) -> bool:
         return True
     if text in ("false", "0", "0.0", ""):
         return False
-    raise DataError(f"{raw!r} is not a yes or no.", where=where, fix="Write True or False in the column 'missed'.")
+    raise DataError(
+        f"{raw!r} is not a yes or no.",
+        code="not-a-flag",
+        where=where,
+        fix="Write True or False in the column 'missed'.",
+    )

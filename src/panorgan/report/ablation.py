@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, Comparison, Figure, Place
+from panorgan.evaluation.metrics import Metric
 from panorgan.report import comparison_tables as tables
 from panorgan.report.ablation_figures import module_chart
 from panorgan.report.comparison import render, write_files
 from panorgan.report.comparison_figures import looks
+from panorgan.report.comparison_metrics import metrics_shown, with_left_out
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.method_words import describe_method
 from panorgan.report.table_text import plain, table_lines
@@ -27,7 +29,7 @@ def write_ablation(ablation: Ablation, results: Results) -> ComparisonFiles:
     return write_files(
         results,
         page(ablation, results),
-        tables.markdown(results, f"modules of {ablation.method}", markdown_lines(ablation, results.comparison)),
+        tables.markdown(results, f"modules of {ablation.method}", markdown_lines(ablation, results)),
         tables.scores_csv(results.comparison, lambda label: ticks(ablation, label)),
         as_json(ablation, results),
     )
@@ -66,17 +68,26 @@ def p_number(figure: Figure | None) -> str:
     return tables.p_value(figure).removeprefix("p ").removeprefix("= ") or NOTHING
 
 
-def markdown_lines(ablation: Ablation, comparison: Comparison) -> list[str]:
+def metric_cell(results: Results, metric: Metric, label: str) -> str:
+    """A metric besides Dice over all organs, in the federation if it was scored."""
+    found = results.means[metric.name].get((label, ALL_ORGANS, results.comparison.first_place))
+    return with_left_out(found, metric, "ablation")
+
+
+def markdown_lines(ablation: Ablation, results: Results) -> list[str]:
     """The section with the table, as Markdown."""
+    comparison, metrics = results.comparison, metrics_shown(results, "ablation")
     columns = places(comparison)
     against = f"against {plain(comparison.reference)}"
     header = ["row", *map(plain, ablation.modules)]
     header += [*(plain(tables.heading(comparison, place)) for place in columns), against, "p (Holm)"]
+    header += [plain(metric.column) for metric in metrics]
     header += ["paper"] if shows_paper(ablation) else []
     rows = []
     for row in ablation.rows:
         cells = [tables.over_seeds(comparison.figure(row.label, ALL_ORGANS, place)) for place in columns]
         cells += [difference(comparison, row.label), p_number(comparison.figure(row.label))]
+        cells += [metric_cell(results, metric, row.label) for metric in metrics]
         cells += [plain(row.paper) or NOTHING] if shows_paper(ablation) else []
         on = [TICK if module in row.modules else "" for module in ablation.modules]
         rows.append([plain(row.label), *on, *cells])
@@ -102,6 +113,10 @@ def page(ablation: Ablation, results: Results) -> str:
         site_places=places(comparison)[:-1],
         shows_paper=shows_paper(ablation),
         paper_note=PAPER_NOTE,
+        module_metrics={
+            metric: {row.label: metric_cell(results, metric, row.label) for row in ablation.rows}
+            for metric in metrics_shown(results, "ablation")
+        },
         tick=TICK,
         module_chart=module_chart(comparison, looks(comparison.methods, comparison.reference)),
         outside=EXTERNAL in comparison.places,

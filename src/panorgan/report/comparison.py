@@ -8,8 +8,8 @@ from panorgan.anatomy import catalogue
 from panorgan.checksums import sealed_json
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL
 from panorgan.federation.files import write_atomically
-from panorgan.report import comparison_distances as distances
 from panorgan.report import comparison_figures as figures
+from panorgan.report import comparison_metrics as metrics
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.method_words import describe_method
@@ -26,11 +26,12 @@ def write_comparison(results: Results) -> ComparisonFiles:
 def write_files(
     results: Results, page: str, markdown: str, scores: str, content: Mapping[str, object]
 ) -> ComparisonFiles:
-    """Write these, how far surfaces lie apart, and what everything costs."""
+    """Write these, the metrics besides Dice, and what everything costs."""
     files = results.files
     write_atomically(files.markdown, markdown)
     write_atomically(files.scores, scores)
-    write_atomically(files.distances, distances.distances_csv(results))
+    for metric in metrics.metrics_shown(results):
+        write_atomically(files.metric(metric.name), metrics.metric_csv(results, metric))
     write_atomically(files.costs, tables.costs_csv(results))
     write_atomically(files.page, page)
     write_atomically(files.data, sealed_json(content, indent=1, allow_nan=False))
@@ -44,7 +45,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
     runs = [(label, record) for label, records in results.records.items() for record in records]
     return fill_in(
         template,
-        {**FILTERS, **tables.FILTERS, **distances.FILTERS},
+        {**FILTERS, **tables.FILTERS, **metrics.FILTERS},
         results=results,
         plan=plan,
         comparison=comparison,
@@ -58,9 +59,8 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         table_places=tables.table_places(comparison),
         first_place=comparison.first_place,
         external=EXTERNAL,
-        distances_heading=distances.DISTANCES,
-        distance_groups=distances.distance_groups(results.comparison),
-        distance_note=distances.DISTANCE_NOTE,
+        metrics_shown=metrics.metrics_shown(results),
+        metric_groups=metrics.metric_groups(comparison),
         how=tables.how(results),
         cost_notes=tables.cost_notes(results),
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from panorgan.checksums import read_json
 from panorgan.errors import RunError
-from panorgan.evaluation.comparison import Comparison, Key, Score, compare_scores, read_scores
-from panorgan.evaluation.distances import Distance, compare_distances
+from panorgan.evaluation.comparison import Comparison, Score, compare_scores, read_scores
 from panorgan.evaluation.forgetting import Forgetting, forgetting
+from panorgan.evaluation.metric_means import Means, compare_means
+from panorgan.evaluation.metrics import METRICS, further_metrics
 from panorgan.report.record import RunRecord, read_record
 from panorgan.runs.compare import Failure, Plan
 from panorgan.runs.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
@@ -66,10 +67,9 @@ class ComparisonFiles:
         """What each method costs, one per line."""
         return self.folder / f"{self.name}_costs.csv"
 
-    @property
-    def distances(self) -> Path:
-        """How far surfaces lie apart, one figure per line."""
-        return self.folder / f"{self.name}_distances.csv"
+    def metric(self, name: str) -> Path:
+        """One metric besides Dice, one figure per line."""
+        return self.folder / f"{self.name}_{METRICS[name].table_name}.csv"
 
     @property
     def page(self) -> Path:
@@ -83,8 +83,11 @@ class ComparisonFiles:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Every file."""
-        return (self.page, self.markdown, self.scores, self.distances, self.costs, self.data)
+        """Every file that is written."""
+        metrics = [self.metric(metric.name) for metric in further_metrics("comparison")]
+        # A metric that was added after the runs were scored has none.
+        there = [path for path in metrics if path.is_file()]
+        return (self.page, self.markdown, self.scores, *there, self.costs, self.data)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Results:
     records: Mapping[str, tuple[RunRecord, ...]]
     scores: Mapping[str, tuple[Score, ...]]
     comparison: Comparison
-    distances: Mapping[Key, Distance]
+    means: Means
     costs: Mapping[str, Cost]
     inference: InferenceTimes | None
     forgetting: Mapping[str, MethodForgetting]
@@ -157,7 +160,7 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
         records=records,
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=comparison,
-        distances=compare_distances(scores, comparison),
+        means=metric_means(scores, comparison),
         costs=measure_costs(plan),
         inference=time_inference(plan, _known_times(files_of(plan).data), cache),
         forgetting=_forgetting(records),
@@ -165,6 +168,13 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
         patients_known=patients is not None,
         labelled=frozenset((s.site, s.organ) for some in scores.values() for s in some if s.labelled),
     )
+
+
+def metric_means(scores: Mapping[str, Sequence[Score]], comparison: Comparison) -> Means:
+    """Of every metric that comparisons or ablations show besides Dice."""
+    values = [score.values for some in scores.values() for score in some]
+    shown = [*further_metrics("comparison", values), *further_metrics("ablation", values)]
+    return {name: compare_means(scores, comparison, name) for name in dict.fromkeys(metric.name for metric in shown)}
 
 
 def _known_times(path: Path) -> InferenceTimes | None:

@@ -18,7 +18,7 @@ from panorgan.evaluation.comparison import (
     Figure,
     Place,
 )
-from panorgan.report.comparison_distances import DISTANCES, distances_as_json, distances_markdown
+from panorgan.report.comparison_metrics import metric_as_json, metric_markdown, metrics_shown
 from panorgan.report.comparison_results import Results
 from panorgan.report.record import title
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
@@ -198,7 +198,8 @@ def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> 
     parts += ["## Summary", "", *_summary_lines(results), ""]
     for place in sorted(table_places(comparison), key=lambda place: place.kind == "site"):  # single sites last
         parts += [f"## {plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
-    parts += [f"## {DISTANCES}", "", *distances_markdown(results), ""]
+    for metric in metrics_shown(results):
+        parts += metric_markdown(results, metric)
     parts += ["## Cost", "", *_cost_lines(results), ""]
     if results.forgetting:
         parts += ["## What sites forget", "", *_forgetting_lines(results), ""]
@@ -363,7 +364,7 @@ def as_json(results: Results) -> dict[str, Any]:
             {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
             for (method, organ, place), figure in comparison.figures.items()
         ],
-        "distances": distances_as_json(results),
+        **{metric.table_name: metric_as_json(results, metric) for metric in metrics_shown(results)},
         "costs": {method: asdict(cost) for method, cost in results.costs.items()},
         "inference": results.inference.as_json() if results.inference else None,
         "forgetting": {method: asdict(told) for method, told in results.forgetting.items()},

@@ -70,7 +70,6 @@ def render(
         forgetting=forgetting_table(record),
         analyses=analysis_section(record.folder),
         cost=tables.make_cost(record),
-        tolerance=f"{tables.NSD_TOLERANCE_MM:g}",
         colours={organ: catalogue()[organ].colour for organ in record.organs},
         pictures={
             "loss": figures.loss_curve(record),

@@ -12,6 +12,7 @@ from panorgan.anatomy import Vocabulary, catalogue
 from panorgan.checksums import read_json
 from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import organs_taught
+from panorgan.evaluation.metrics import is_missed
 from panorgan.federation.events import Event, read_events
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.scoring import Row, read_metrics
@@ -141,8 +142,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def _with_missed(row: Row) -> Row:
-    """Mark a miss: distances are undefined exactly when one of truth and prediction is empty."""
-    return {**row, "missed": math.isnan(row["hd95"])}
+    return {**row, "missed": is_missed(row)}
 
 
 def _read_card(folder: RunFolder) -> dict[str, Any]:

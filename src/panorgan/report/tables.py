@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from panorgan.evaluation.metrics import score
+from panorgan.evaluation.metrics import LEADING, Metric, further_metrics
 from panorgan.evaluation.statistics import (
     EXTERNAL_SPLIT,
     TEST_SPLIT,
@@ -27,16 +26,16 @@ NOTHING = "–"
 # telling red from green.
 _SCALE = ((0.0, (222, 140, 84)), (0.5, (250, 240, 222)), (1.0, (112, 172, 205)))
 
-NSD_TOLERANCE_MM = float(inspect.signature(score).parameters["nsd_tolerance_mm"].default)
-
 
 @dataclass(frozen=True)
 class Scores:
     """Summaries of every metric shown. `external` is metric → organ → summary over all external sites.
 
+    `further` are the metrics shown besides Dice.
     `own` covers organs at test sites that labelled them in training, `others` organs at test sites that never did.
     """
 
+    further: Sequence[Metric]
     tables: Mapping[str, Table]
     external: Mapping[str, Mapping[str, Summary]]
     own: Summary
@@ -47,7 +46,7 @@ class Scores:
     @property
     def dice(self) -> Table:
         """The table that the page is about."""
-        return self.tables["dice"]
+        return self.tables[LEADING]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,8 @@ class Cost:
 def make_scores(record: RunRecord) -> Scores:
     """Summarise the rows of metrics.csv; intervals resample cases."""
     rows = record.rows
-    metrics = ("dice", "nsd", "hd95", "assd")
+    further = further_metrics("report", rows)
+    metrics = (LEADING, *(metric.name for metric in further))
     test = [row for row in rows if row["split"] == TEST_SPLIT]
     own = [row for row in test if record.labelled_itself(row["site"], row["organ"])]
     others = [row for row in test if not record.labelled_itself(row["site"], row["organ"])]
@@ -105,6 +105,7 @@ def make_scores(record: RunRecord) -> Scores:
     # Seen by themselves, the external sites are summarised per organ exactly as the federation is.
     relabelled = [{**row, "split": TEST_SPLIT} for row in outside]
     return Scores(
+        further=further,
         tables={metric: organ_site_table(rows, metric) for metric in metrics},
         external={metric: organ_site_table(relabelled, metric).organs for metric in metrics},
         own=_dice_of(own),

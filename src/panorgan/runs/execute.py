@@ -32,7 +32,6 @@ from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.runs.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.runs.scoring import (
-    OWN_MODEL_COLUMNS,
     Row,
     read_metrics,
     score_federation,
@@ -136,10 +135,10 @@ def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, 
 
     scores = score_federation(model, prepared, run.predictions, on_case)
     if scores.own_models:
-        write_metrics(run.own_models, scores.own_models, OWN_MODEL_COLUMNS)
+        write_metrics(run.own_models, scores.own_models, own_models=True)
     if files := read_local_models(run.local_weights):
         local = score_local_models(model, scores.rows, files, prepared, on_case)
-        write_metrics(run.local_models, local, OWN_MODEL_COLUMNS)
+        write_metrics(run.local_models, local, own_models=True)
     write_metrics(run.metrics, scores.rows)
     return scores.rows
 

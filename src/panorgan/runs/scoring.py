@@ -27,9 +27,6 @@ from panorgan.federation.local_models import load_weights
 from panorgan.runs.delivered import DeliveredModel
 from panorgan.runs.prepare import PreparedFederation
 
-COLUMNS = ("split", "site", "case", "organ", *METRICS)
-OWN_MODEL_COLUMNS = ("model", *COLUMNS)
-
 Row = dict[str, Any]
 
 
@@ -135,8 +132,7 @@ def _rows(
         if not model.can_show(structure):
             continue
         values = score(predicted(structure), truth, volume.spacing)
-        row: Row = {"split": split, "site": case.site, "case": case.id, "organ": structure}
-        rows.append(row | {metric: getattr(values, metric) for metric in METRICS})
+        rows.append({"split": split, "site": case.site, "case": case.id, "organ": structure, **values})
     return sorted(rows, key=lambda row: str(row["organ"]))
 
 
@@ -146,10 +142,15 @@ def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
     return cleaned(labels, model.network.vocabulary, model.postprocess)
 
 
-def write_metrics(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS) -> None:
+def columns(own_models: bool = False) -> tuple[str, ...]:
+    """The columns of `metrics.csv`; scores of sites' `own_models` say first whose model it is."""
+    return (*(("model",) if own_models else ()), "split", "site", "case", "organ", *METRICS)
+
+
+def write_metrics(path: Path, rows: Iterable[Row], own_models: bool = False) -> None:
     """Write `metrics.csv`; floats in full precision, so equal runs give equal files."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, columns(own_models), lineterminator="\n")
     writer.writeheader()
     for row in rows:
         plain = {name: repr(float(value)) if name in METRICS else value for name, value in row.items()}

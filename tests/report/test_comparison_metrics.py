@@ -1,4 +1,4 @@
-"""Surface distances as words, Markdown, CSV and JSON, from scores that were made by hand."""
+"""Metrics besides Dice as words, Markdown, CSV and JSON, from scores that were made by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import json
 from made_comparison import made_results
 
 from panorgan.evaluation.comparison import ALL_ORGANS, FEDERATION
-from panorgan.evaluation.distances import Distance
-from panorgan.report import comparison_distances as distances
+from panorgan.evaluation.metric_means import MetricMean
+from panorgan.evaluation.metrics import METRICS
+from panorgan.report import comparison_metrics as metrics
 from panorgan.report import comparison_tables as tables
+
+ASSD = METRICS["assd"]
 
 HEADER = "| method | Liver | Spleen | **All organs** |"
 
@@ -25,13 +28,14 @@ def test_markdown_tells_means_and_what_was_missed() -> None:
         "| care\\_ful | 2.50 ± 0.71 | 5.50 ± 2.12 (1 missed) | 3.83 ± 1.65 (1 missed) |",
         "| blind | 1.00 ± 0.00 | – (4 missed) | 1.00 ± 0.00 (4 missed) |",
     ]
-    assert section[5:] == [distances.DISTANCE_NOTE]
-    assert "distances were not tested" in distances.DISTANCE_NOTE
+    assert section[5:] == [metrics.note(ASSD)]
+    assert "lower is better" in metrics.note(ASSD)
+    assert "ASSD was not tested" in metrics.note(ASSD)
 
 
 def test_external_sites_have_a_table_of_their_own() -> None:
-    lines = distances.distances_markdown(made_results())
-    assert lines[0] == "Sites of the federation:"
+    lines = metrics.metric_markdown(made_results(), ASSD)
+    assert lines[2] == "Sites of the federation:"
     outside = lines[lines.index("External sites:") + 2 :]
     assert outside[0] == HEADER
     assert outside[2] == "| care\\_ful | 11.00 ± 1.41 | – | 11.00 ± 1.41 |"
@@ -40,9 +44,9 @@ def test_external_sites_have_a_table_of_their_own() -> None:
 
 def test_where_only_external_sites_were_scored_they_are_told_alone() -> None:
     results = made_results(inside=False, organs=("liver",))
-    lines = distances.distances_markdown(results)
-    assert lines[0] == "External sites:"
-    assert lines[2:6] == [
+    lines = metrics.metric_markdown(results, ASSD)
+    assert lines[2] == "External sites:"
+    assert lines[4:8] == [
         "| method | Liver | **All organs** |",
         "| --- | ---: | ---: |",
         "| care\\_ful | 11.00 ± 1.41 | 11.00 ± 1.41 |",
@@ -55,7 +59,7 @@ def test_where_only_external_sites_were_scored_they_are_told_alone() -> None:
 
 
 def test_csv_has_every_figure() -> None:
-    rows = list(csv.DictReader(io.StringIO(distances.distances_csv(made_results()))))
+    rows = list(csv.DictReader(io.StringIO(metrics.metric_csv(made_results(), ASSD))))
     by_key = {(row["method"], row["organ"], row["place"], row["site"]): row for row in rows}
     assert list(rows[0])[:5] == ["method", "organ", "place", "site", "mean"]
     assert len(by_key) == len(rows) == len(made_results().comparison.figures)
@@ -77,16 +81,16 @@ def test_json_has_every_figure() -> None:
     assert found["care_ful", "all", "external", ""]["mean"] == 11.0
 
 
-def test_words_of_a_distance() -> None:
-    found = made_results().distances["care_ful", ALL_ORGANS, FEDERATION]
-    assert distances.millimetres(found) == "3.83 ± 1.65"
-    assert distances.millimetres(found, spread=False) == "3.83"
-    assert distances.missed(found) == "1 missed"
-    assert distances.spoken_distance(found, "care_ful", ALL_ORGANS, "Sites of the federation") == (
+def test_words_of_a_mean() -> None:
+    found = made_results().means["assd"]["care_ful", ALL_ORGANS, FEDERATION]
+    assert metrics.metric_mean(found, ASSD) == "3.83 ± 1.65"
+    assert metrics.metric_mean(found, ASSD, spread=False) == "3.83"
+    assert metrics.left_out(found, ASSD) == "1 missed"
+    assert metrics.spoken_mean(found, ASSD, "care_ful", ALL_ORGANS, "Sites of the federation") == (
         "All organs, sites of the federation, care_ful: 3.83 ± 1.65 mm; 2 cases, 2 seeds; 1 of 8 missed"
     )
-    assert distances.missed(Distance(1.0, 0.0, 2, 2, 4, 0)) == distances.missed(None) == ""
-    assert distances.with_missed(None) == "–"
-    assert distances.spoken_distance(None, "a", "liver", "External sites") == "Liver, external sites, a: not scored"
-    never = Distance(float("nan"), float("nan"), 0, 2, 4, 4)
-    assert distances.spoken_distance(never, "a", "", "External sites").endswith("missed in all 4")
+    assert metrics.left_out(MetricMean(1.0, 0.0, 2, 2, 4, 0), ASSD) == metrics.left_out(None, ASSD) == ""
+    assert metrics.with_left_out(None, ASSD) == "–"
+    assert metrics.spoken_mean(None, ASSD, "a", "liver", "External sites") == "Liver, external sites, a: not scored"
+    never = MetricMean(float("nan"), float("nan"), 0, 2, 4, 4)
+    assert metrics.spoken_mean(never, ASSD, "a", "", "External sites").endswith("missed in all 4")

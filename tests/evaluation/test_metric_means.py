@@ -9,25 +9,25 @@ import pytest
 from made_comparison import made_scores
 
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, Place, compare_scores
-from panorgan.evaluation.distances import Distance, compare_distances, distance_of
+from panorgan.evaluation.metric_means import MetricMean, compare_means, mean_of
 
 
 def made_distances() -> dict:
     scores = made_scores()
-    return compare_distances(scores, compare_scores(scores, "care_ful", ["liver", "spleen"], resamples=10))
+    return compare_means(scores, compare_scores(scores, "care_ful", ["liver", "spleen"], resamples=10), "assd")
 
 
 def test_means_over_seeds() -> None:
     """Liver: seed means (1 + 3) / 2 = 2 and (2 + 4) / 2 = 3, so 2.5 with a spread of 1 / √2."""
     liver = made_distances()["care_ful", "liver", FEDERATION]
-    assert liver == Distance(2.5, pytest.approx(1 / math.sqrt(2)), seeds=2, cases=2, scores=4, missed=0)
+    assert liver == MetricMean(2.5, pytest.approx(1 / math.sqrt(2)), seeds=2, cases=2, scores=4, missed=0)
 
 
 def test_what_was_missed_is_counted_and_not_in_the_mean() -> None:
     """Spleen: 4 alone in seed 0 and (6 + 8) / 2 = 7 in seed 1."""
     found = made_distances()
     spleen = found["care_ful", "spleen", FEDERATION]
-    assert spleen == Distance(5.5, pytest.approx(3 / math.sqrt(2)), seeds=2, cases=2, scores=4, missed=1)
+    assert spleen == MetricMean(5.5, pytest.approx(3 / math.sqrt(2)), seeds=2, cases=2, scores=4, missed=1)
     whole = found["care_ful", ALL_ORGANS, FEDERATION]  # (1 + 3 + 4) / 3 = 8/3 and (2 + 4 + 6 + 8) / 4 = 5
     assert whole.mean == pytest.approx((8 / 3 + 5) / 2)
     assert whole.sd == pytest.approx((5 - 8 / 3) / math.sqrt(2))
@@ -40,7 +40,7 @@ def test_an_organ_that_was_never_found_has_no_distance() -> None:
     assert math.isnan(spleen.mean)
     assert math.isnan(spleen.sd)
     assert (spleen.seeds, spleen.cases, spleen.scores, spleen.missed) == (0, 2, 4, 4)
-    assert found["blind", ALL_ORGANS, FEDERATION] == Distance(1.0, 0.0, seeds=2, cases=2, scores=8, missed=4)
+    assert found["blind", ALL_ORGANS, FEDERATION] == MetricMean(1.0, 0.0, seeds=2, cases=2, scores=8, missed=4)
 
 
 def test_a_seed_that_missed_all_is_not_in_the_mean() -> None:
@@ -62,10 +62,10 @@ def test_order_does_not_matter() -> None:
     shuffled = {method: random.Random(1).sample(some, len(some)) for method, some in scores.items()}
     comparison = compare_scores(scores, "care_ful", ["liver", "spleen"], resamples=10)
     key = ("care_ful", ALL_ORGANS, FEDERATION)
-    assert compare_distances(shuffled, comparison)[key] == compare_distances(scores, comparison)[key]
+    assert compare_means(shuffled, comparison, "assd")[key] == compare_means(scores, comparison, "assd")[key]
 
 
 def test_nothing_scored() -> None:
-    nothing = distance_of([])
+    nothing = mean_of([], "assd")
     assert math.isnan(nothing.mean)
     assert (nothing.seeds, nothing.missed) == (0, 0)
