@@ -37,6 +37,11 @@ def test_the_example_method_works(monkeypatch):
     rule.moment = Moment("train", 1, 1)
 
     class Answers:
+        sites = ("a",)
+
+        def keys(self, site):
+            return ("decoder.w", "head.w")
+
         def mean(self, weight):
             return {"decoder.w": torch.ones(1), "head.w": torch.ones(1)}
 
