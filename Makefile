@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 PIP_QUIET := --quiet --disable-pip-version-check
 LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
 
-.PHONY: help venv demo test lint sbom clean
+.PHONY: help venv demo test lint docs sbom clean
 
 help:
 	@echo "make demo   train a phantom federation, compare, and write a report (minutes on two cores)"
 	@echo "make test   run all tests"
 	@echo "make lint   ruff, mypy and the import contract"
+	@echo "make docs   write build/site: the documentation as pages, all links checked"
 	@echo "make sbom   write build/sbom.cdx.json: what panorgan is made of, for the hospital's IT"
 	@echo "make venv   only create .venv"
 
@@ -43,6 +45,16 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Into the same environment: no package of theirs is in another file (a test sees to it), so none is replaced.
+$(DOCS_READY): requirements-docs.txt $(READY)
+	$(BIN)/pip install $(PIP_QUIET) --no-deps --require-hashes -r requirements-docs.txt
+	@touch $@
+
+# Not --quiet: mkdocs would not count the warnings that --strict makes errors. Its theme's advice to move on is known.
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python scripts/check_site.py build/site
 
 sbom: $(READY)
 	$(BIN)/python scripts/sbom.py build/sbom.cdx.json

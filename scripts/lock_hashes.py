@@ -19,7 +19,13 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("requirements.txt", "requirements-torch.txt", "requirements-network.txt", "requirements-dev.txt")
+FILES = (
+    "requirements.txt",
+    "requirements-torch.txt",
+    "requirements-network.txt",
+    "requirements-dev.txt",
+    "requirements-docs.txt",
+)
 _LINK = re.compile(r'<a\s[^>]*href="([^"#]+)#sha256=([0-9a-f]{64})"', re.IGNORECASE)
 _PYTHONS = re.compile(r"-(?:[a-z0-9.]*\bpy3|py2\.py3|cp31[1-4]-cp31[1-4]-|cp3\d+-abi3)")
 _PLATFORMS = re.compile(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import typer
 import yaml
+from layout_folders import marks, numbered, save
 
-import panorgan
-from panorgan.cases.layouts import layouts
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.layouts import find_layout, layouts, read_cases
+from panorgan.cases.sampling import Batch
 from panorgan.cli.main import app
 from panorgan.config import Experiment, SiteSettings, parse_experiment
+from panorgan.losses.partial import marginal_cross_entropy, member_matrix
+from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods import registry
 from panorgan.methods.describing import describe
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
@@ -33,12 +39,15 @@ def test_the_example_method_works(monkeypatch):
     module = types.ModuleType("slow_decoder")
     exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
     method = registry.find_method("slow_decoder")
-    federation = Federation(panorgan.anatomy.Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
     rule = method.Server(method.Config(share=0.25), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)})
     rule.moment = Moment("train", 1, 1)
 
     class Answers:
-        sites = ()
+        sites = ("a",)
+
+        def keys(self, site):
+            return ("decoder.w", "head.w")
 
         def mean(self, weight):
             return {"decoder.w": torch.ones(1), "head.w": torch.ones(1)}
@@ -56,6 +65,51 @@ def test_the_metadata_that_a_method_shows_is_that_of_its_file():
     source = (ROOT / "src" / "panorgan" / "methods" / "fedprox.py").read_text().splitlines()
     assert len(quoted) > 5
     assert [line for line in quoted if line not in source] == []
+
+
+def test_the_example_layout_reads_its_folder(tmp_path, monkeypatch):
+    (source,) = snippets("docs/add-a-layout.md", "python")
+    module = types.ModuleType("btcv")
+    exec(compile(source, "docs/add-a-layout.md", "exec"), module.__dict__)
+    monkeypatch.setattr("panorgan.cases.layouts.layouts", lambda: {**layouts(), "btcv": module.LAYOUT})
+    save(tmp_path / "img" / "img0001.nii.gz")
+    save(tmp_path / "label" / "label0001.nii.gz", numbered(1, 6, 9, 3))
+    save(tmp_path / "img" / "img0061.nii.gz")
+    assert find_layout(tmp_path).name == "btcv"
+    first, test = read_cases(tmp_path, "here", Vocabulary(["liver", "inferior_vena_cava", "kidney_left"]))
+    assert (first.id, first.patient, first.annotated) == (
+        "0001",
+        "0001",
+        ("inferior_vena_cava", "kidney_left", "liver"),
+    )
+    assert marks(first, "liver") == [False, True, False, False]
+    assert marks(first, "inferior_vena_cava") == [False, False, True, False]
+    assert marks(first, "kidney_left") == [False, False, False, True]
+    assert (test.id, test.annotated) == ("0061", ())
+
+
+def test_the_losses_of_the_page_about_partial_labels_are_what_the_code_gives():
+    page = (ROOT / "docs" / "partial-labels.md").read_text()
+    table = re.findall(r"^\| \w+ \| (not )?liver \| ([a-z ]+) \| ([\d. |]+) \|$", page, flags=re.MULTILINE)
+    rows = [[float(cell) for cell in numbers.split("|")] for _, _, numbers in table]
+    assert len(rows) == 3
+    logits = torch.tensor([row[:3] for row in rows]).log().unsqueeze(2)  # a voxel is a sample: [3, 3, 1]
+    liver = torch.tensor([not outside for outside, _, _ in table]).view(3, 1, 1)
+    batch = Batch(torch.zeros(3, 1, 1), liver, torch.ones(3, 1, dtype=torch.bool), ("liver",), ("a", "b", "c"))
+    vocabulary = Vocabulary(["liver", "spleen"])
+    names = ("background", *vocabulary)
+    open_ = [
+        " or ".join(n for n, ok in zip(names, row[:, 0], strict=True) if ok)
+        for row in allowed_channels(batch, vocabulary)
+    ]
+    assert open_ == [words for _, words, _ in table]
+    naive = replace(
+        batch, masks=F.pad(liver, (0, 0, 0, 1)), annotated=torch.ones(3, 2).bool(), structures=tuple(vocabulary)
+    )
+    for column, labels in ((3, batch), (4, naive)):
+        members = member_matrix(labels, vocabulary, logits.device)
+        losses = marginal_cross_entropy(logits, labels.masks, labels.annotated, members)
+        assert [f"{loss:.2f}" for loss in losses] == [f"{row[column]:.2f}" for row in rows]
 
 
 def test_the_page_about_methods_is_fresh():
@@ -101,8 +155,8 @@ def test_every_method_is_in_the_readme_and_every_room_in_the_map():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "notebooks").glob("*.ipynb")]:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 

@@ -38,6 +38,16 @@ def test_every_requirement_has_a_version_and_hashes(path):
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+(\s+--hash=sha256:[0-9a-f]{64})+", line), line[:60]
 
 
+def test_a_package_is_pinned_in_one_file_only():
+    """They are installed into one environment, some of them later: a second pin would replace the first."""
+    files: dict[str, list[str]] = {}
+    for path in REQUIREMENTS:
+        for name in re.findall(r"^([A-Za-z0-9._-]+)==", path.read_text(), flags=re.MULTILINE):
+            files.setdefault(lock.normalised(name), []).append(path.name)
+    assert {name: names for name, names in files.items() if len(names) > 1} == {}
+    assert {path.name for path in REQUIREMENTS} == set(lock.FILES)
+
+
 def test_the_files_are_complete():
     """They are installed with --no-deps: what anything needs must be among them."""
     from packaging.requirements import Requirement
