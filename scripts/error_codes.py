@@ -51,8 +51,8 @@ class Place:
 def places(source: Path = SOURCE) -> list[Place]:
     """All of them, in the order of files and lines."""
     trees = {path.relative_to(source).as_posix(): ast.parse(path.read_text()) for path in sorted(source.rglob("*.py"))}
-    kinds = _kinds(trees)
-    return [place for file, tree in trees.items() for place in _Module(file, tree, kinds).places()]
+    kinds, own = _kinds(trees), _own_codes(trees)
+    return [place for file, tree in trees.items() for place in _Module(file, tree, kinds, own).places()]
 
 
 def page(found: list[Place]) -> str:
@@ -83,6 +83,24 @@ def _kinds(trees: Mapping[str, ast.Module]) -> dict[str, ast.ClassDef | None]:
     return found
 
 
+def _own_codes(trees: Mapping[str, ast.Module]) -> dict[str, str]:
+    """Codes that classes name for all of their errors (`code = "lost-state"`); subclasses have them too."""
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    found = {kind.name: code for kind in classes if (code := _own_code(kind))}
+    while new := {
+        c.name: found[base] for c in classes if c.name not in found for base in map(_name, c.bases) if base in found
+    }:
+        found |= new
+    return found
+
+
+def _own_code(kind: ast.ClassDef) -> str:
+    for node in kind.body:
+        if isinstance(node, ast.Assign) and _name(node.targets[0]) == "code" and isinstance(node.value, ast.Constant):
+            return str(node.value.value)
+    return ""
+
+
 def _init(kind: ast.ClassDef) -> ast.FunctionDef | None:
     return next((node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
 
@@ -94,8 +112,10 @@ def _name(node: ast.expr) -> str:
 class _Module:
     """The places of one file. A function that hands its argument `code` on to an error is a way to build one, too."""
 
-    def __init__(self, file: str, tree: ast.Module, kinds: Mapping[str, ast.ClassDef | None]) -> None:
-        self.file, self.tree, self.kinds = file, tree, kinds
+    def __init__(
+        self, file: str, tree: ast.Module, kinds: Mapping[str, ast.ClassDef | None], own: Mapping[str, str]
+    ) -> None:
+        self.file, self.tree, self.kinds, self.own = file, tree, kinds, own
         self.functions = {
             inner: function
             for function in ast.walk(tree)
@@ -126,7 +146,7 @@ class _Module:
                     self.file,
                     call.lineno,
                     BECOMES if kind == SETTING else kind,
-                    word,
+                    self.own.get(kind) if code is None else word,
                     sentence.text(what),
                     "Correct the setting." if kind == SETTING else sentence.text(fix),
                 )

@@ -23,12 +23,22 @@ FINISHED = (
     "settings.py",
     "checksums.py",
     "cli",
+    "federation",
+    "deployment",
 )
 
 # The same situation, raised as different classes.
 SHARED = {
     "organ-twice": {"AnatomyError", "ConfigError"},  # in the vocabulary, in a phantom's list
     "union-with-part": {"AnatomyError", "ConfigError"},
+    "file-unreadable": {"DataError", "MessageError"},  # a scan; a message on disk
+    "not-finite": {"DataError", "MessageError", "NotAgreedError"},  # a scan; an answer; a delivered model
+    # What a file says, what a site says of itself, and what a coordinator says of sites.
+    "annotates-nothing": {"ConfigError", "MessageError"},
+    "no-training-cases": {"ConfigError", "MessageError"},
+    "bad-counts": {"MessageError", "NotAgreedError"},
+    "unknown-structure": {"MessageError", "NotAgreedError"},
+    "bad-site-name": {"ConfigError", "NotAgreedError"},
 }
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from panorgan.config import HardwareSettings, SiteSettings
 from panorgan.federation.limits import HospitalLimits
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 _SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 _ORGANISATION = r"[A-Za-z0-9][A-Za-z0-9_]*"
@@ -80,13 +80,14 @@ class FederationSettings(Settings):
     def _plain_names(cls, sites: dict[str, ParticipantSettings]) -> dict[str, ParticipantSettings]:
         for name in sites:
             if not re.fullmatch(_SITE_NAME, name) or name in ("server", "admin"):
-                raise ValueError(f"site name {name!r} may hold letters, digits, '-' and '_' only, and not be 'server'")
+                why = f"site name {name!r} may hold letters, digits, '-' and '_' only, and not be 'server'"
+                raise SettingError(why, code="bad-site-name")
         return sites
 
     @model_validator(mode="after")
     def _somebody_begins(self) -> FederationSettings:
         if all(site.joins_later for site in self.sites.values()):
-            raise ValueError("all sites join later: somebody must begin")
+            raise SettingError("all sites join later: somebody must begin", code="nobody-begins")
         return self
 
 

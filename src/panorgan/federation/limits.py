@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from panorgan.cases.planning import SiteStatistics
 from panorgan.errors import MessageError
 from panorgan.methods.exchange import SiteFacts
-from panorgan.settings import Settings
+from panorgan.settings import SettingError, Settings
 
 Range = tuple[float, float]
 
@@ -33,7 +33,7 @@ class LimitSettings(Settings):
     @classmethod
     def _ordered(cls, value: Range) -> Range:
         if not value[0] < value[1]:
-            raise ValueError("give the least and the most, such as [0.1, 20]")
+            raise SettingError("give the least and the most, such as [0.1, 20]", code="range-not-ordered")
         return value
 
 
