@@ -1,12 +1,14 @@
 """Names organs that a federation is losing: not found by those who annotate them, or found far too large.
 
 Averaging can lose an organ without any site doing anything wrong, and a mean over organs hides it. Sites score the
-model on what they annotate; what they say is enough to notice.
+model on what they annotate, by its Dice and by how large it is found; that is enough to notice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+
+from panorgan.methods.exchange import Notice
 
 LOST = 0.05
 """A validation Dice below this means that the organ is not found."""
@@ -16,6 +18,9 @@ FIRST_LOOK = 0.25
 """Share of a stage's rounds after which an organ should have appeared."""
 IN_A_ROW = 2
 """Validations that must agree: one alone may be an accident."""
+
+ORGAN_LOST, ORGAN_FLOODS = "organ-lost", "organ-floods"
+"""Codes of the notices."""
 
 SiteScores = Mapping[str, Mapping[str, float]]
 """Site → organ → number."""
@@ -28,30 +33,39 @@ class Watchdog:
         self._lost: dict[str, int] = {}
         self._floods: dict[str, int] = {}
 
-    def look(self, progress: float, dice: SiteScores, volume: SiteScores) -> list[str]:
-        """Sentences about organs in trouble after a validation at `progress` in [0, 1] of a stage.
+    def look(self, progress: float, dice: SiteScores, volume: SiteScores) -> list[Notice]:
+        """Organs in trouble after a validation at `progress` in [0, 1] of a stage.
 
-        `volume` is predicted / annotated volume.
+        `volume` is predicted / annotated volume; sites may leave it out.
         """
         best, smallest = _over_sites(dice, max), _over_sites(volume, min)
         known = any(value >= LOST for value in best.values())
         lost = [organ for organ, value in best.items() if value < LOST and known and progress >= FIRST_LOOK]
         floods = [organ for organ, value in smallest.items() if value > FLOODS and progress >= FIRST_LOOK]
-        told = []
-        for organ in _persistent(self._lost, lost):
-            told.append(
-                f"{organ} is not found (validation Dice below {LOST} at {_owners(dice, organ)}, {IN_A_ROW} times in a "
-                "row), while other organs are. Check its labels with 'panorgan doctor'; raise "
-                "training.sampling.foreground, give it more rounds, or lower the learning rate."
-            )
-        for organ in _persistent(self._floods, floods):
-            told.append(
-                f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at "
-                f"{_owners(volume, organ)}, {IN_A_ROW} times in a row). Set network.organ_prior to 0.05 or less and "
-                "method.organ_parts to owners, lower the learning rate, or choose a method that distils unlabelled "
-                "organs (flkd)."
-            )
-        return told
+        return [
+            *(_lost(organ, _owners(dice, organ)) for organ in _persistent(self._lost, lost)),
+            *(_floods(organ, _owners(volume, organ)) for organ in _persistent(self._floods, floods)),
+        ]
+
+
+def _lost(organ: str, owners: str) -> Notice:
+    return Notice(
+        ORGAN_LOST,
+        f"{organ} is not found (validation Dice below {LOST} at {owners}, {IN_A_ROW} times in a row), while other "
+        "organs are. Check its labels with 'panorgan doctor', and that fedavg's defaults hold: method.unlabelled: "
+        "received, method.dice_over: batch. Then raise training.sampling.foreground, give it more rounds, or lower "
+        "the learning rate.",
+    )
+
+
+def _floods(organ: str, owners: str) -> Notice:
+    return Notice(
+        ORGAN_FLOODS,
+        f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at {owners}, "
+        f"{IN_A_ROW} times in a row). Check that fedavg's defaults hold: method.unlabelled: received, "
+        "method.organ_parts: owners, network.organ_prior: 0.05. Then lower the learning rate, or choose a method that "
+        "distils unlabelled organs (flkd).",
+    )
 
 
 def _over_sites(numbers: SiteScores, choose: Callable[[list[float]], float]) -> dict[str, float]:
