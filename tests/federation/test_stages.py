@@ -134,12 +134,13 @@ def test_nothing_is_said_where_every_module_had_its_part(tiny, tmp_path, starts,
     assert early_notices(tmp_path) == []
 
 
-def test_it_is_said_once_however_often_the_run_is_resumed(tiny, tmp_path):
+def test_it_is_said_after_the_last_round_and_once_however_often_the_run_is_resumed(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 3, "validate_every": 1, "local_steps": 1})
     method = growing(late=3)
-    coordinator, _ = scored_run(tiny, tmp_path, method)
-    coordinator.run()
-    make_coordinator(tiny(training={"rounds": 3}), tmp_path, coordinator.transport, method=method).run()
-    assert len(early_notices(tmp_path)) == 1
+    for number in range(1, 8):
+        transport = Scored(make_workers(experiment, tmp_path, method), SCORES)
+        make_coordinator(experiment, tmp_path, transport, method=method).run(rounds=1)
+        assert len(early_notices(tmp_path)) == (number >= 5)
 
 
 class Watching(Staged):

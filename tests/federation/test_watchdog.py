@@ -12,6 +12,7 @@ from federations import run, same
 from panorgan.cli.view import PlainView
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.notices import NoticeBoard
+from panorgan.federation.remedies import Remedies
 from panorgan.federation.scores import ValidationScores
 from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method, ServerRule
@@ -79,6 +80,37 @@ def test_an_organ_that_came_back_and_went_again_is_named_again() -> None:
     dog = Watchdog()
     told = [named(dog.look(0.5, dice, {})) for dice in (LOST, LOST, FINE, LOST, LOST)]
     assert told == [[], ["spleen"], [], [], ["spleen"]]
+
+
+# -- what to do ------------------------------------------------------------------------------------------------------
+
+MARGINAL, BATCH = "method.unlabelled: received", "method.dice_over: batch"
+OWNERS, RARE = "method.organ_parts: owners", "network.organ_prior: 0.05"
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "lost", "floods"),
+    [
+        ({"name": "fedavg"}, {}, (), ()),
+        ({"name": "fedavg", "unlabelled": "marginal"}, {}, (MARGINAL,), (MARGINAL,)),
+        ({"name": "fedavg", "unlabelled": "marginal"}, {"organs": "heads"}, (), ()),  # no softmax over all organs
+        ({"name": "fedavg", "unlabelled": "marginal"}, {"convention": "independent"}, (), ()),
+        ({"name": "fedavg", "dice_over": "sample", "organ_parts": "everyone"}, {}, (BATCH,), (OWNERS,)),
+        ({"name": "fedavg"}, {"organ_prior": None}, (), (RARE,)),
+        ({"name": "fedavg"}, {"organ_prior": 0.5}, (), (RARE,)),
+        ({"name": "fedavg"}, {"organ_prior": 0.01}, (), ()),
+        ({"name": "ufps"}, {}, (), ()),  # pseudo labels leave nothing open, and teach everybody everything
+    ],
+)
+def test_advice_names_settings_that_a_run_lacks_and_its_method_allows(tiny, method, network, lost, floods) -> None:
+    experiment = tiny(method=method, network={"organ_prior": 0.05, **network})
+    assert Remedies.of(experiment.build_method(), experiment.network) == Remedies(lost, floods)
+    dog = Watchdog(Remedies(lost, floods))
+    dog.look(0.5, LOST, FLOODED)
+    first, second = dog.look(0.5, LOST, FLOODED)
+    assert all(setting in first.text for setting in lost)
+    assert all(setting in second.text for setting in floods)
+    assert ("Set " in first.text, "Set " in second.text) == (bool(lost), bool(floods))
 
 
 # -- in a run --------------------------------------------------------------------------------------------------------
@@ -161,7 +193,7 @@ def test_a_run_whose_model_floods_says_so_from_end_to_end(tiny, tmp_path, capsys
     floods = [event for event in read_events(tmp_path / "events.jsonl") if event.facts.get("code") == "organ-floods"]
     (notice,) = floods
     assert (notice.facts["number"], notice.facts["text"].split()[0]) == (2, "spleen")
-    assert "method.unlabelled: received" in notice.facts["text"]
+    assert "Set network.organ_prior: 0.05." in notice.facts["text"], "all else is as it should be"
     PlainView("tiny")(notice)
     assert notice.facts["text"] in capsys.readouterr().out
     assert notice.facts["text"] in describe_happening(notice)[1]

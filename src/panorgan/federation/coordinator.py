@@ -26,6 +26,7 @@ from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
 from panorgan.federation.notices import NoticeBoard, delivered_early, went_back
+from panorgan.federation.remedies import Remedies
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
@@ -89,7 +90,7 @@ class Coordinator:
         self._aggregation = Aggregation(training.aggregation, training.trimmed_share, setup.limits.largest_share)
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
-        self._board = NoticeBoard(events)
+        self._board = NoticeBoard(events, Remedies.of(setup.method, setup.network))
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
         self._tell_fallback()

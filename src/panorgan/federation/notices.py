@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from panorgan.federation.events import Event, EventLog
+from panorgan.federation.remedies import Remedies
 from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method
 from panorgan.methods.exchange import Moment, Notice
@@ -17,10 +18,10 @@ DELIVERED_EARLY = "delivered-early"
 class NoticeBoard:
     """Writes notices into the log of events, and asks the watchdog about every validation."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, remedies: Remedies | None = None) -> None:
         self._events = events
         self._noted: set[str] = set()
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(remedies)
 
     def recall(self, happened: Iterable[Event]) -> None:
         """Take up a run from its log: what was said already, and what validations showed."""

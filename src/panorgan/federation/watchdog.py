@@ -6,8 +6,9 @@ model on what they annotate, by its Dice and by how large it is found; that is e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from panorgan.federation.remedies import Remedies
 from panorgan.methods.exchange import Notice
 
 LOST = 0.05
@@ -27,9 +28,10 @@ SiteScores = Mapping[str, Mapping[str, float]]
 
 
 class Watchdog:
-    """Remembers what validations said about each organ."""
+    """Remembers what validations said about each organ; `remedies` are what the experiment could set."""
 
-    def __init__(self) -> None:
+    def __init__(self, remedies: Remedies | None = None) -> None:
+        self._remedies = remedies or Remedies()
         self._lost: dict[str, int] = {}
         self._floods: dict[str, int] = {}
 
@@ -43,29 +45,31 @@ class Watchdog:
         lost = [organ for organ, value in best.items() if value < LOST and known and progress >= FIRST_LOOK]
         floods = [organ for organ, value in smallest.items() if value > FLOODS and progress >= FIRST_LOOK]
         return [
-            *(_lost(organ, _owners(dice, organ)) for organ in _persistent(self._lost, lost)),
-            *(_floods(organ, _owners(volume, organ)) for organ in _persistent(self._floods, floods)),
+            *(_lost(o, _owners(dice, o), self._remedies.lost) for o in _persistent(self._lost, lost)),
+            *(_floods(o, _owners(volume, o), self._remedies.floods) for o in _persistent(self._floods, floods)),
         ]
 
 
-def _lost(organ: str, owners: str) -> Notice:
+def _lost(organ: str, owners: str, settings: Sequence[str]) -> Notice:
     return Notice(
         ORGAN_LOST,
         f"{organ} is not found (validation Dice below {LOST} at {owners}, {IN_A_ROW} times in a row), while other "
-        "organs are. Check its labels with 'panorgan doctor', and that fedavg's defaults hold: method.unlabelled: "
-        "received, method.dice_over: batch. Then raise training.sampling.foreground, give it more rounds, or lower "
-        "the learning rate.",
+        f"organs are. Check its labels with 'panorgan doctor'.{_set(settings)} Raise training.sampling.foreground, "
+        "give it more rounds, or lower the learning rate.",
     )
 
 
-def _floods(organ: str, owners: str) -> Notice:
+def _floods(organ: str, owners: str, settings: Sequence[str]) -> Notice:
     return Notice(
         ORGAN_FLOODS,
         f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at {owners}, "
-        f"{IN_A_ROW} times in a row). Check that fedavg's defaults hold: method.unlabelled: received, "
-        "method.organ_parts: owners, network.organ_prior: 0.05. Then lower the learning rate, or choose a method that "
-        "distils unlabelled organs (flkd).",
+        f"{IN_A_ROW} times in a row).{_set(settings)} Lower the learning rate, or choose a method that distils "
+        "unlabelled organs (flkd).",
     )
+
+
+def _set(settings: Sequence[str]) -> str:
+    return f" Set {', '.join(settings)}." if settings else ""
 
 
 def _over_sites(numbers: SiteScores, choose: Callable[[list[float]], float]) -> dict[str, float]:
