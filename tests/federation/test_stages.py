@@ -120,8 +120,15 @@ def test_a_round_from_before_a_module_began_is_said_to_be_one(tiny, tmp_path):
     assert "round 4 of 5" in told["text"]
     assert "late (round 5)" in told["text"], "rounds of the whole run"
     assert "there" not in told["text"]
-    assert "training.validate_every" in told["text"]
     assert "training.select: last" in told["text"]
+    assert "validate_every" not in told["text"], "more often than after every round is not possible"
+
+
+def test_a_run_that_validates_seldom_is_told_so(tiny, tmp_path):
+    """Rounds 2 and 3 of training are validated, with 0.3 and 0.2."""
+    scored_run(tiny, tmp_path, growing(late=3), validate_every=2)
+    (told,) = early_notices(tmp_path)
+    assert "training.validate_every is 2" in told["text"]
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class Coordinator:
                 return
             self._admit_newcomers()
             self._round(moment)
-        delivered = self._best_of_last_stage or self.state.rounds_done
-        if self.finished and (notice := delivered_early(self.setup.method, self.moments, delivered)):
+        delivered, every = self._best_of_last_stage or self.state.rounds_done, self.setup.training.validate_every
+        if self.finished and (notice := delivered_early(self.setup.method, self.moments, delivered, every)):
             self._board.note(len(self.moments), notice)
 
     @property

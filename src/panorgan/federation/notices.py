@@ -58,7 +58,7 @@ def went_back(rounds_done: int, unreadable: Iterable[str]) -> Notice:
     return Notice(CHECKPOINT_DAMAGED, text)
 
 
-def delivered_early(method: Method, moments: Sequence[Moment], delivered: int) -> Notice | None:
+def delivered_early(method: Method, moments: Sequence[Moment], delivered: int, validate_every: int) -> Notice | None:
     """A model from before some of the method's modules began; None if it is not.
 
     `moments` are all rounds of the run, in which `delivered` counts; modules begin in the last stage.
@@ -69,9 +69,9 @@ def delivered_early(method: Method, moments: Sequence[Moment], delivered: int) -
     if not missed:
         return None
     modules = ", ".join(f"{module} (round {first})" for first, module in missed)
+    seldom = f"Validate more often (training.validate_every is {validate_every}), or d" if validate_every > 1 else "D"
     text = (
         f"The delivered model is that of round {delivered} of {total}, the best validated one; it was made before "
-        f"these modules of the method began: {modules}. Validate more often after that (training.validate_every), or "
-        "deliver the last round (training.select: last)."
+        f"these modules of the method began: {modules}. {seldom}eliver the last round (training.select: last)."
     )
     return Notice(DELIVERED_EARLY, text)

@@ -41,8 +41,8 @@ def validation_scores(
         for structure, truth in case.masks():
             predicted = structure_mask(labels, structure, network.vocabulary)
             scores.setdefault(structure, []).append(dice(predicted, truth))
-            _add(predicted_mm3, structure, voxel * np.count_nonzero(predicted))
-            _add(annotated_mm3, structure, voxel * np.count_nonzero(truth))
+            _add(predicted_mm3, structure, voxel * int(np.count_nonzero(predicted)))
+            _add(annotated_mm3, structure, voxel * int(np.count_nonzero(truth)))
     return ValidationScores(
         {name: sum(values) / len(values) for name, values in scores.items()},
         {name: predicted_mm3[name] / volume for name, volume in annotated_mm3.items() if volume > 0},
