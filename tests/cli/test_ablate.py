@@ -49,6 +49,7 @@ def test_it_runs_the_rows_and_shows_the_table(ablated) -> None:
     assert re.search(r"^no KD( +0\.\d{3} ± 0\.\d{3}){4} +reference +– +66\.58", table, re.MULTILINE)
     assert re.search(r"^global KD +✓( +0\.\d{3} ± 0\.\d{3}){4} +[+−]0\.\d{3} +– +69\.55", table, re.MULTILINE)
     assert "Average surface distance in mm" in table
+    assert "Delivered: the last round of every run." in table
     for name in (
         "ablation.html",
         "ablation.md",
@@ -78,6 +79,9 @@ def test_the_files_say_what_is_on(ablated) -> None:
     assert "| global KD | ✓ | 0." in text
     rows = list(csv.DictReader((folder / "ablation.csv").open()))
     assert {(row["method"], row["module_global KD"]) for row in rows} == {("no KD", "0"), ("global KD", "1")}
+    assert {(row["rounds"], row["delivered_rounds"]) for row in rows} == {("1", "1 1")}
+    assert "| delivered round |" in text
+    assert page.count("1, 1 of 1</td>") == 2
     content = json.loads((folder / "ablation.json").read_text())
     assert content["ablation"]["rows"][1] == {"label": "global KD", "modules": ["global KD"], "paper": "69.55"}
     assert content["methods"]["global KD"] == {"method": "flkd", "settings": {"local_weight": 0}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_other_methods_are_trained_shown_and_not_trained_again(experiment_file, 
     first = CliRunner().invoke(app, [*command, "--beside", "solo"], catch_exceptions=False)
     assert first.exit_code == 0, first.output
     assert "north alone" in first.output
+    assert re.search(r"delivered round +│( +1 of 1 +│){4}", first.output)
     assert 'id="beside"' in (run / "report.html").read_text()
     before = (run / "beside" / "solo" / "metrics.csv").stat().st_mtime_ns
     again = CliRunner().invoke(app, [*command, "--beside", "solo, central_full, solo", "--resume", "--json"])

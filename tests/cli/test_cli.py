@@ -60,6 +60,7 @@ def test_train_prints_plain_lines_and_writes_a_report(experiment_file, tmp_path,
     assert code == 0
     assert "round 3/3" in out
     assert "validation Dice" in out
+    assert re.search(r"^Delivered: round [1-3] of 3$", out, re.MULTILINE)
     assert "liver" in out
     assert "\x1b[" not in out, "control codes in a pipe"
     assert (folder / "report.html").is_file()
@@ -80,6 +81,7 @@ def test_train_json_is_one_object_per_line(experiment_file, tmp_path, capfd, mon
     assert code == 0
     lines = [json.loads(line) for line in out.splitlines()]
     assert lines[-1]["result"]["dice"]["n"] > 0
+    assert (lines[-1]["result"]["delivered_round"], lines[-1]["result"]["rounds"]) == (1, 1)
     assert any(line.get("event") == "round" for line in lines)
 
 

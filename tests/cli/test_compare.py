@@ -51,6 +51,7 @@ def test_it_tells_what_it_does_and_where_everything_lies(compared) -> None:
     table = result.output[result.output.index("Test Dice (own") :]
     assert re.search(r"│ solo +│ 0\.\d{3} ± 0\.\d{3} │", table)
     assert "kidney left" in table
+    assert "Delivered: the last round of every run." in table
     assert "step" in table
     assert table.index("Test Dice per organ") < table.index("Average surface distance in mm")
     assert all(len(line) <= 100 for line in table.splitlines() if not line.startswith(str(folder)))
@@ -86,6 +87,7 @@ def test_a_second_time_nothing_is_prepared_or_trained(compared, experiment_file,
     assert shown["methods"]["solo"]["dice"]["seeds"] == 2
     assert shown["methods"]["fedavg"]["dice"]["difference"] is None
     assert str(folder / "comparison.html") in shown["files"]
+    assert shown["delivered"] == dict.fromkeys(("solo", "fedavg"), [{"delivered_round": 1, "rounds": 1}] * 2)
 
 
 def test_what_is_missing_is_added(compared, experiment_file) -> None:

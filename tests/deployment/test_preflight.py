@@ -200,6 +200,26 @@ def test_a_policy_against_the_agreed_method(
     assert bool(found.fix) == (verdict != "ok")
 
 
+def test_a_policy_of_before_volumes_is_told_what_it_keeps_and_what_to_write(
+    kit: SiteKit, tiny: Callable[..., Experiment]
+) -> None:
+    """The site can take part without; other numbers that are lacking stay a failure, and are named alone."""
+    agree_on(kit, tiny, name="flkd")
+    policy = default_policy("flkd").as_json()
+    older = [name for name in policy["numbers"] if name != "volume/*"]
+    kit.egress_policy.write_text(yaml.safe_dump({**policy, "numbers": older}))
+    found = by_name(preflight(kit, data=False))["egress.yaml"]
+    assert found.verdict == "warning"
+    assert "number volume/*" in found.what
+    (line,) = re.findall(r"under 'numbers': '(.*?)'", found.fix)
+    kit.egress_policy.write_text(yaml.safe_dump({**policy, "numbers": older + yaml.safe_load(line)}))
+    assert by_name(preflight(kit, data=False))["egress.yaml"].verdict == "ok"
+    kit.egress_policy.write_text(yaml.safe_dump({**policy, "numbers": [n for n in older if n != "dice/*"]}))
+    found = by_name(preflight(kit, data=False))["egress.yaml"]
+    assert found.verdict == "failed"
+    assert "volume/*" not in found.what + found.fix
+
+
 def test_what_the_method_does_not_send_with_these_settings_need_not_be_allowed(
     kit: SiteKit, tiny: Callable[..., Experiment]
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from federations import make_coordinator
 from hospitals import make_hospitals
 from refusing import refused
@@ -18,6 +19,7 @@ from refusing import refused
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 from panorgan.cases.preprocess import Plan
+from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.site_job import SiteMachine
 from panorgan.federation.audit import read_log
@@ -113,6 +115,28 @@ def test_a_hospital_that_lost_its_state_says_so_and_may_accept_the_loss(hospital
     coordinator = all_.coordinator()
     coordinator.run()
     assert coordinator.finished
+
+
+@pytest.mark.parametrize("allowed", [(), ("volume/liver",), ("volume/*",)], ids=["none", "one", "all"])
+def test_a_policy_decides_about_volumes_and_the_hospital_takes_part_in_any_case(hospitals, allowed):
+    """North annotates the liver; a policy that names no volumes is one of before they were sent."""
+    all_ = hospitals(rounds=1, validate_every=1)
+    policy = yaml.safe_load(all_.north.egress_policy.read_text())
+    policy["numbers"] = [*(name for name in policy["numbers"] if name != "volume/*"), *allowed]
+    all_.north.egress_policy.write_text(yaml.safe_dump(policy))
+    record(all_.north)
+    coordinator = all_.coordinator()
+    coordinator.run()
+    assert coordinator.finished
+    assert set(coordinator.state.scores) == {"north", "south"}
+    (facts,) = [e.facts for e in read_events(all_.folder / "run" / "events.jsonl") if e.kind == "round"]
+    assert set(facts["validation"]["north"]) == {"liver"}
+    assert set(facts["volume"].get("north", {})) == ({"liver"} if allowed else set())
+    assert "liver" not in facts["volume"]["south"]
+    _, entries = read_log(all_.north.audit_log)
+    sent = [entry["numbers"] for entry in entries if entry.get("task") == "evaluate"]
+    assert [{"volume/liver"} & set(numbers) for numbers in sent] == [{"volume/liver"} if allowed else set()]
+    assert ("kept here" in all_.north.log.read_text()) != bool(allowed)
 
 
 def a_label(kit: SiteKit) -> Path:

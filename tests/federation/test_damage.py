@@ -81,8 +81,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_bits_and_says_so(t
     heard: list[Event] = []
     resumed = make_coordinator(experiment, folder, LocalTransport(make_workers(experiment, folder)), heard)
     assert resumed.state.rounds_done == 1
-    (notice,) = [event.facts["text"] for event in heard if event.kind == "notice"]
-    assert "round-00002" in notice
+    (notice,) = [event.facts for event in heard if event.kind == "notice"]
+    assert notice["code"] == "checkpoint-damaged"
+    assert "round-00002" in notice["text"]
     resumed.run()
     assert same(resumed.state.weights, undisturbed.state.weights)
 

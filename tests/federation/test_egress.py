@@ -404,12 +404,14 @@ def test_the_default_policy_says_what_the_method_says(monkeypatch):
     assert policy.weights
     assert policy.failures
     assert policy.tensors == {"mask/*": TensorRule(what="Which weights this site keeps, one bit each.")}
-    assert set(policy.numbers) == {"train_cases", "annotated/*", "plan/*", "dice/*", "cases", "loss", "kept/*"}
+    common = {"train_cases", "annotated/*", "plan/*", "cases", "dice/*", "volume/*"}
+    assert set(policy.numbers) == {*common, "loss", "kept/*"}
     lines = policy_text(policy, "masking").splitlines()
     assert any("Which weights this site keeps" in line for line in lines)
     assert '  - "kept/*"            # how many weights of each layer this site keeps' in lines
     assert '  - "loss"              # mean loss of the round' in lines
     assert '  - "dice/*"            # mean validation score per structure' in lines
+    assert any(line.startswith('  - "volume/*"          # predicted / annotated volume') for line in lines)
 
 
 def test_a_number_that_no_method_explains_gets_no_made_up_words():

@@ -231,7 +231,7 @@ TASK = Task("evaluate", "run", experiment="e")
 @pytest.mark.parametrize("score", [0.0, 1.0])
 def test_the_ends_of_the_scale_are_scores(score):
     answer = Message(numbers={"dice/liver": score}, meta=answer_meta(TASK, "a")).to_bytes()
-    assert read_scores(answer, TASK, "a", Vocabulary(["liver"])) == {"liver": score}
+    assert read_scores(answer, TASK, "a", Vocabulary(["liver"])).dice == {"liver": score}
 
 
 def test_a_site_may_annotate_nothing_and_all_of_its_cases():
@@ -318,9 +318,31 @@ def test_an_outlier_is_asked_again_when_the_round_is_resumed(three, tmp_path):
     assert set(happened(tmp_path, "round")[0]["sites"]) == {"north", "south", "west"}
 
 
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 250.0])
+def test_any_ratio_of_volumes_from_zero_on_is_one(ratio):
+    answer = Message(numbers={"dice/liver": 0.5, "volume/liver": ratio}, meta=answer_meta(TASK, "a")).to_bytes()
+    assert read_scores(answer, TASK, "a", Vocabulary(["liver"])).volume == {"liver": ratio}
+
+
+def test_a_ratio_of_volumes_below_zero_is_refused():
+    answer = Message(numbers={"dice/liver": 0.5, "volume/liver": -0.1}, meta=answer_meta(TASK, "a")).to_bytes()
+    with refused("negative-volume", MessageError):
+        read_scores(answer, TASK, "a", Vocabulary(["liver"]))
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"1e999"])
+def test_a_ratio_of_volumes_that_is_not_finite_is_refused(value):
+    """It stands in the header as text, as long as the number that it replaces."""
+    honest = Message(numbers={"dice/liver": 0.5, "volume/liver": 12345678.5}, meta=answer_meta(TASK, "a")).to_bytes()
+    assert honest.count(b"12345678.5") == 1
+    with pytest.raises(MessageError):
+        read_scores(honest.replace(b"12345678.5", value.ljust(10)), TASK, "a", Vocabulary(["liver"]))
+
+
+@pytest.mark.parametrize("family", ["dice", "volume"])
 @pytest.mark.parametrize("organ", ["gallbladder", "", "=cmd()"])
-def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ):
-    answer = Message(numbers={"dice/liver": 0.5, f"dice/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
+def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ, family):
+    answer = Message(numbers={"dice/liver": 0.5, f"{family}/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
     with refused("unknown-structure", MessageError) as caught:
         read_scores(answer, TASK, "a", Vocabulary(["liver"]))
     assert str(caught.value).replace("\n", "").isprintable()

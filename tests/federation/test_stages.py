@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, ClassVar
+
 import pytest
 from federations import make_coordinator, make_workers, run, same
 from refusing import refused
 
 from panorgan.errors import RunError
-from panorgan.federation.events import Event
+from panorgan.federation.events import Event, read_events
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method, MethodConfig, SiteRule, Stage
@@ -90,6 +93,62 @@ def test_validation_is_counted_within_the_stage(tiny, tmp_path):
     _, rounds = scored_run(tiny, tmp_path, Short(MethodConfig()), validate_every=2)
     validated = [f"{facts['stage']}/{facts['round']}" for facts in rounds if facts["validation"] is not None]
     assert validated == ["pretrain/1", "train/2", "train/3"]
+
+
+class Growing(Staged):
+    """Its modules begin one after the other; the second round of training (the fourth of the run) is the best."""
+
+    starts: ClassVar[dict[str, int]]
+
+    def module_starts(self, rounds: int) -> dict[str, int]:
+        return {module: first for module, first in self.starts.items() if first <= rounds}
+
+
+def early_notices(folder: Path) -> list[dict[str, Any]]:
+    told = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "notice"]
+    return [facts for facts in told if facts["code"] == "delivered-early"]
+
+
+def growing(**starts: int) -> Method:
+    return type("Growing", (Growing,), {"starts": starts})(MethodConfig())
+
+
+def test_a_round_from_before_a_module_began_is_said_to_be_one(tiny, tmp_path):
+    coordinator, _ = scored_run(tiny, tmp_path, growing(late=3, there=2))
+    assert coordinator.delivered_weights()[0] == 4
+    (told,) = early_notices(tmp_path)
+    assert told["number"] == 5
+    assert "round 4 of 5" in told["text"]
+    assert "late (round 5)" in told["text"], "rounds of the whole run"
+    assert "there" not in told["text"]
+    assert "training.select: last" in told["text"]
+    assert "validate_every" not in told["text"], "more often than after every round is not possible"
+
+
+def test_a_run_that_validates_seldom_is_told_so(tiny, tmp_path):
+    """Rounds 2 and 3 of training are validated, with 0.3 and 0.2."""
+    scored_run(tiny, tmp_path, growing(late=3), validate_every=2)
+    (told,) = early_notices(tmp_path)
+    assert "training.validate_every is 2" in told["text"]
+
+
+@pytest.mark.parametrize(
+    ("starts", "training"),
+    [({"there": 2}, {}), ({}, {}), ({"late": 3}, {"select": "last"}), ({"late": 3}, {"validate_every": 0})],
+    ids=["all began", "no modules", "the last is delivered", "nothing was validated"],
+)
+def test_nothing_is_said_where_every_module_had_its_part(tiny, tmp_path, starts, training):
+    scored_run(tiny, tmp_path, growing(**starts), **training)
+    assert early_notices(tmp_path) == []
+
+
+def test_it_is_said_after_the_last_round_and_once_however_often_the_run_is_resumed(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 3, "validate_every": 1, "local_steps": 1})
+    method = growing(late=3)
+    for number in range(1, 8):
+        transport = Scored(make_workers(experiment, tmp_path, method), SCORES)
+        make_coordinator(experiment, tmp_path, transport, method=method).run(rounds=1)
+        assert len(early_notices(tmp_path)) == (number >= 5)
 
 
 class Watching(Staged):

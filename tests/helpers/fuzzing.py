@@ -12,6 +12,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import MessageError
 from panorgan.federation.checks import SiteFailedError, check_answer, read_introduction, read_scores
 from panorgan.federation.message import Message, MessageFile
+from panorgan.federation.scores import ValidationScores
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.methods.exchange import Moment, SiteFacts
 
@@ -23,7 +24,7 @@ INTRODUCTION = {"train_cases": 3.0, "annotated/liver": 3.0, "plan/cases": 3.0, "
 SOUND = (
     Message(numbers=INTRODUCTION, meta=answer_meta(JOIN, "north")).to_bytes(),
     Message(WEIGHTS, {"loss": 0.5, "cases": 3.0}, answer_meta(TRAIN, "north")).to_bytes(),
-    Message(numbers={"dice/liver": 0.5}, meta=answer_meta(SCORE, "north")).to_bytes(),
+    Message(numbers={"dice/liver": 0.5, "volume/liver": 1.5}, meta=answer_meta(SCORE, "north")).to_bytes(),
     Message(meta={**answer_meta(TRAIN, "north"), "failed": "data"}).to_bytes(),
     Message(WEIGHTS, meta=TRAIN.to_meta()).to_bytes(),
 )
@@ -77,5 +78,6 @@ def _forms(message: Message) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {key: (value.shape, value.dtype) for key, value in message.arrays.items()}
 
 
-def _check_scores(scores: dict[str, float]) -> None:
-    assert all(0 <= value <= 1 for value in scores.values())
+def _check_scores(scores: ValidationScores) -> None:
+    assert all(0 <= value <= 1 for value in scores.dice.values())
+    assert all(0 <= value < math.inf for value in scores.volume.values())

@@ -11,8 +11,9 @@ from ufps_pieces import Told, site_of
 
 from panorgan.anatomy import Vocabulary
 from panorgan.federation import site as site_module
+from panorgan.federation.scores import ValidationScores
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.federation.validation import validation_dice
+from panorgan.federation.validation import validation_scores
 from panorgan.methods.base import Content
 from panorgan.methods.exchange import Moment
 from panorgan.methods.ufps import UFPS
@@ -109,6 +110,7 @@ class Case:
     """All liver."""
 
     image = np.zeros((2, 2, 2), dtype=np.float16)
+    spacing = (1.0, 1.0, 1.0)
 
     def masks(self):
         yield "liver", np.ones((2, 2, 2), dtype=bool)
@@ -120,9 +122,9 @@ def test_a_teacher_is_scored_as_it_is_asked():
     def predict(network, image):
         return torch.tensor([0.3, 0.36, 0.34]).view(3, 1, 1, 1).repeat(1, 2, 2, 2)
 
-    assert validation_dice(Claims(), [Case()], predict) == {"liver": 1.0}
-    assert validation_dice(Claims(), [Case()], predict, ("liver",)) == {"liver": 0.0}
-    assert validation_dice(Claims(), [Case()], predict, ("liver", "spleen")) == {"liver": 1.0}
+    assert validation_scores(Claims(), [Case()], predict).dice == {"liver": 1.0}
+    assert validation_scores(Claims(), [Case()], predict, ("liver",)).dice == {"liver": 0.0}
+    assert validation_scores(Claims(), [Case()], predict, ("liver", "spleen")).dice == {"liver": 1.0}
 
 
 TRAINING = {"rounds": 4, "validate_every": 1, "local_steps": 1}
@@ -132,17 +134,17 @@ TRAINING = {"rounds": 4, "validate_every": 1, "local_steps": 1}
 def test_teachers_of_a_run_are_those_of_their_best_rounds(tiny, tmp_path, monkeypatch, pieces):
     """Four rounds of pretrain, of which the second is said to be the best; also with a process for every round."""
     seen: dict[str, list[dict[str, torch.Tensor]]] = {"north": [], "south": []}
-    original = site_module.validation_dice
+    original = site_module.validation_scores
 
     def scripted(network, cases, predict, taught=None):
         if taught is None:
             return original(network, cases, predict)
         models = seen["north" if taught == ("liver",) else "south"]
         models.append({key: value.clone() for key, value in network.state_dict().items()})
-        assert original(network, cases, predict, taught), "there are validation cases"
-        return {"any": [0.2, 0.5, 0.1, 0.4][len(models) - 1]}
+        assert original(network, cases, predict, taught).dice, "there are validation cases"
+        return ValidationScores({"any": [0.2, 0.5, 0.1, 0.4][len(models) - 1]})
 
-    monkeypatch.setattr(site_module, "validation_dice", scripted)
+    monkeypatch.setattr(site_module, "validation_scores", scripted)
     experiment = tiny(method={"name": "fedavg_pl"}, training=TRAINING)
     if pieces:
         for _ in range(5):

@@ -20,6 +20,7 @@ from panorgan.methods.asam_step import asam_step, statistics_kept
 from panorgan.methods.base import Content, SiteTools
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fedasam import FedASAM, FedASAMConfig
+from panorgan.methods.fedasam_pl import FedASAMPL, FedASAMPLConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
 from panorgan.methods.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
@@ -253,6 +254,20 @@ def test_without_a_start_nothing_is_averaged_or_kept(tmp_path):
     server = ServerInFolder(tmp_path, FedASAM.Server(FedASAMConfig(swa_start=None), FEDERATION, {"w": torch.zeros(1)}))
     assert [server.play(r, 2, a=float(r)) for r in (1, 2)] == [(1.0, 1.0), (2.0, 2.0)]
     assert server.rule.state() == Content()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "settings", "starts"),
+    [
+        (60, {}, {"SWA": 46}),  # after 45; of every two rounds, counted back from the last, one
+        (60, {"swa_cycle": 10}, {"SWA": 50}),
+        (10, {"swa_start": 0.95}, {"SWA": 10}),
+        (60, {"swa_start": None}, {}),
+    ],
+)
+def test_when_the_average_begins(rounds, settings, starts):
+    assert FedASAM(FedASAMConfig(**settings)).module_starts(rounds) == starts
+    assert FedASAMPL(FedASAMPLConfig(**settings)).module_starts(rounds) == starts
 
 
 @pytest.mark.parametrize("wrong", [{"rho": -0.1}, {"eta": -1}, {"swa_start": 1}, {"swa_cycle": 0}])

@@ -67,6 +67,19 @@ def test_in_which_rounds_maps_travel_and_are_used(settings, rounds, sent, used):
     assert [m.round for m in moments if config.regularises(m) and m.round > min(sent, default=rounds)] == list(used)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "settings", "starts"),
+    [
+        (500, {}, {"Reg": 15, "DA": 15}),  # 3 % of the rounds
+        (60, {"regularisation_start": 0.5, "aggregation_start": 0.25}, {"Reg": 30, "DA": 15}),
+        (4, {}, {"Reg": 3, "DA": 1}),  # fused maps come about in two rounds
+        (2, {"dynamic_aggregation": False}, {}),
+    ],
+)
+def test_when_each_module_begins(rounds, settings, starts):
+    assert FedIOD(FedIODConfig(**settings)).module_starts(rounds) == starts
+
+
 def test_in_which_rounds_heads_are_judged():
     def judged(**settings: object) -> list[int]:
         config = FedIODConfig(**settings)

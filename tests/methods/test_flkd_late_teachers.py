@@ -178,6 +178,7 @@ def test_training_without_a_teacher_is_told_once(tiny, tmp_path, monkeypatch, re
     assert coordinator.rule.teachers.owing == ()
     (notice,) = happened(tmp_path, "notice")
     assert notice["number"] == 4
+    assert notice["code"] == "no-teacher"
     assert "No teacher knows liver." in notice["text"]
     assert set(trial.sent["south", 4].numbers) == ALL_PARTS - {"loss/local_kd"}
     assert set(trial.sent["north", 4].numbers) == ALL_PARTS

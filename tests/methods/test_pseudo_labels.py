@@ -281,6 +281,7 @@ def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, 
     assert coordinator.finished
     assert coordinator.vault.names() == ("teacher/south", "teacher/west")
     (notice,) = told(tmp_path, "notice")
+    assert notice["code"] == "no-teacher"
     assert "No teacher knows liver." in notice["text"]
     rounds = [facts for facts in told(tmp_path, "round") if facts["stage"] == "train"]
     assert [sorted(facts["sites"]) for facts in rounds] == [["north", "south", "west"]] * 3

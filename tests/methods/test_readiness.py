@@ -108,11 +108,13 @@ def test_ready_organs_go_out_with_the_model_and_not_before_the_start():
 def test_people_are_told_which_organs_are_left_to_the_teachers():
     rule = server(6)
     rule.validated({"b": {"pancreas": 0.1}})
-    about = [text for text in rule.notices() if text.startswith("GMT leaves")]
-    assert [("liver" in text, "pancreas" in text) for text in about] == [(True, False), (False, True)]
-    assert not [text for text in server(5).notices() if "GMT" in text]
-    assert not [text for text in server(6, main_teacher_dice=0).notices() if "GMT" in text]
-    assert not [text for text in server(6, main_teacher=False).notices() if "GMT" in text]
+    about = {notice.code: notice.text for notice in rule.notices() if notice.code.startswith("main-teacher")}
+    assert {code: ("liver" in text, "pancreas" in text) for code, text in about.items()} == {
+        "main-teacher-unscored": (True, False),
+        "main-teacher-waits": (False, True),
+    }
+    for silent in (server(5), server(6, main_teacher_dice=0), server(6, main_teacher=False)):
+        assert {notice.code for notice in silent.notices()} == {"no-teacher"}
 
 
 # -- in a run --------------------------------------------------------------------------------------------------------

@@ -54,6 +54,19 @@ def test_what_is_active_when(rounds, monkeypatch):
     assert found == {r: active(site.config, Moment("train", r, rounds)) for r in found}, "as the table says"
 
 
+@pytest.mark.parametrize(
+    ("rounds", "settings", "starts"),
+    [
+        (500, {}, {"WS": 10, "aRCE": 200, "GMT": 300, "UA": 300, "SAM": 300}),  # the paper's
+        (60, {}, {"WS": 2, "aRCE": 24, "GMT": 36, "UA": 36, "SAM": 36}),
+        (60, {"main_teacher": False, "uncertainty_aware": "none", "sharpness": "none"}, {"WS": 2, "aRCE": 24}),
+        (5, {}, {"aRCE": 2, "GMT": 3, "UA": 3, "SAM": 3}),  # too short for WS
+    ],
+)
+def test_when_each_module_that_is_on_begins(rounds, settings, starts):
+    assert UFPS(UFPSConfig(**settings)).module_starts(rounds) == starts
+
+
 def test_outside_of_training_nothing_is_active():
     assert active(UFPSConfig(), Moment("pretrain", 10, 10)) == set()
 

@@ -49,6 +49,8 @@ def test_the_page_shows_every_model_and_what_it_does_not_know(run) -> None:
     section = page[page.index('id="beside"') : page.index('id="scores"')]
     assert "north alone" in section
     assert "unknown" in section
+    assert [model.delivered for model in models] == ["1 of 1"] * 4
+    assert section.count("<td>1 of 1</td>") == 4
 
 
 def test_means_are_over_the_test_cases_of_the_federation(run) -> None:

@@ -21,17 +21,19 @@ import pytest
 from browser import blocked, visit
 from made_ablation import Made
 
+from panorgan.checksums import read_json, sealed_json
 from panorgan.config import Experiment
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.comparison import Figure
 from panorgan.evaluation.metrics import Metric
-from panorgan.federation.events import Listener, read_events
+from panorgan.federation.events import EventLog, Listener, read_events
 from panorgan.methods.ablation import AblationRow
 from panorgan.report import comparison_tables as tables
 from panorgan.report.ablation import page as ablation_page
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
+from panorgan.report.delivered_rounds import delivered_line
 from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.scoring import read_metrics, write_metrics
 
@@ -264,6 +266,41 @@ def test_a_gap_shows_and_the_rest_is_compared(copied: Plan) -> None:
 def copied_without(plan: Plan, lost: Planned) -> Plan:
     return Plan(
         plan.name, plan.folder, plan.entries, plan.seeds, plan.reference, tuple(r for r in plan.runs if r is not lost)
+    )
+
+
+def deliver_round(plan: Plan, title: str, number: int) -> Planned:
+    """Let a run say that it delivers another round."""
+    run = next(run for run in plan.runs if run.title == title)
+    card = run.folder.model / "model.json"
+    card.write_text(sealed_json({**read_json(card.read_bytes()), "round": number}))
+    return run
+
+
+def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
+    for run in copied.runs:
+        deliver_round(copied, run.title, 2)
+    early = deliver_round(copied, "fedavg · seed 1", 1)
+    notice = "The delivered model is that of round 1 of 2 <b>."
+    EventLog(early.folder.events).record("notice", number=2, code="delivered-early", text=notice)
+    next(run for run in copied.runs if run.title == "solo · seed 0").folder.model.joinpath("model.json").unlink()
+    results = compare_runs(copied)
+    files = write_comparison(results)
+    wanted = {"solo": "–, 2 of 2", "fedavg": "2, 1 of 2", "held tight": "2, 2 of 2"}
+    shown = re.findall(r'data-delivered="(.*?)">(.*?)<', files.page.read_text())
+    assert dict(shown) == wanted
+    assert f"fedavg · seed 1: {notice}" in Page(files.page).text
+    markdown = files.markdown.read_text()
+    summary = markdown[markdown.index("## Summary") : markdown.index("## Federation")]
+    rows = [line.strip("| ").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
+    assert {row[0]: row[-1] for row in rows if "---" not in row[0]} == {"method": "delivered round", **wanted}
+    assert r"- fedavg · seed 1: The delivered model is that of round 1 of 2 \<b\>." in summary
+    scores = {r["method"]: (r["rounds"], r["delivered_rounds"]) for r in csv.DictReader(files.scores.open())}
+    assert scores == {"solo": ("2", "? 2"), "fedavg": ("2", "2 1"), "held tight": ("2", "2 2")}
+    told = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
+    assert [entry for entry in told if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
+    assert delivered_line(results.records) == (
+        "Delivered rounds, by seed: solo –, 2 of 2; fedavg 2, 1 of 2; held tight 2, 2 of 2."
     )
 
 

@@ -35,6 +35,7 @@ from panorgan.report.comparison_tables import (
     summary_places,
     traffic,
 )
+from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_line
 from panorgan.report.tables import NOTHING, number
 from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.compare_at_once import run_missing_at_once
@@ -165,6 +166,7 @@ def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
         "files": [str(path) for path in files.all],
         "reference": results.plan.reference,
         "missing": results.missing,
+        "delivered": {label: [delivered_as_json(r) for r in some] for label, some in results.records.items()},
         "methods": methods,
     }
 
@@ -191,6 +193,9 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
         markup=False,
         highlight=False,
     )
+    console.print(delivered_line(results.records), style="dim", markup=False, highlight=False)
+    for text in delivered_early(results.records):
+        console.print(Text(text, style="yellow"))
     for text in results.missing:
         console.print(Text(f"Not finished: {text}", style="yellow"))
     for path in files.all:

@@ -16,6 +16,7 @@ from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report import write_report
 from panorgan.report.beside import BesideModel, beside_models
+from panorgan.report.delivered_rounds import delivered_as_json, delivered_words
 from panorgan.report.record import read_record
 from panorgan.runs.execute import RunResult, check_run, evaluate, train
 from panorgan.runs.folder import RunFolder
@@ -62,11 +63,13 @@ def evaluate_run(run: Path, as_json: bool) -> None:
 
 def _show(result: RunResult, report: Path, as_json: bool) -> None:
     table = organ_site_table(result.rows)
-    models = beside_models(read_record(result.folder.path))
+    record = read_record(result.folder.path)
+    models = beside_models(record)
     if as_json:
         summary: dict[str, Any] = {
             "run": str(result.folder.path),
             "report": str(report),
+            **delivered_as_json(record),
             "dice": _numbers(table.overall),
         }
         summary["external_dice"] = _numbers(table.external)
@@ -79,6 +82,7 @@ def _show(result: RunResult, report: Path, as_json: bool) -> None:
     console.print(f"In the federation {in_words(table.overall)}")
     if table.external is not None and table.external.n:
         console.print(f"At external sites {in_words(table.external)}")
+    console.print(f"Delivered: round {delivered_words([record])}", highlight=False)
     if models:
         console.print(beside_table(models))
     console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
@@ -108,6 +112,7 @@ def beside_table(models: Sequence[BesideModel]) -> Table:
         table.add_row(organ.replace("_", " "), *(f"{summary.mean:.2f}" if summary else "unknown" for summary in known))
     table.add_section()
     table.add_row("all it knows", *(f"{model.overall.mean:.2f}" for model in models))
+    table.add_row("delivered round", *(model.delivered for model in models))
     return table
 
 

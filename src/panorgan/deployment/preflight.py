@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,19 +173,22 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
     An answer that holds one thing too many is refused as a whole, perhaps after days of training.
     """
     from panorgan.federation.egress import COMMON_NUMBERS
+    from panorgan.federation.optional_numbers import OPTIONAL_NUMBERS
     from panorgan.methods.payloads import sendings
 
     method = agreement.build_method()
     sent = {pattern for sending in sendings(method) for pattern in sending.tensors}
     tensors = [pattern for pattern in method.tensors if pattern in sent and not _covers(policy.tensors, pattern)]
-    numbers = [p for p in dict.fromkeys((*method.numbers, *COMMON_NUMBERS)) if not _covers(policy.numbers, p)]
+    lacking = [p for p in dict.fromkeys((*method.numbers, *COMMON_NUMBERS)) if not _covers(policy.numbers, p)]
+    numbers = [pattern for pattern in lacking if pattern not in OPTIONAL_NUMBERS]
+    optional = [pattern for pattern in lacking if pattern in OPTIONAL_NUMBERS]
     kept = [
         *([] if policy.weights else ["weights"]),
         *(f"{pattern} ({method.tensors[pattern].rstrip('.')})" for pattern in tensors),
         *(f"number {pattern}" for pattern in numbers),
     ]
     if not kept:
-        return None
+        return _without_optional(optional)
     lines = [
         *([] if policy.weights else ["'weights: true'"]),
         *(f"under 'tensors': '{json.dumps(pattern)}: {{}}'" for pattern in tensors),
@@ -201,6 +204,22 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
         f"{method.name} sends what this policy keeps here: {'; '.join(kept)}. Such an answer is refused as a whole.",
         f"If it may leave, write into local/egress.yaml {'; '.join(lines)}. If not, do not take part.",
         "policy-keeps-payload",
+    )
+
+
+def _without_optional(patterns: Sequence[str]) -> Check | None:
+    """Numbers that a site can take part without; its answers leave them out."""
+    from panorgan.federation.egress import COMMON_NUMBERS
+
+    if not patterns:
+        return None
+    named = "; ".join(f"number {pattern} ({COMMON_NUMBERS[pattern]})" for pattern in patterns)
+    lines = "; ".join(f"under 'numbers': '- {json.dumps(pattern)}'" for pattern in patterns)
+    return Check(
+        "egress.yaml",
+        "warning",
+        f"This policy keeps here what helps to notice that a model goes wrong: {named}. The site takes part without.",
+        f"If it may leave, write into local/egress.yaml {lines}.",
     )
 
 

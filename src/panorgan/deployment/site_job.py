@@ -22,6 +22,7 @@ from panorgan.federation.audit import AuditLog
 from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, parse_policy, weights_of_site
 from panorgan.federation.failures import NotAgreedError, code_of
 from panorgan.federation.message import Message
+from panorgan.federation.optional_numbers import without_kept
 from panorgan.federation.refused_requests import note_refusal
 from panorgan.federation.run_record import read_record
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
@@ -71,7 +72,12 @@ class SiteMachine:
         try:
             worker = self._open()
             answer = self._keep_model(worker, request, task) if task.kind == "deliver" else worker.handle(request)
-            released = self._guard(worker, task).release(answer, task.kind, task.moment.round, task.moment.stage)
+            guard = self._guard(worker, task)
+            if task.kind == "evaluate":
+                answer, kept = without_kept(answer, guard.policy)
+                if kept:
+                    self._log.info("kept here, as the policy does not name it: %s", ", ".join(kept))
+            released = guard.release(answer, task.kind, task.moment.round, task.moment.stage)
         except TaskAbortedError:
             self._log.info("no longer wanted: %s", task.label)
             raise

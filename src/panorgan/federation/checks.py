@@ -15,6 +15,7 @@ from panorgan.errors import MessageError
 from panorgan.federation.failures import CODES, DIVERGED
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.names import check_names, check_structures
+from panorgan.federation.scores import ValidationScores
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.methods.exchange import Numbers, SiteFacts
 
@@ -168,17 +169,23 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
     return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
 
 
-def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> dict[str, float]:
-    """A site's validation Dice by structure, checked."""
+def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> ValidationScores:
+    """A site's validation scores by structure, checked; that they are finite, `Message` sees to."""
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
-    scores = _numbers_of(message, "dice/")
-    check_structures(scores, vocabulary, site, "scores")
-    for structure, value in scores.items():
+    scores = ValidationScores.from_numbers(message.numbers)
+    check_structures(scores.dice, vocabulary, site, "scores")
+    check_structures(scores.volume, vocabulary, site, "measures")
+    for structure, value in scores.dice.items():
         if not 0 <= value <= 1:
             raise MessageError(
                 f"Site {site} sent a score that is no Dice.", code="not-a-dice", why=f"{structure}: {value}"
+            )
+    for structure, value in scores.volume.items():
+        if value < 0:
+            raise MessageError(
+                f"Site {site} sent a ratio of volumes below zero.", code="negative-volume", why=f"{structure}: {value}"
             )
     return scores
 

@@ -25,14 +25,18 @@ from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
+from panorgan.federation.notices import NoticeBoard, delivered_early, went_back
+from panorgan.federation.remedies import Remedies
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.vault import DiskVault
-from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
 from panorgan.networks import UNetSettings
+
+BySite = dict[str, dict[str, float]]
+"""Site → structure → number."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,7 @@ class Coordinator:
         self._aggregation = Aggregation(training.aggregation, training.trimmed_share, setup.limits.largest_share)
         self._collector = Collector(transport, events, setup.patience)
         self._turned_away: set[str] = set()
-        self._noted: set[str] = set()
-        self._watchdog = Watchdog()
+        self._board = NoticeBoard(events, Remedies.of(setup.method, setup.network))
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
         self._tell_fallback()
@@ -114,6 +117,9 @@ class Coordinator:
                 return
             self._admit_newcomers()
             self._round(moment)
+        delivered, every = self._best_of_last_stage or self.state.rounds_done, self.setup.training.validate_every
+        if self.finished and (notice := delivered_early(self.setup.method, self.moments, delivered, every)):
+            self._board.note(len(self.moments), notice)
 
     @property
     def members(self) -> list[str]:
@@ -137,10 +143,16 @@ class Coordinator:
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
         """Round and weights of the model that the run delivers; the best round is one of the last stage."""
-        best, chosen = self.state.best, self.state
-        if self.setup.training.select == "best" and best is not None and self._is_of(self.moments[-1].stage, best):
-            chosen = self.checkpoints.load_best(self.state)
+        chosen = self.state if self._best_of_last_stage is None else self.checkpoints.load_best(self.state)
         return chosen.rounds_done, dict(self._rule_of(chosen).delivered())
+
+    @property
+    def _best_of_last_stage(self) -> int | None:
+        """The round that is delivered because it is the best; None where the last one is."""
+        best = self.state.best
+        if self.setup.training.select == "last" or best is None or not self._is_of(self.moments[-1].stage, best):
+            return None
+        return int(best["round"])
 
     def _rule_of(self, state: CoordinatorState) -> ServerRule:
         """The method's server rule as it was in a state."""
@@ -255,16 +267,13 @@ class Coordinator:
             return
         state, told = self.state, self.state.told
         happened = list(read_events(self.events.path))
-        self._noted = {event.facts["text"] for event in happened if event.kind == "notice"}
         joined = [event.facts["sites"] for event in happened if event.kind == "joined"]
         if not joined:
             joined = [state.sites]
             self.events.record("joined", sites=state.sites, plan=state.plan)
         if told is not None and told["number"] not in {e.facts["number"] for e in happened if e.kind == "round"}:
             self.events.record("round", **told)
-        for event in read_events(self.events.path):
-            if event.kind == "round" and event.facts["validation"]:
-                self._look_after_organs(event.facts)
+        self._board.recall(read_events(self.events.path))
         known = {site for sites in joined for site in sites}
         known |= {event.facts["site"] for event in happened if event.kind == "late_join"}
         for site in sorted(state.sites.keys() - known):
@@ -272,8 +281,7 @@ class Coordinator:
 
     def _tell_fallback(self) -> None:
         if passed := self.checkpoints.unreadable:
-            text = f"Going back to the checkpoint of round {self.state.rounds_done}: {', '.join(passed)}."
-            self.events.record("notice", number=self.state.rounds_done + 1, text=text)
+            self._board.repeat(self.state.rounds_done + 1, went_back(self.state.rounds_done, passed))
 
     # -- one round -----------------------------------------------------------------------------------------
 
@@ -284,7 +292,8 @@ class Coordinator:
         self.events.transient(
             "round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments)
         )
-        self._tell_notices(number)
+        for notice in self.rule.notices():
+            self._board.note(number, notice)
         traffic = Traffic()
         files = self._collect(moment, number, traffic)
         trained, for_training = time.perf_counter(), traffic.sent + traffic.received
@@ -301,7 +310,7 @@ class Coordinator:
         self.state.rule = self.rule.state()
         self.state.rounds_done = number
         aggregated = time.perf_counter()
-        validation = self._validate(moment, traffic) if self._validates_now(moment) else None
+        validation, volume = self._validate(moment, traffic) if self._validates_now(moment) else (None, {})
         if validation is not None:
             self.rule.validated(validation)
             self.state.rule = self.rule.state()
@@ -315,6 +324,7 @@ class Coordinator:
             "sites": numbers,
             **({"server": of_server} if of_server else {}),
             "validation": validation,
+            **({"volume": volume} if volume else {}),
             "best": self.state.best,
             "bytes_sent": traffic.sent,
             "bytes_received": traffic.received,
@@ -330,23 +340,7 @@ class Coordinator:
         shutil.rmtree(self._spool, ignore_errors=True)
         seconds = {**told["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
         self.events.record("round", **{**told, "seconds": seconds})
-        if validation:
-            self._look_after_organs(told)
-
-    def _tell_notices(self, number: int) -> None:
-        """What the method wants people to know, each sentence once in a run."""
-        for text in self.rule.notices():
-            self._note(number, text)
-
-    def _note(self, number: int, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.events.record("notice", number=number, text=text)
-
-    def _look_after_organs(self, told: Mapping[str, Any]) -> None:
-        """Name organs that the round's validation shows in trouble."""
-        for text in self._watchdog.look(told["round"] / told["rounds"], told["validation"] or {}, {}):
-            self._note(told["number"], text)
+        self._board.look_after_organs(told)
 
     def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup
@@ -381,17 +375,22 @@ class Coordinator:
     def _validates_now(self, moment: Moment) -> bool:
         return validation_due(self.setup.training, self._stages, moment)
 
-    def _validate(self, moment: Moment, traffic: Traffic) -> dict[str, dict[str, float]]:
+    def _validate(self, moment: Moment, traffic: Traffic) -> tuple[BySite, BySite]:
         """Every site scores the new global model on what it annotates itself; a stage's best round is remembered.
 
-        A site that keeps silent counts with what it said last: its absence must not make a round look better.
+        Returns Dice and volume ratios. A site that keeps silent counts with what it said last: its absence must not
+        make a round look better.
         """
         state = self.state
-        scores: dict[str, dict[str, float]] = {}
+        scores: BySite = {}
+        volume: BySite = {}
         task = self._task("evaluate", moment)
 
         def read(site: str, answer: bytes) -> None:
-            scores[site] = read_scores(answer, task, site, self.setup.vocabulary)
+            told = read_scores(answer, task, site, self.setup.vocabulary)
+            scores[site] = dict(told.dice)
+            if told.volume:
+                volume[site] = dict(told.volume)
 
         content = Content(self.rule.delivered())
         question = Question(task, lambda site: content, state.rounds_done, traffic)
@@ -406,7 +405,7 @@ class Coordinator:
             best = state.best
             if best is None or not self._is_of(moment.stage, best) or mean > best["dice"]:
                 state.best = {"round": float(state.rounds_done), "dice": mean}
-        return dict(sorted(scores.items()))
+        return dict(sorted(scores.items())), dict(sorted(volume.items()))
 
 
 __all__ = ["Coordinator", "CoordinatorSetup", "SitesMissingError", "check_coverage"]

@@ -40,6 +40,7 @@ COMMON_NUMBERS = {
     "plan/*": "middle voxel size and extent, and the range of intensities per structure",
     "cases": Method.numbers["cases"],
     "dice/*": "mean validation score per structure",
+    "volume/*": "predicted / annotated volume per structure, over all validation cases (optional)",
 }
 """Numbers that every site sends, whatever the method: when it joins, and when it scores the model."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
@@ -31,7 +31,7 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.site_data import SiteData, SiteSource
 from panorgan.federation.site_memory import SiteMemory
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
-from panorgan.federation.validation import validation_dice
+from panorgan.federation.validation import validation_scores
 from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.exchange import Arrays, Content, Federation, Moment, SiteFacts
@@ -244,7 +244,7 @@ class SiteWorker:
                 inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
                 network_of=lambda site: setup.method.build_network(setup.network, federation, site=site),
                 patch_size=setup.training.sampling.patch_size,
-                validate=lambda network, organs: validation_dice(network, self.data.validation, self._predict, organs),
+                validate=self._validate_teacher,
                 validate_every=setup.training.validate_every,
             )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
@@ -355,7 +355,7 @@ class SiteWorker:
     # -- validation ----------------------------------------------------------------------------------------
 
     def _evaluate(self, content: Content, federation: Federation) -> dict[str, float]:
-        """Mean Dice per annotated structure over the validation cases, on the prepared grid."""
+        """Dice and volume ratio per annotated structure over the validation cases, on the prepared grid."""
         setup = self.setup
         check_model(content.arrays, self._whole_network(federation))
         if not self.data.validation:
@@ -369,9 +369,12 @@ class SiteWorker:
         def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
             return with_room(setup.device, lambda: predict_probabilities(network, image, self._inference))
 
-        scores = validation_dice(network, self.data.validation, predict)
-        numbers = {f"dice/{name}": value for name, value in scores.items()}
-        return {**numbers, "cases": float(len(self.data.validation))}
+        scores = validation_scores(network, self.data.validation, predict)
+        return {**scores.numbers(), "cases": float(len(self.data.validation))}
+
+    def _validate_teacher(self, network: SegmentationNetwork, organs: Collection[str]) -> Mapping[str, float]:
+        """Mean Dice of a model of this site alone; it stays here."""
+        return validation_scores(network, self.data.validation, self._predict, organs).dice
 
 
 def _all_finite(content: Content) -> bool:

@@ -1,12 +1,15 @@
 """Names organs that a federation is losing: not found by those who annotate them, or found far too large.
 
 Averaging can lose an organ without any site doing anything wrong, and a mean over organs hides it. Sites score the
-model on what they annotate; what they say is enough to notice.
+model on what they annotate, by its Dice and by how large it is found; that is enough to notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+from panorgan.federation.remedies import Remedies
+from panorgan.methods.exchange import Notice
 
 LOST = 0.05
 """A validation Dice below this means that the organ is not found."""
@@ -17,41 +20,56 @@ FIRST_LOOK = 0.25
 IN_A_ROW = 2
 """Validations that must agree: one alone may be an accident."""
 
+ORGAN_LOST, ORGAN_FLOODS = "organ-lost", "organ-floods"
+"""Codes of the notices."""
+
 SiteScores = Mapping[str, Mapping[str, float]]
 """Site → organ → number."""
 
 
 class Watchdog:
-    """Remembers what validations said about each organ."""
+    """Remembers what validations said about each organ; `remedies` are what the experiment could set."""
 
-    def __init__(self) -> None:
+    def __init__(self, remedies: Remedies | None = None) -> None:
+        self._remedies = remedies or Remedies()
         self._lost: dict[str, int] = {}
         self._floods: dict[str, int] = {}
 
-    def look(self, progress: float, dice: SiteScores, volume: SiteScores) -> list[str]:
-        """Sentences about organs in trouble after a validation at `progress` in [0, 1] of a stage.
+    def look(self, progress: float, dice: SiteScores, volume: SiteScores) -> list[Notice]:
+        """Organs in trouble after a validation at `progress` in [0, 1] of a stage.
 
-        `volume` is predicted / annotated volume.
+        `volume` is predicted / annotated volume; sites may leave it out.
         """
         best, smallest = _over_sites(dice, max), _over_sites(volume, min)
         known = any(value >= LOST for value in best.values())
         lost = [organ for organ, value in best.items() if value < LOST and known and progress >= FIRST_LOOK]
         floods = [organ for organ, value in smallest.items() if value > FLOODS and progress >= FIRST_LOOK]
-        told = []
-        for organ in _persistent(self._lost, lost):
-            told.append(
-                f"{organ} is not found (validation Dice below {LOST} at {_owners(dice, organ)}, {IN_A_ROW} times in a "
-                "row), while other organs are. Check its labels with 'panorgan doctor'; raise "
-                "training.sampling.foreground, give it more rounds, or lower the learning rate."
-            )
-        for organ in _persistent(self._floods, floods):
-            told.append(
-                f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at "
-                f"{_owners(volume, organ)}, {IN_A_ROW} times in a row). Set network.organ_prior to 0.05 or less and "
-                "method.organ_parts to owners, lower the learning rate, or choose a method that distils unlabelled "
-                "organs (flkd)."
-            )
-        return told
+        return [
+            *(_lost(o, _owners(dice, o), self._remedies.lost) for o in _persistent(self._lost, lost)),
+            *(_floods(o, _owners(volume, o), self._remedies.floods) for o in _persistent(self._floods, floods)),
+        ]
+
+
+def _lost(organ: str, owners: str, settings: Sequence[str]) -> Notice:
+    return Notice(
+        ORGAN_LOST,
+        f"{organ} is not found (validation Dice below {LOST} at {owners}, {IN_A_ROW} times in a row), while other "
+        f"organs are. Check its labels with 'panorgan doctor'.{_set(settings)} Raise training.sampling.foreground, "
+        "give it more rounds, or lower the learning rate.",
+    )
+
+
+def _floods(organ: str, owners: str, settings: Sequence[str]) -> Notice:
+    return Notice(
+        ORGAN_FLOODS,
+        f"{organ} takes over its surroundings (predicted more than {FLOODS:g} times as large as annotated at {owners}, "
+        f"{IN_A_ROW} times in a row).{_set(settings)} Lower the learning rate, or choose a method that distils "
+        "unlabelled organs (flkd).",
+    )
+
+
+def _set(settings: Sequence[str]) -> str:
+    return f" Set {', '.join(settings)}." if settings else ""
 
 
 def _over_sites(numbers: SiteScores, choose: Callable[[list[float]], float]) -> dict[str, float]:

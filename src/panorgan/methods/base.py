@@ -29,6 +29,7 @@ from panorgan.methods.exchange import (
     Federation,
     MemoryVault,
     Moment,
+    Notice,
     Numbers,
     SiteFacts,
     Stage,
@@ -296,8 +297,8 @@ class ServerRule:
         """
         return self.weights_of(site)
 
-    def notices(self) -> tuple[str, ...]:
-        """What people should know, in sentences. Asked before every round; the log tells each sentence once."""
+    def notices(self) -> tuple[Notice, ...]:
+        """What people should know. Asked before every round; the log tells each sentence once."""
         return ()
 
     def weights_of(self, site: str) -> dict[str, torch.Tensor]:
@@ -359,6 +360,13 @@ class Method:
         """What happens in which order; `rounds` is the experiment's number of training rounds."""
         return (Stage("train", rounds),)
 
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """The training round, of `rounds`, in which each module that is on acts first, where that is not the first one.
+
+        A run that delivers an earlier round says so.
+        """
+        return {}
+
     def network_settings(self, settings: UNetSettings) -> UNetSettings:
         """The experiment's `network` section as this method uses it."""
         return settings if self.organs is None else settings.model_copy(update={"organs": self.organs})
@@ -404,6 +412,7 @@ __all__ = [
     "Method",
     "MethodConfig",
     "Moment",
+    "Notice",
     "Numbers",
     "ServerRule",
     "SiteFacts",

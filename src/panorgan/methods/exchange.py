@@ -27,6 +27,14 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something that people should know about a run: a sentence, and a fixed word for programs that stays the same."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
 class SiteFacts:
     """What a site tells about itself when it joins: counts, never cases."""
 

@@ -22,7 +22,7 @@ from panorgan.methods.asam_step import asam_step
 from panorgan.methods.base import Method, SiteRule, stated
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.swa import AveragesRounds
+from panorgan.methods.swa import AveragesRounds, first_average
 
 
 class FedASAMConfig(FedAvgConfig):
@@ -57,6 +57,12 @@ class FedASAM(Method):
         "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
         "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; `Server.delivered`",
     }
+
+    config: FedASAMConfig
+
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """SWA is the only one that waits."""
+        return first_average(self.config.swa_start, self.config.swa_cycle, rounds)
 
     class Site(SiteRule):
         """Two gradients on the same batch, one step."""

@@ -12,7 +12,7 @@ from panorgan.methods.asam_step import asam_step
 from panorgan.methods.fedasam import FedASAMConfig
 from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.registry import register
-from panorgan.methods.swa import AveragesRounds
+from panorgan.methods.swa import AveragesRounds, first_average
 
 
 class FedASAMPLConfig(PseudoLabelConfig, FedASAMConfig):
@@ -28,6 +28,12 @@ class FedASAMPL(PseudoLabelMethod):
         "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
         "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; `Server.delivered`",
     }
+
+    config: FedASAMPLConfig
+
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """SWA is the only one that waits."""
+        return first_average(self.config.swa_start, self.config.swa_cycle, rounds)
 
     class Site(PseudoLabelSite):
         """Two gradients on the same batch and label, one step. Teachers are trained by plain steps."""

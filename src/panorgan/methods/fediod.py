@@ -158,6 +158,10 @@ class FedIOD(Method):
             return InterOrganNetwork(Vocabulary(federation.organs_of(site)), settings, None, inter_organ)
         return InterOrganNetwork(federation.vocabulary, settings, federation.taught(), inter_organ)
 
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """Reg and DA, which wait until attention means something."""
+        return self.config.module_starts(rounds)
+
     def rate_factors(self, optimizer: str) -> Mapping[str, float]:
         """The transformer has a rate of its own."""
         return {_TRANSFORMER: self.config.transformer_factor(optimizer)}

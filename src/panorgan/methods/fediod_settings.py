@@ -83,6 +83,15 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
         first = next((number for number, has in enumerate(started, start=1) if has), moment.rounds)
         return moment.round >= first and (moment.round - first) % self.refresh_every == 0
 
+    def module_starts(self, rounds: int) -> dict[str, int]:
+        """The first round in which Reg and DA act; the fused maps need two rounds to come about."""
+        moments = [Moment("train", number, rounds) for number in range(1, rounds + 1)]
+        acts = {
+            "Reg": [moment.round for moment in moments[2:] if self.regularises(moment)],
+            "DA": [moment.round for moment in moments if self.heads_are_judged(moment)],
+        }
+        return {module: numbers[0] for module, numbers in acts.items() if numbers}
+
     def transformer_factor(self, optimizer: str) -> float:
         """The transformer's share of the learning rate under an optimiser of that name."""
         if self.transformer_rate is not None:

@@ -73,6 +73,14 @@ class RoundAverage:
         self.models = {key.removeprefix(_PREFIX): int(state.numbers[key]) for key in own}
 
 
+def first_average(start: float | None, cycle: int, rounds: int) -> dict[str, int]:
+    """`SWA` and the training round, of `rounds`, whose model is the first in the mean; nothing if none is."""
+    average = RoundAverage(start, cycle)
+    counted = (number for number in range(1, rounds + 1) if average.counts(Moment("train", number, rounds)))
+    first = next(counted, None)
+    return {} if first is None else {"SWA": first}
+
+
 class AveragesRounds(ServerRule):
     """Delivers the mean over late rounds. Its config has `swa_start` and `swa_cycle`."""
 

@@ -14,7 +14,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
-from panorgan.methods.base import Content, Federation, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.base import Content, Federation, Notice, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
 from panorgan.networks.organ_parts import serving
@@ -176,7 +176,7 @@ class TaughtServer(ServerRule):
         if self.in_training:
             super().aggregate(updates)
 
-    def notices(self) -> tuple[str, ...]:
+    def notices(self) -> tuple[Notice, ...]:
         """Training without a teacher for some organ is not what was asked for."""
         if not self.in_training or not self.teachers_are_needed:
             return ()
@@ -184,7 +184,8 @@ class TaughtServer(ServerRule):
         known = {organ for organs in heard for organ in organs}
         lacking = [organ for organ in self.federation.taught() if organ not in known]
         names = ", ".join(organ.replace("_", " ") for organ in lacking)
-        return (f"No teacher knows {names}. Training does without, until one arrives.",) if names else ()
+        text = f"No teacher knows {names}. Training does without, until one arrives."
+        return (Notice("no-teacher", text),) if names else ()
 
     def state(self) -> Content:
         """Who has the teachers."""

@@ -59,14 +59,14 @@ from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxe
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
 from panorgan.methods.ablation import AblationRow
 from panorgan.methods.asam_step import statistics_kept
-from panorgan.methods.base import Content, Numbers, Updates
+from panorgan.methods.base import Content, Notice, Numbers, Updates
 from panorgan.methods.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.readiness import READY, Readiness
 from panorgan.methods.registry import register
 from panorgan.methods.sharpness import ascend, flat_gradient
 from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
 from panorgan.methods.teaching import TEACHERS
-from panorgan.methods.ufps_phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of
+from panorgan.methods.ufps_phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of, starts
 from panorgan.methods.ufps_settings import UFPSConfig
 from panorgan.methods.ufps_table import TABLE_3
 from panorgan.methods.uncertainty_bank import UncertaintyBank
@@ -129,6 +129,12 @@ class UFPS(PseudoLabelMethod):
         **TEACHERS,
         LOCAL: "every `mask_every` rounds, a bit per weight: whether it is among those that matter most to this site.",
     }
+
+    config: UFPSConfig
+
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """From the table of phases."""
+        return starts(self.config, rounds)
 
     class Site(PseudoLabelSite):
         """Labels, how much each sample counts, and steps by the gradient at the worst point nearby."""
@@ -324,7 +330,7 @@ class UFPS(PseudoLabelMethod):
             """What sites say of the organs they annotate shows which of them the global model knows."""
             self.readiness.validated(scores, self.federation)
 
-        def notices(self) -> tuple[str, ...]:
+        def notices(self) -> tuple[Notice, ...]:
             """Inherited; and for which organs GMT does not begin."""
             told = super().notices()
             if "GMT" not in active(self.config, self.moment):
@@ -334,12 +340,14 @@ class UFPS(PseudoLabelMethod):
             unscored = ", ".join(organ.replace("_", " ") for organ in waiting if organ not in scored)
             unknown = ", ".join(organ.replace("_", " ") for organ in waiting if organ in scored)
             if unscored:
-                told += (
+                text = (
                     f"GMT leaves {unscored} to the teachers: no site has scored the global model on it. It needs "
-                    "validation cases and training.validate_every; method.main_teacher_dice: 0 does without.",
+                    "validation cases and training.validate_every; method.main_teacher_dice: 0 does without."
                 )
+                told += (Notice("main-teacher-unscored", text),)
             if unknown:
-                told += (f"GMT leaves {unknown} to the teachers: the global model does not know it well enough yet.",)
+                text = f"GMT leaves {unknown} to the teachers: the global model does not know it well enough yet."
+                told += (Notice("main-teacher-waits", text),)
             return told
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:

@@ -60,6 +60,12 @@ def rounds_of(module: Module, config: UFPSConfig, rounds: int) -> list[int]:
     return [r for r in range(1, rounds + 1) if phase.is_on(config) and phase.is_active(config, r, rounds)]
 
 
+def starts(config: UFPSConfig, rounds: int) -> dict[str, int]:
+    """The first training round of every module that acts in some, of so many."""
+    acts = {phase.module: rounds_of(phase.module, config, rounds) for phase in PHASES}
+    return {module: numbers[0] for module, numbers in acts.items() if numbers}
+
+
 def refreshes_masks(config: UFPSConfig, moment: Moment) -> bool:
     """Whether sUSAM's masks are due: in its first round, and from then on where r mod r_fre = 1 (Algorithm 3)."""
     first = rounds_of("SAM", config, moment.rounds)[:1]

@@ -12,6 +12,7 @@ from panorgan.report.comparison import render, write_files
 from panorgan.report.comparison_figures import looks
 from panorgan.report.comparison_metrics import metrics_shown, with_left_out
 from panorgan.report.comparison_results import ComparisonFiles, Results
+from panorgan.report.delivered_rounds import delivered_columns
 from panorgan.report.method_words import describe_method
 from panorgan.report.table_text import plain, table_lines
 from panorgan.report.tables import NOTHING
@@ -30,7 +31,10 @@ def write_ablation(ablation: Ablation, results: Results) -> ComparisonFiles:
         results,
         page(ablation, results),
         tables.markdown(results, f"modules of {ablation.method}", markdown_lines(ablation, results)),
-        tables.scores_csv(results.comparison, lambda label: ticks(ablation, label)),
+        tables.scores_csv(
+            results.comparison,
+            lambda label: {**ticks(ablation, label), **delivered_columns(results.records.get(label, ()))},
+        ),
         as_json(ablation, results),
     )
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
+from panorgan.report.delivered_rounds import delivered_words
 from panorgan.report.method_words import describe_method
-from panorgan.report.record import RunRecord, title
+from panorgan.report.record import RunRecord, read_record, title
 from panorgan.report.tables import heat_colour, number
 from panorgan.runs.folder import RunFolder
 from panorgan.runs.scoring import Row, read_metrics
@@ -15,12 +16,14 @@ from panorgan.runs.scoring import Row, read_metrics
 
 @dataclass(frozen=True)
 class BesideModel:
-    """One model. `organs` has a summary for every organ that it knows; `words` say how it was trained."""
+    """One model. `organs` has a summary for every organ that it knows; `words` say how it was trained, `delivered` of
+    which round it is."""
 
     name: str
     words: str
     organs: Mapping[str, Summary]
     overall: Summary
+    delivered: str
     is_this_run: bool = False
 
 
@@ -41,12 +44,10 @@ def beside_models(record: RunRecord) -> tuple[BesideModel, ...]:
     others = {method: run for method, run in found if run.read_manifest().get("test_fingerprint") == tested}
     if not others:
         return ()
-    models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, is_this_run=True)]
+    models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, record, True)]
     for method, folder in others.items():
-        models += [
-            *_own_models(folder, method),
-            _model(method, _in_words(folder, method), read_metrics(folder.metrics)),
-        ]
+        other = read_record(folder.path)
+        models += [*_own_models(other, method), _model(method, _in_words(folder, method), other.rows, other)]
     return tuple(models)
 
 
@@ -56,13 +57,14 @@ def beside_rows(models: Sequence[BesideModel], organs: Sequence[str]) -> list[tu
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
 
 
-def _own_models(folder: RunFolder, method: str) -> list[BesideModel]:
+def _own_models(run: RunRecord, method: str) -> list[BesideModel]:
     """Every site's own model, where the method kept them."""
-    if not folder.own_models.is_file():
+    if not run.folder.own_models.is_file():
         return []
-    rows = read_metrics(folder.own_models)
+    rows = read_metrics(run.folder.own_models)
+    words = f"{method}: its own data only"
     owners = sorted({row["model"] for row in rows})
-    return [_model(f"{o} alone", f"{method}: its own data only", [r for r in rows if r["model"] == o]) for o in owners]
+    return [_model(f"{o} alone", words, [r for r in rows if r["model"] == o], run) for o in owners]
 
 
 def _in_words(folder: RunFolder, method: str) -> str:
@@ -71,9 +73,9 @@ def _in_words(folder: RunFolder, method: str) -> str:
     return "all cases in one place" if describe_method(method).pooled else "federated"
 
 
-def _model(name: str, words: str, rows: Sequence[Row], is_this_run: bool = False) -> BesideModel:
+def _model(name: str, words: str, rows: Sequence[Row], run: RunRecord, is_this_run: bool = False) -> BesideModel:
     table = organ_site_table([row for row in rows if row["split"] == TEST_SPLIT])
-    return BesideModel(name, words, table.organs, table.overall, is_this_run)
+    return BesideModel(name, words, table.organs, table.overall, delivered_words([run]), is_this_run)
 
 
 def _cell(organ: str, model: BesideModel, summary: Summary | None) -> BesideCell:

@@ -12,6 +12,7 @@ from panorgan.report import comparison_figures as figures
 from panorgan.report import comparison_metrics as metrics
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison_results import ComparisonFiles, Results
+from panorgan.report.delivered_rounds import delivered_columns, delivered_early, delivered_words
 from panorgan.report.method_words import describe_method
 from panorgan.report.tables import FILTERS, heat_scale
 from panorgan.report.templates import fill_in
@@ -19,7 +20,7 @@ from panorgan.report.templates import fill_in
 
 def write_comparison(results: Results) -> ComparisonFiles:
     """Write all files of a comparison into its folder."""
-    scores = tables.scores_csv(results.comparison)
+    scores = tables.scores_csv(results.comparison, lambda label: delivered_columns(results.records.get(label, ())))
     return write_files(results, render(results), tables.markdown(results), scores, tables.as_json(results))
 
 
@@ -54,6 +55,8 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         first=runs[0][1],
         runs=runs,
         heat_scale=heat_scale(),
+        delivered={label: delivered_words(records) for label, records in results.records.items()},
+        delivered_early=delivered_early(results.records),
         all_organs=ALL_ORGANS,
         summary_places=tables.summary_places(comparison),
         table_places=tables.table_places(comparison),

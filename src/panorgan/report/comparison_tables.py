@@ -20,6 +20,7 @@ from panorgan.evaluation.comparison import (
 )
 from panorgan.report.comparison_metrics import metric_as_json, metric_markdown, metrics_shown
 from panorgan.report.comparison_results import Results
+from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
 from panorgan.report.record import title
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
 from panorgan.report.tables import NOTHING, heat_colour, number, size
@@ -220,14 +221,17 @@ def _summary_lines(results: Results) -> list[str]:
     places = summary_places(comparison)
     reference = plain(comparison.reference)
     header = [results.plan.kind.thing, *(place_words(p) for p in places), f"against {reference}", "p (Holm)", "seeds"]
+    header.append("delivered round")
     rows = []
     for method in comparison.methods:
         whole = comparison.figure(method)
         cells = [_cell(comparison.figure(method, ALL_ORGANS, place)) for place in places]
         difference = "reference" if method == comparison.reference else signed(whole.difference if whole else None)
         p = p_value(whole).removeprefix("p ").removeprefix("= ") or NOTHING
-        rows.append([plain(method), *cells, difference, p, str(whole.seeds if whole else 0)])
-    return table_lines(header, rows)
+        delivered = delivered_words(results.records.get(method, ()))
+        rows.append([plain(method), *cells, difference, p, str(whole.seeds if whole else 0), delivered])
+    early = [f"- {plain(text)}" for text in delivered_early(results.records)]
+    return [*table_lines(header, rows), *(["", "**Delivered early:**", "", *early] if early else [])]
 
 
 def _place_lines(comparison: Comparison, place: Place) -> list[str]:
@@ -354,6 +358,7 @@ def as_json(results: Results) -> dict[str, Any]:
                 "fingerprint": record.manifest["fingerprint"],
                 "test_fingerprint": record.manifest.get("test_fingerprint"),
                 "hardware": record.manifest["hardware"],
+                **delivered_as_json(record),
             }
             for label, records in results.records.items()
             for record in records

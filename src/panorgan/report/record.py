@@ -102,6 +102,11 @@ class RunRecord:
         """The round whose weights are in the delivered model."""
         return int(self.card["round"]) if "round" in self.card else None
 
+    @property
+    def total_rounds(self) -> int | None:
+        """Rounds of all stages; None where the log has none."""
+        return self.rounds[-1].number if self.rounds else None
+
     def labelled_itself(self, site: str, organ: str) -> bool:
         """Whether the site annotated this organ in its own training cases."""
         return any(organ in record.labelled for record in self.sites if record.name == site)
