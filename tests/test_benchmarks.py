@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -104,3 +105,24 @@ def test_fuzzing_finds_faults_and_keeps_the_messages(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "examine", break_on_short_ones)
     broken = module.fuzz(200, 1, 0.0, tmp_path / "faults")
     assert broken["faults"]["ZeroDivisionError"] == len(list((tmp_path / "faults").iterdir())) > 0
+
+
+def test_bits_are_those_of_the_kept_file_where_torch_is_the_same(monkeypatch, tmp_path):
+    bits = loaded("bits", monkeypatch)
+    found = bits.bits_of("fedavg", tmp_path)
+    kept = json.loads(bits.RESULTS.read_text())
+    if (kept["torch"], kept["processor"]) == (torch.__version__, bits.platform.machine()):
+        assert found == kept["methods"]["fedavg"]
+
+
+def test_bits_tell_values_shapes_types_and_names_apart(monkeypatch):
+    hash_of = loaded("bits", monkeypatch).hash_of_tensors
+    plain = {"b": torch.zeros(4), "a": torch.ones(2, 2)}
+    others = [
+        {**plain, "b": torch.zeros(2, 2)},
+        {**plain, "b": torch.zeros(4, dtype=torch.int32)},
+        {"c": torch.zeros(4), "a": torch.ones(2, 2)},
+        {**plain, "a": torch.eye(2)},
+    ]
+    assert hash_of(dict(reversed(plain.items()))) == hash_of(plain)
+    assert len({hash_of(tensors) for tensors in [plain, *others]}) == 5
