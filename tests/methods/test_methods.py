@@ -17,7 +17,7 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule
 from panorgan.methods.exchange import Federation, SiteFacts
-from panorgan.methods.proximal import squared_distance
+from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings

@@ -1,4 +1,4 @@
-"""One optimiser step by the gradient at the worst point nearby. A piece for methods (`fedasam`, `fedasam_pl`)."""
+"""One optimiser step by the gradient at the worst point nearby. A piece for methods (`fedasam`, presets)."""
 
 from __future__ import annotations
 

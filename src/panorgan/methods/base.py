@@ -145,12 +145,22 @@ class SiteRule:
         """
         return None
 
+    @property
+    def in_training(self) -> bool:
+        """Whether this round trains the global model; not so where sites first train teachers."""
+        return True
+
+    def prepare(self, batch: Batch) -> None:
+        """What a batch is to be taught with: made once per training step, however often its loss is asked for."""
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """The scalar to minimise on one batch."""
         return self.supervision(batch).mean()
 
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One optimiser step; returns scalars to log, left on their device."""
+        if self.in_training:
+            self.prepare(batch)
         loss = self.compute_gradients(batch)
         self.apply_gradients()
         return {"loss": loss}
@@ -254,6 +264,11 @@ class ServerRule:
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
+    @property
+    def in_training(self) -> bool:
+        """Whether this round trains the global model; not so where sites first train teachers."""
+        return True
+
     def broadcast(self, site: str) -> Content:
         """What a site receives at the start of a round: the weights that it trains."""
         return Content(self.weights_of(site))
@@ -326,6 +341,8 @@ class Method:
     Site: ClassVar[type[SiteRule]] = SiteRule
     Server: ClassVar[type[ServerRule]] = ServerRule
 
+    text: ClassVar[str] = ""
+    """What it is: `Title — what it does`, then more. Where empty, it is the docstring of the method's file."""
     paper: ClassVar[str] = ""
     """Where it was published: a title, or a link that stays."""
     equations: ClassVar[Mapping[str, str]] = {}

@@ -161,7 +161,7 @@ _described: dict[type[Method], MethodDescription] = {}
 
 def _describe(method: type[Method]) -> MethodDescription:
     module = sys.modules.get(method.__module__)
-    text = inspect.cleandoc((module.__doc__ if module else None) or method.__doc__ or "")
+    text = inspect.cleandoc(method.text or (module.__doc__ if module else None) or method.__doc__ or "")
     first, _, rest = text.partition("\n")
     title, dash, explanation = first.partition(" — ")
     summary = (inspect.getdoc(method) or "").split("\n")[0]

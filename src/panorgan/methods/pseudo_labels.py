@@ -93,14 +93,8 @@ class PseudoLabelSite(TaughtSite):
         """The organs of a case that teachers are asked about: those it has no label of."""
         return self.organs_without_label(case)
 
-    def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """One step on the unified label; in pretrain, on the annotation alone."""
-        if self.in_training:
-            self.prepare(batch)
-        return super().step(batch)
-
     def prepare(self, batch: Batch) -> None:
-        """What a batch is to be taught with."""
+        """The unified label of a batch (eq. 4)."""
         self.label = merge(batch, self.federation.vocabulary, self.order, self.config.merge)
 
     def loss(self, batch: Batch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Stochastic weight averaging over rounds, at the server. A piece for methods (`fedasam`, `fedasam_pl`).
+"""Stochastic weight averaging over rounds, at the server. A piece for methods (`fedasam`, presets).
 
 SWA (arXiv:1803.05407) averages the models that training passes through late in a run; their mean lies flatter than any
 of them. Training itself goes on from the last model and never sees the mean: it is validated and delivered, and not
@@ -11,10 +11,22 @@ from collections.abc import Mapping
 
 import torch
 
-from panorgan.methods.base import ServerRule
+from panorgan.methods.base import ServerRule, stated
 from panorgan.methods.exchange import Content, Moment, Updates
+from panorgan.settings import Settings
 
 _PREFIX = "swa/"
+
+
+class SWASettings(Settings):
+    """Which rounds are averaged. The published values are those of FedASAM."""
+
+    swa_start: float | None = stated(
+        0.75, "0.75", "share of the rounds after which global models are averaged; `null` for no averaging", ge=0, lt=1
+    )
+    swa_cycle: int = stated(
+        2, "10 (CIFAR-10)", "every so many rounds one is taken into the mean; the last round always is", ge=1
+    )
 
 
 class RoundAverage:
@@ -74,16 +86,18 @@ class RoundAverage:
 
 
 class AveragesRounds(ServerRule):
-    """Delivers the mean over late rounds. Its config has `swa_start` and `swa_cycle`."""
+    """Delivers the mean over late rounds."""
+
+    config: SWASettings  # type: ignore[assignment]  # beside those of the rule that it averages
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)  # type: ignore[attr-defined]
+        self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
 
     def aggregate(self, updates: Updates) -> None:
         """Every training round counts, whoever was missing in it."""
         super().aggregate(updates)
-        if self.moment.stage == "train":
+        if self.in_training:
             self.average.add(self.weights, self.moment)
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
