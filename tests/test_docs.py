@@ -15,7 +15,7 @@ from panorgan.cases.layouts import layouts
 from panorgan.cli.main import app
 from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.methods import registry
-from panorgan.methods.describing import describe
+from panorgan.methods.about.describing import describe
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.report.methods_page import COMMAND, methods_page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from panorgan.evaluation.comparison import Comparison, Score, compare_scores
-from panorgan.methods.ablation import AblationRow, all_modules
+from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.runs.ablate import ABLATION, Ablation
 from panorgan.runs.compare import Entry, Plan
 

@@ -16,12 +16,12 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.asam_step import asam_step, statistics_kept
 from panorgan.methods.base import Content, SiteTools
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fedasam import FedASAM, FedASAMConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
-from panorgan.methods.swa import RoundAverage
+from panorgan.methods.shared.sharpness import asam_step, statistics_kept
+from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.runs.execute import train
 

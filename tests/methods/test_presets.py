@@ -9,10 +9,10 @@ from federations import run, same
 
 from panorgan.errors import ConfigError
 from panorgan.methods import registry
-from panorgan.methods.composition import Preset, compose, register_preset
-from panorgan.methods.describing import describe
+from panorgan.methods.about.describing import describe
 from panorgan.methods.presets import ASAM, CONTROL_VARIATES, PRESETS, PROXIMAL, PSEUDO_LABELS, SWA
 from panorgan.methods.registry import methods
+from panorgan.methods.shared.composition import Preset, compose, register_preset
 
 WORDS: dict[str, str] = {"title": "New", "description": "a test.", "summary": "A test.", "paper": "none"}
 

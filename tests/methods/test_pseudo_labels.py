@@ -16,8 +16,8 @@ from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
 from panorgan.losses.unified_label import UnifiedLabel, allowed_channels, without_own_teachers
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.methods.registry import methods
+from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.networks import UNetSettings
 
 TRAINING: dict[str, Any] = {"rounds": 1, "validate_every": 0, "local_steps": 3}

@@ -16,7 +16,7 @@ from panorgan.errors import RunError
 from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import SiteTools
 from panorgan.methods.exchange import Content, MemoryVault
-from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import SegmentationNetwork
 
 OWNERS = {"north": ("liver",), "south": ("liver", "spleen"), "west": ("aorta",)}

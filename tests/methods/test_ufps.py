@@ -15,8 +15,8 @@ from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import disagreed_value, undecided_value
 from panorgan.methods import ufps as ufps_module
 from panorgan.methods.exchange import Federation
-from panorgan.methods.sharpness import pack
 from panorgan.methods.ufps import UFPS
+from panorgan.methods.ufps_masks import pack
 from panorgan.networks import SegmentationNetwork
 
 # -- the loss --------------------------------------------------------------------------------------------------------

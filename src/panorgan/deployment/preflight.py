@@ -171,7 +171,7 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
     An answer that holds one thing too many is refused as a whole, perhaps after days of training.
     """
     from panorgan.federation.egress import COMMON_NUMBERS
-    from panorgan.methods.payloads import sendings
+    from panorgan.methods.about.payloads import sendings
 
     method = agreement.build_method()
     sent = {pattern for sending in sendings(method) for pattern in sending.tensors}

@@ -7,9 +7,7 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,11 +17,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
-from panorgan.errors import RunError
-from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
-from panorgan.methods.ablation import AblationRow
 from panorgan.methods.exchange import (
     Content,
     Federation,
@@ -35,7 +29,9 @@ from panorgan.methods.exchange import (
     Updates,
     Vault,
 )
-from panorgan.methods.server_average import extrapolation, owner_rows, shared_keys, stepped
+from panorgan.methods.shared.ablation import AblationRow
+from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
+from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
 from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
@@ -73,43 +69,6 @@ class MethodConfig(Settings):
         description="how far the server goes along the mean of the updates; fedexp: the farther, the less sites agree",
         json_schema_extra={"paper": "1"},
     )
-
-
-def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
-    """One window as large as the image."""
-    x, y, z = image.shape
-    return predict_probabilities(network, image, InferenceSettings(patch_size=(x, y, z), overlap=0.0))
-
-
-def _no_other_networks(site: str) -> SegmentationNetwork:
-    raise RunError(f"This rule was given no way to build the network of {site}.")
-
-
-@dataclass
-class SiteTools:
-    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
-
-    `autocast()` makes a fresh context each time, so that it may be entered within itself. `vault` keeps tensors of this
-    run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
-    probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
-    everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
-    `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
-    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, of a network that
-    was taught these organs alone; `validate_every` says after how many rounds, 0 for never.
-    """
-
-    model: SegmentationNetwork
-    optimizer: torch.optim.Optimizer
-    clip_norm: float | None = None
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    vault: Vault = field(default_factory=MemoryVault)
-    cases: Sequence[StoredCase] = ()
-    predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
-    inference_key: str = ""
-    network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
-    patch_size: tuple[int, int, int] = (64, 64, 64)
-    validate: Callable[[SegmentationNetwork, Collection[str]], Numbers] = lambda network, organs: {}
-    validate_every: int = 0
 
 
 class SiteRule:

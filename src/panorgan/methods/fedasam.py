@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.asam_step import asam_step
 from panorgan.methods.base import Method, SiteRule, stated
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.swa import AveragesRounds, SWASettings
+from panorgan.methods.shared.sharpness import asam_step
+from panorgan.methods.shared.swa import AveragesRounds, SWASettings
 from panorgan.settings import Settings
 
 

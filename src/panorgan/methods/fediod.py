@@ -58,13 +58,13 @@ from panorgan.cases.pooling import MINORITY, capped, weighted_median
 from panorgan.cases.sampling import Batch, sliced_axis
 from panorgan.errors import ConfigError, RunError
 from panorgan.losses.attention_containment import ALPHA, containment
-from panorgan.methods.ablation import AblationRow
 from panorgan.methods.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
 from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, Numbers, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod_settings import FedIODConfig
 from panorgan.methods.head_attribution import head_weights
 from panorgan.methods.registry import register
 from panorgan.methods.scan_inspection import ScanInspector
+from panorgan.methods.shared.ablation import AblationRow
 from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge, head_of_key
 from panorgan.networks.settings import OrganParts, UNetSettings
 

@@ -11,12 +11,17 @@ import torch
 
 from panorgan.cases.sampling import Batch
 from panorgan.methods.base import Method, MethodConfig, SiteRule
-from panorgan.methods.composition import PARTIAL_LABELS, PLAIN, Piece, Preset, register_preset
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.scaffold import Scaffold
-from panorgan.methods.swa import AveragesRounds, SWASettings
+from panorgan.methods.shared.composition import PARTIAL_LABELS, PLAIN, Piece, Preset, register_preset
+from panorgan.methods.shared.pseudo_labels import (
+    PseudoLabelConfig,
+    PseudoLabelMethod,
+    PseudoLabelServer,
+    PseudoLabelSite,
+)
+from panorgan.methods.shared.swa import AveragesRounds, SWASettings
 
 
 class UnlabelledIsBackground(SiteRule):

@@ -57,15 +57,14 @@ from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.reverse_ce import adaptive_rce
 from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
-from panorgan.methods.ablation import AblationRow
-from panorgan.methods.asam_step import statistics_kept
 from panorgan.methods.base import Content, Numbers, Updates
-from panorgan.methods.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.readiness import READY, Readiness
 from panorgan.methods.registry import register
-from panorgan.methods.sharpness import ascend, flat_gradient
+from panorgan.methods.shared.ablation import AblationRow
+from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
+from panorgan.methods.shared.sharpness import ascend, flat_gradient, statistics_kept
+from panorgan.methods.shared.teaching import TEACHERS
 from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
-from panorgan.methods.teaching import TEACHERS
 from panorgan.methods.ufps_phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of
 from panorgan.methods.ufps_settings import UFPSConfig
 from panorgan.methods.ufps_table import TABLE_3
@@ -94,7 +93,7 @@ class UFPS(PseudoLabelMethod):
         "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others beside it",
         "eq. 9": "`Site.sample_losses`: `losses.reverse_ce`",
         "eqs. 11, 13": "`Site.worst_point_nearby`: `sparse_masks.SiteMasks.refresh`",
-        "eq. 12": "`Server.broadcast`: `sharpness.global_mask`",
+        "eq. 12": "`Server.broadcast`: `masks.global_mask`",
         "eq. 14": "`Site.step`",
         "Algorithms 2 to 4": "`ufps_phases.PHASES`: who is active when",
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from panorgan.methods.exchange import Moment
-from panorgan.methods.teaching import TRAIN
+from panorgan.methods.shared.teaching import TRAIN
 from panorgan.methods.ufps_settings import UFPSConfig
 
 Module = Literal["WS", "aRCE", "GMT", "UA", "SAM"]

@@ -10,7 +10,7 @@ from panorgan.cases.cmidg import CMIDGSettings
 from panorgan.errors import ConfigError
 from panorgan.losses.main_teacher import Disagreement
 from panorgan.methods.base import stated
-from panorgan.methods.pseudo_labels import PseudoLabelConfig
+from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig
 
 
 class UFPSConfig(PseudoLabelConfig):

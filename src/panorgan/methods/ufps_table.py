@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from panorgan.methods.ablation import AblationRow
+from panorgan.methods.shared.ablation import AblationRow
 
 _SWITCHES: Mapping[str, tuple[str, object, object]] = {
     # module: (its field, on, off)

@@ -15,7 +15,7 @@ import torch
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
 from panorgan.methods.base import Content, Federation, ServerRule, SiteRule, Stage, Updates
-from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
 from panorgan.networks.organ_parts import serving
 

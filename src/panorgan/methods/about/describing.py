@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from panorgan.errors import ConfigError
+from panorgan.methods.about.payloads import Sending, empty_network, made_up_federation, sendings
 from panorgan.methods.base import Method, MethodConfig
-from panorgan.methods.payloads import Sending, empty_network, made_up_federation, sendings
 from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
 

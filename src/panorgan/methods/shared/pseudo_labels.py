@@ -19,9 +19,9 @@ from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Content, Federation, Method, MethodConfig, Stage, Updates, stated
-from panorgan.methods.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
-from panorgan.methods.teachers import PREFIX
-from panorgan.methods.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.teachers import PREFIX
+from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
 
