@@ -55,8 +55,8 @@ from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION
 from panorgan.methods.registry import find_method
-from panorgan.methods.sparse_masks import parameter_count
-from panorgan.methods.ufps_masks import extra, largest, pack
+from panorgan.methods.ufps.masks import extra, largest, pack
+from panorgan.methods.ufps.sparse_masks import parameter_count
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
 

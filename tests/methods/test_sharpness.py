@@ -8,7 +8,7 @@ from torch import nn
 
 from panorgan.errors import RunError
 from panorgan.methods.shared.sharpness import ascend, flat_gradient
-from panorgan.methods.ufps_masks import extra, largest
+from panorgan.methods.ufps.masks import extra, largest
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 

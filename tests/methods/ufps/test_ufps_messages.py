@@ -14,9 +14,9 @@ from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
-from panorgan.methods.sparse_masks import GLOBAL, LOCAL
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
-from panorgan.methods.ufps_masks import pack, unpack
+from panorgan.methods.ufps.masks import pack, unpack
+from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL
 
 FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
 FEDERATION = Federation(Vocabulary(["liver", "spleen"]), FACTS)

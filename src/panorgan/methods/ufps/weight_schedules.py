@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from panorgan.methods.uncertainty_bank import BankStatistics, UncertaintyBank
+from panorgan.methods.ufps.uncertainty_bank import BankStatistics, UncertaintyBank
 
 Schedule = Literal["tail_shift", "base_decrement", "round_trip_gaussian"]
 

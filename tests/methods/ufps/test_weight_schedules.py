@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from panorgan.methods.uncertainty_bank import BankStatistics, UncertaintyBank
-from panorgan.methods.weight_schedules import base_decrement, round_trip_gaussian, sample_weights, tail_shift
+from panorgan.methods.ufps.uncertainty_bank import BankStatistics, UncertaintyBank
+from panorgan.methods.ufps.weight_schedules import base_decrement, round_trip_gaussian, sample_weights, tail_shift
 
 # μ = 0.5 and U from 0.25 to 1.25: norm(U) = U − 0.5, without rounding. U_T = 0.75.
 BANK = BankStatistics(*(torch.tensor(x) for x in (0.5, 0.1, 0.25, 1.25)))

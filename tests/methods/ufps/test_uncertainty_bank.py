@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from panorgan.errors import RunError
 from panorgan.methods.exchange import Content
-from panorgan.methods.uncertainty_bank import UncertaintyBank
+from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
 
 CASES = ("c", "a", "b", "d")
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from scipy.interpolate import BSpline
 
-from panorgan.cases import cmidg as module
-from panorgan.cases.cmidg import (
+from panorgan.cases.phantom import PhantomConfig, PhantomSite, generate_case
+from panorgan.methods.ufps import cmidg as module
+from panorgan.methods.ufps.cmidg import (
     CMIDGSettings,
     RandomLayer,
     blend_mask,
@@ -23,7 +24,6 @@ from panorgan.cases.cmidg import (
     run_network,
     smooth_field,
 )
-from panorgan.cases.phantom import PhantomConfig, PhantomSite, generate_case
 
 SHAPES = [(3, 1, 14, 11), (3, 1, 10, 8, 6)]
 

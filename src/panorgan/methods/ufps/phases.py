@@ -8,7 +8,7 @@ from typing import Literal
 
 from panorgan.methods.exchange import Moment
 from panorgan.methods.shared.teaching import TRAIN
-from panorgan.methods.ufps_settings import UFPSConfig
+from panorgan.methods.ufps.settings import UFPSConfig
 
 Module = Literal["WS", "aRCE", "GMT", "UA", "SAM"]
 

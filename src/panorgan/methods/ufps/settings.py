@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from panorgan.cases.cmidg import CMIDGSettings
 from panorgan.errors import ConfigError
 from panorgan.losses.main_teacher import Disagreement
 from panorgan.methods.base import stated
 from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig
+from panorgan.methods.ufps.cmidg import CMIDGSettings
 
 
 class UFPSConfig(PseudoLabelConfig):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from ufps_pieces import Told, enter, make_batch, site_of
 
-from panorgan.methods import ufps as ufps_module
 from panorgan.methods.exchange import Moment
-from panorgan.methods.sparse_masks import LOCAL
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
-from panorgan.methods.ufps_phases import active, fills_bank, rounds_of
+from panorgan.methods.ufps import method as ufps_module
+from panorgan.methods.ufps.phases import active, fills_bank, rounds_of
+from panorgan.methods.ufps.sparse_masks import LOCAL
 
 
 def active_in(site: UFPS.Site, round_: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> set[str]:

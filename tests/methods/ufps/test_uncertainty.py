@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
+from panorgan.methods.ufps.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
 
 
 def entropy_of(*probabilities: float) -> float:

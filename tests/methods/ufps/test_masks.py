@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from panorgan.errors import ConfigError, MessageError, RunError
-from panorgan.methods import ufps_masks
-from panorgan.methods.ufps_masks import Momentum, extra, global_mask, largest, pack, unpack
+from panorgan.methods.ufps import masks
+from panorgan.methods.ufps.masks import Momentum, extra, global_mask, largest, pack, unpack
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -54,8 +54,8 @@ def test_a_sample_may_be_small_and_pieces_short(seed: int, share: float, distinc
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, distinct, (3000,), generator=generator).float()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ufps_masks, "_SAMPLE", 64)
-        patch.setattr(ufps_masks, "_PIECE", 136)
+        patch.setattr(masks, "_SAMPLE", 64)
+        patch.setattr(masks, "_PIECE", 136)
         assert torch.equal(largest(values, share), expected(values, share))
 
 
@@ -73,7 +73,7 @@ LARGE = {
     "all equal": lambda: torch.full((MANY,), -2.0),
     "all zero": lambda: torch.zeros(MANY),
     "rising": lambda: torch.arange(MANY).float(),
-    "not like its sample": lambda: torch.arange(MANY).remainder(MANY // ufps_masks._SAMPLE | 1).eq(0).float() + 1,
+    "not like its sample": lambda: torch.arange(MANY).remainder(MANY // masks._SAMPLE | 1).eq(0).float() + 1,
     "half precision": lambda: layers(MANY).bfloat16(),
     "double precision": lambda: layers(MANY).double(),
     "infinite": lambda: layers(MANY).log(),  # NaN of negative numbers
@@ -165,15 +165,13 @@ def test_the_last_place_is_drawn_too():
 )
 def test_sorting_everything_gives_the_same_mask(values: list[float], share: float):
     count = round(share * len(values))
-    assert torch.equal(
-        ufps_masks._largest_by_sorting(torch.tensor(values), count), largest(torch.tensor(values), share)
-    )
+    assert torch.equal(masks._largest_by_sorting(torch.tensor(values), count), largest(torch.tensor(values), share))
 
 
 @given(chosen=st.lists(st.booleans(), min_size=1, max_size=60), count=st.integers(0, 60))
 def test_a_part_has_its_size_and_its_place(chosen: list[bool], count: int):
     chosen = torch.tensor(chosen)
-    part = ufps_masks._part_by_sorting(chosen, count, torch.Generator().manual_seed(0))
+    part = masks._part_by_sorting(chosen, count, torch.Generator().manual_seed(0))
     assert part.sum() == min(count, int(chosen.sum()))
     assert not (part & ~chosen).any()
 
@@ -182,7 +180,7 @@ def test_everybody_has_the_same_chance_in_a_part():
     # As above: 13 of 40, 1000 times.
     chosen = torch.arange(100) % 5 < 2
     generator = torch.Generator().manual_seed(3)
-    times = sum(ufps_masks._part_by_sorting(chosen, 13, generator).int() for _ in range(1000))
+    times = sum(masks._part_by_sorting(chosen, 13, generator).int() for _ in range(1000))
     assert (times[chosen] - 325).abs().max() < 4 * 14.8
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from panorgan.losses.reverse_ce import adaptive_rce, growing_factor, reverse_cross_entropy
 from panorgan.losses.unified_label import UnifiedLabel
+from panorgan.methods.ufps.reverse_ce import adaptive_rce, growing_factor, reverse_cross_entropy
 
 # Two voxels; softmax over three channels = (.5, .3, .2) and (.1, .6, .3).
 LOGITS = torch.tensor([[[0.5, 0.1], [0.3, 0.6], [0.2, 0.3]]]).log()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
+from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 
 
 def test_three_sites_by_hand():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.sparse_masks import ServerMasks, SiteMasks, parameter_count
-from panorgan.methods.ufps_masks import pack, unpack
+from panorgan.methods.ufps.masks import pack, unpack
+from panorgan.methods.ufps.sparse_masks import ServerMasks, SiteMasks, parameter_count
 from panorgan.networks import UNet, UNetSettings
 
 N = 1003

@@ -12,7 +12,7 @@ distribution". Every module is one switch; with all of them off it is FedAvg* (`
   another scanner might have shown them (CMIDG), and only some weights move there: the largest gradients, and a few
   that the sites disagree on.
 
-Starts and ends are shares of the rounds; `ufps_phases` has them in one table. Settled where the paper is silent, or its
+Starts and ends are shares of the rounds; `phases` has them in one table. Settled where the paper is silent, or its
 text and formulas disagree:
 
 - GMT begins when training has converged, says Note 5; 300 of 500 rounds is where that was. Here it begins organ by
@@ -50,27 +50,27 @@ from typing import ClassVar
 
 import torch
 
-from panorgan.cases.cmidg import cmidg
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.losses.main_teacher import MainTeacher
-from panorgan.losses.reverse_ce import adaptive_rce
-from panorgan.losses.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
 from panorgan.methods.base import Content, Numbers, Updates
-from panorgan.methods.readiness import READY, Readiness
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.shared.sharpness import ascend, flat_gradient, statistics_kept
 from panorgan.methods.shared.teaching import TEACHERS
-from panorgan.methods.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
-from panorgan.methods.ufps_phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of
-from panorgan.methods.ufps_settings import UFPSConfig
-from panorgan.methods.ufps_table import TABLE_3
-from panorgan.methods.uncertainty_bank import UncertaintyBank
-from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
-from panorgan.methods.weight_schedules import sample_weights
+from panorgan.methods.ufps.cmidg import cmidg
+from panorgan.methods.ufps.phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of
+from panorgan.methods.ufps.readiness import READY, Readiness
+from panorgan.methods.ufps.reverse_ce import adaptive_rce
+from panorgan.methods.ufps.settings import UFPSConfig
+from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
+from panorgan.methods.ufps.table_3 import TABLE_3
+from panorgan.methods.ufps.uncertainty import sample_uncertainty, teacher_logits, voxel_entropy
+from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
+from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
+from panorgan.methods.ufps.weight_schedules import sample_weights
 from panorgan.networks import SegmentationNetwork
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
@@ -88,14 +88,14 @@ class UFPS(PseudoLabelMethod):
     equations: ClassVar[Mapping[str, str]] = {
         "eq. 4": "`Site.prepare`: `losses.unified_label.merge`",
         "eq. 5": "`Site.prepare`: `losses.main_teacher.global_main_teacher`; `readiness` says for which organs",
-        "eq. 6": "`Site.uncertainty`: `losses.uncertainty`, of all teachers",
+        "eq. 6": "`Site.uncertainty`: `uncertainty`, of all teachers",
         "eq. 7": "`Server.aggregate`: `uncertainty_weights`, on the decoder",
         "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others beside it",
-        "eq. 9": "`Site.sample_losses`: `losses.reverse_ce`",
+        "eq. 9": "`Site.sample_losses`: `reverse_ce`",
         "eqs. 11, 13": "`Site.worst_point_nearby`: `sparse_masks.SiteMasks.refresh`",
         "eq. 12": "`Server.broadcast`: `masks.global_mask`",
         "eq. 14": "`Site.step`",
-        "Algorithms 2 to 4": "`ufps_phases.PHASES`: who is active when",
+        "Algorithms 2 to 4": "`phases.PHASES`: who is active when",
     }
     recipe: ClassVar[Mapping[str, object]] = {
         "plan.crop": "body",

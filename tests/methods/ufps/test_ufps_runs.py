@@ -17,9 +17,9 @@ from panorgan.federation import collecting
 from panorgan.federation.events import read_events
 from panorgan.federation.local_state import LocalState
 from panorgan.federation.message import Message
-from panorgan.methods import ufps as ufps_module
-from panorgan.methods.sparse_masks import GLOBAL, LOCAL, SiteMasks
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
+from panorgan.methods.ufps import method as ufps_module
+from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL, SiteMasks
 from panorgan.runs.execute import train
 
 # Rounds in all: 1, 2 pretrain; 3 exchange; 4 to 8 train, of which 6 to 8 with everything; masks are made in 6 and 8.
@@ -101,7 +101,7 @@ def test_a_run_killed_from_within_delivers_the_same_model_and_metrics(tiny_conte
     train(parse_experiment(content), tmp_path / "whole", cache=cache)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dying_run"])
-    point = ("panorgan.methods.sparse_masks.SiteMasks.refresh", 2, True)
+    point = ("panorgan.methods.ufps.sparse_masks.SiteMasks.refresh", 2, True)
     child = context.Process(target=train_and_die, args=(content, tmp_path / "broken", cache, point))
     child.start()
     child.join(timeout=120)

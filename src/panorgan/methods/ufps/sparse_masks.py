@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from panorgan.methods.ufps_masks import Momentum, extra, global_mask, largest, pack, unpack
+from panorgan.methods.ufps.masks import Momentum, extra, global_mask, largest, pack, unpack
 
 LOCAL, GLOBAL = "mask/local", "mask/global"
 """Keys of the packed masks that a site sends and receives."""
