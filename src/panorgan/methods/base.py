@@ -325,6 +325,9 @@ class Method:
     An update with a number outside is refused before the rule sees it, so that nobody buys weight with one."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
+    report_section: ClassVar[str] = ""
+    """A module with a section of its own for a run's page: `section(record, cases)`, see `report.sections`. Only the
+    report imports it, so that it may know what lies above this room."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()
     """The paper's module table, plainest row first: what `panorgan ablate` runs."""
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from panorgan.losses.attention_containment import containment, gate, missing_intersection, outside_union
+from panorgan.methods.fediod.attention_containment import containment, gate, missing_intersection, outside_union
 
 LOW = math.log(3) / 250
 """α = 1000 times a quarter of this is log 3: the gate is 3/4 above and 1/4 below the mean of a row."""

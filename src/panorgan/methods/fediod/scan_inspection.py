@@ -17,16 +17,16 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
 from panorgan.cases.store import StoredCase
 from panorgan.losses.partial import structure_probabilities
-from panorgan.methods.attention_maps import ScanMaps
 from panorgan.methods.base import SiteTools
-from panorgan.methods.head_attribution import (
+from panorgan.methods.fediod.attention_maps import ScanMaps
+from panorgan.methods.fediod.head_attribution import (
     STEPS,
     Attributor,
     foreground_probability,
     head_importance,
     largest_entries,
 )
-from panorgan.networks.inter_organ import InterOrganNetwork
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 
 _AT_ONCE = 16
 """Slices that are looked at together."""

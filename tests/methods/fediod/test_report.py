@@ -14,9 +14,9 @@ import torch
 from fediod_pieces import FEDIOD, SLICES
 from PIL import Image
 
-from panorgan.methods.head_attribution import head_weights
-from panorgan.report import attention
-from panorgan.report.attention import choose_cases, head_table, heat_gradient, heat_rgba, scale_top
+from panorgan.methods.fediod import report as attention
+from panorgan.methods.fediod.head_attribution import head_weights
+from panorgan.methods.fediod.report import choose_cases, head_table, heat_gradient, heat_rgba, scale_top
 from panorgan.report.page import write_report
 from panorgan.report.record import read_record
 from panorgan.runs.execute import train

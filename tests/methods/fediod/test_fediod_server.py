@@ -8,9 +8,9 @@ from fediod_pieces import TOKENS_HERE, aggregate, attention, server_of
 
 from panorgan.errors import RunError
 from panorgan.federation.egress import TensorRule, image_test
-from panorgan.methods.attention_maps import fuse, packed, unpacked
 from panorgan.methods.base import Moment
 from panorgan.methods.fediod import DEPTH, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD, FedIODConfig
+from panorgan.methods.fediod.attention_maps import fuse, packed, unpacked
 
 
 def test_attributions_become_the_weights_of_heads():

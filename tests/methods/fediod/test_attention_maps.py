@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from panorgan.errors import RunError
 from panorgan.federation.message import Message
-from panorgan.methods.attention_maps import (
+from panorgan.methods.fediod.attention_maps import (
     ScanMaps,
     SliceTargets,
     best_scans,

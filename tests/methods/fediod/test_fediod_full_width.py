@@ -12,8 +12,8 @@ from panorgan.federation.settings import OptimizerSettings
 from panorgan.losses import partial_dice_ce
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.fediod import FedIOD, FedIODConfig
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.networks import UNetSettings
-from panorgan.networks.inter_organ import InterOrganNetwork
 
 SIDE = 160  # a hundred tokens
 

@@ -1,5 +1,6 @@
-"""The page's section on attention: where a network looks when it finds organs, and which site counts in which head.
+"""FedIOD's section of a run's page: where a network looks when it finds organs, which site counts in which head.
 
+The report imports this file when it writes a page, and nothing else does; so it may know rooms above this one.
 Maps are 1 on average. Colours go by doublings from 1 on; what gets less than the average stays clear.
 """
 
@@ -9,21 +10,26 @@ import base64
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib import colormaps
 from matplotlib.image import imsave
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from panorgan.cases.case import Case
 from panorgan.cases.preprocess import Plan
+from panorgan.checksums import is_damaged
 from panorgan.federation.events import read_events
-from panorgan.methods.fediod import ATTRIBUTION
-from panorgan.methods.head_attribution import head_weights
-from panorgan.networks.inter_organ import InterOrganNetwork
+from panorgan.methods.fediod.attention_on_scans import Looks, ScanPatch, look, on_plane, patches_of
+from panorgan.methods.fediod.bottleneck_attention import head_of_key
+from panorgan.methods.fediod.head_attribution import head_weights
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork
+from panorgan.methods.fediod.method import ATTRIBUTION
 from panorgan.report.overlays import (
     MR_PERCENTILES,
     WINDOW_HU,
@@ -34,8 +40,8 @@ from panorgan.report.overlays import (
     ruler_length,
 )
 from panorgan.report.record import RunRecord, title
+from panorgan.report.sections import MethodSection, try_to_draw
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.attention_on_scans import Looks, ScanPatch, has_attention, look, on_plane, patches_of
 from panorgan.runs.delivered import load_model
 from panorgan.runs.other_models import local_models
 
@@ -135,6 +141,16 @@ class HeadTable:
     rows: tuple[tuple[str, tuple[tuple[HeadCell, ...], ...]], ...]
 
 
+def section(record: RunRecord, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
+    """Pictures and shares, as far as the run has them."""
+    pictures, missing = try_to_draw(lambda: attention_pictures(record, cases()))
+    heads = head_table(record)
+    if pictures is None and heads is None:
+        return None
+    content = {"attention": pictures, "missing": missing, "heads": heads}
+    return MethodSection("attention", "What organs are found by", __package__ or "", "report.html.j2", content)
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +186,17 @@ def attention_pictures(record: RunRecord, cases: Mapping[CaseKey, Case]) -> Atte
     )
     places = " × ".join(map(str, every[0].received.shape))
     return AttentionPictures(slices, places, *tops, heat_gradient(), bool(local))
+
+
+def has_attention(model: Path) -> bool:
+    """Whether the model in this folder has attention heads; read from the names of its weights."""
+    try:
+        if is_damaged(model / "model.safetensors"):
+            return True  # who loads it says so
+        with safe_open(model / "model.safetensors", framework="pt") as file:
+            return any(head_of_key(key) is not None for key in file.keys())  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError):
+        return False
 
 
 def choose_cases(record: RunRecord) -> list[CaseKey]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from panorgan.networks.attention_gate import attention_entropy, mean_attention, reweighted, token_weights
+from panorgan.methods.fediod.attention_gate import attention_entropy, mean_attention, reweighted, token_weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 FIRST = torch.tensor([[1 / 2, 1 / 4, 1 / 4], [1 / 5, 2 / 5, 2 / 5], [1 / 5, 2 / 5, 2 / 5]])

@@ -57,15 +57,15 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.pooling import MINORITY, capped, weighted_median
 from panorgan.cases.sampling import Batch, sliced_axis
 from panorgan.errors import ConfigError, RunError
-from panorgan.losses.attention_containment import ALPHA, containment
-from panorgan.methods.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
 from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, Numbers, ServerRule, SiteRule, Updates
-from panorgan.methods.fediod_settings import FedIODConfig
-from panorgan.methods.head_attribution import head_weights
+from panorgan.methods.fediod.attention_containment import ALPHA, containment
+from panorgan.methods.fediod.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
+from panorgan.methods.fediod.head_attribution import head_weights
+from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge, head_of_key
+from panorgan.methods.fediod.scan_inspection import ScanInspector
+from panorgan.methods.fediod.settings import FedIODConfig
 from panorgan.methods.registry import register
-from panorgan.methods.scan_inspection import ScanInspector
 from panorgan.methods.shared.ablation import AblationRow
-from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge, head_of_key
 from panorgan.networks.settings import OrganParts, UNetSettings
 
 INTERSECTION, UNION = "attention/intersection", "attention/union"
@@ -98,11 +98,11 @@ class FedIOD(Method):
         "dependency"
     )
     equations: ClassVar[Mapping[str, str]] = {
-        "eqs. 1, 2": "`networks.inter_organ`: `mean_attention`, `token_weights`",
+        "eqs. 1, 2": "`inter_organ`: `mean_attention`, `token_weights`",
         "eqs. 3, 4": "`ScanInspector.maps_of`, `attention_maps.resample_depth`",
         "eqs. 5, 6": "`ScanInspector.maps`: `attention_maps.ScanMaps`",
         "eqs. 7 to 9": "`Server.aggregate`: `attention_maps.fuse`",
-        "eqs. 10 to 14": "`Site.containment`: `losses.attention_containment`",
+        "eqs. 10 to 14": "`Site.containment`: `attention_containment`",
         "eqs. 15, 16": "`Server.aggregate`: the mean, by n_k",
         "eq. 17": "`ScanInspector.attribution_of`: `head_attribution.head_attribution`",
         "eq. 18": "`ScanInspector.importance`: `head_attribution.largest_entries`, `head_importance`",
@@ -138,6 +138,7 @@ class FedIOD(Method):
         "network looks from one to the other: the least and the most over the site's best scans (with fewer than "
         "eight training scans that is a single one, unless `map_scans` is raised)."
     }
+    report_section: ClassVar[str] = "panorgan.methods.fediod.report"
     ablation: ClassVar[tuple[AblationRow, ...]] = (  # table VIII, in-federation: mean Dice in percent
         AblationRow("Enc+Dec", (), {"transformer": False, **_OFF}, paper="87.16"),
         AblationRow("+T", ("T",), _OFF, paper="87.50"),

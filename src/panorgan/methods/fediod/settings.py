@@ -7,8 +7,8 @@ from dataclasses import replace
 from pydantic import model_validator
 
 from panorgan.methods.base import MethodConfig, Moment, stated
-from panorgan.methods.head_attribution import STEPS
-from panorgan.networks.inter_organ import InterOrganSettings
+from panorgan.methods.fediod.head_attribution import STEPS
+from panorgan.methods.fediod.inter_organ import InterOrganSettings
 
 _TRANSFORMER_RATE = {"adamw": 1 / 16}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from panorgan.networks.attention_gate import mean_attention
-from panorgan.networks.bottleneck_attention import (
+from panorgan.methods.fediod.attention_gate import mean_attention
+from panorgan.methods.fediod.bottleneck_attention import (
     Attend,
     BottleneckTransformer,
     Heads,

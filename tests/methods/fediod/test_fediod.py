@@ -15,14 +15,14 @@ from pydantic import ValidationError
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PatchSampler, SamplingSettings
 from panorgan.errors import ConfigError
-from panorgan.losses.attention_containment import missing_intersection, outside_union
-from panorgan.methods import fediod
-from panorgan.methods import head_attribution as head_attribution_module
 from panorgan.methods.about.payloads import empty_network
-from panorgan.methods.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.methods.base import Content, Moment
 from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, TOKENS, UNION, FedIOD, FedIODConfig
+from panorgan.methods.fediod import head_attribution as head_attribution_module
+from panorgan.methods.fediod import method as fediod
+from panorgan.methods.fediod.attention_containment import missing_intersection, outside_union
+from panorgan.methods.fediod.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.networks import UNetSettings
 
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
+from panorgan.methods.fediod.attention_gate import reweighted, token_weights
+from panorgan.methods.fediod.bottleneck_attention import head_of_key
+from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNetSettings, organ_network
-from panorgan.networks.attention_gate import reweighted, token_weights
-from panorgan.networks.bottleneck_attention import head_of_key
-from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings
 from panorgan.networks.organ_parts import group_of_key, serving
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import RunError
-from panorgan.methods.head_attribution import (
+from panorgan.methods.fediod.head_attribution import (
     STEPS,
     Attributor,
     foreground_probability,
@@ -20,7 +20,7 @@ from panorgan.methods.head_attribution import (
     head_weights,
     largest_entries,
 )
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings
 from panorgan.networks.settings import UNetSettings
 
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from panorgan.federation import collecting
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message
-from panorgan.methods.attention_maps import ScanMaps
 from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD
-from panorgan.methods.scan_inspection import ScanInspector
-from panorgan.networks.bottleneck_attention import head_of_key
+from panorgan.methods.fediod.attention_maps import ScanMaps
+from panorgan.methods.fediod.bottleneck_attention import head_of_key
+from panorgan.methods.fediod.scan_inspection import ScanInspector
 from panorgan.networks.organ_parts import MultiDecoder
 from panorgan.runs.execute import train
 

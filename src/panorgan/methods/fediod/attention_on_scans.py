@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from panorgan.cases.case import Case
 from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
 from panorgan.cases.sampling import sliced_axis
-from panorgan.checksums import is_damaged
-from panorgan.networks.attention_gate import mean_attention
-from panorgan.networks.bottleneck_attention import head_of_key
-from panorgan.networks.inter_organ import InterOrganNetwork
+from panorgan.methods.fediod.attention_gate import mean_attention
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 
 _AXIAL = 2
 _SHOWN = 0.3
@@ -62,17 +58,6 @@ class Looks:
 
     received: torch.Tensor
     from_organ: Mapping[str, torch.Tensor]
-
-
-def has_attention(model: Path) -> bool:
-    """Whether the model in this folder has attention heads; read from the names of its weights."""
-    try:
-        if is_damaged(model / "model.safetensors"):
-            return True  # who loads it says so
-        with safe_open(model / "model.safetensors", framework="pt") as file:
-            return any(head_of_key(key) is not None for key in file.keys())  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError):
-        return False
 
 
 def patches_of(case: Case, plan: Plan, patch_size: tuple[int, int, int], most: int = 2) -> Iterator[ScanPatch]:

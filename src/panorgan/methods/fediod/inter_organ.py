@@ -16,9 +16,9 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
-from panorgan.networks.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
+from panorgan.methods.fediod.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
+from panorgan.methods.fediod.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.blocks import Blocks, ascend, descend
-from panorgan.networks.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
 from panorgan.networks.settings import UNetSettings
 from panorgan.settings import Settings
