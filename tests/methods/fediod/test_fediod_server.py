@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fediod_pieces import TOKENS_HERE, aggregate, attention, server_of
+from refusing import refused
 
 from panorgan.errors import RunError
 from panorgan.federation.egress import TensorRule, image_test
@@ -169,8 +170,7 @@ def test_weights_of_an_older_network_are_refused():
     """Theirs has no last normalisation: no site could load them."""
     server = server_of()
     old = {key: value for key, value in server.weights.items() if not key.startswith("transformer.norm")}
-    with pytest.raises(RunError) as caught:
+    with refused("run-of-older-version", RunError):
         FedIOD.Server(server.config, server.federation, old)
-    assert "older panorgan version" in caught.value.what
     without = {key: value for key, value in old.items() if not key.startswith("transformer")}
     assert FedIOD.Server(server.config, server.federation, without)

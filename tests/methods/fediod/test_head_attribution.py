@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import RunError
@@ -85,9 +86,9 @@ def test_half_a_map_has_half_the_attribution():
 
 def test_what_the_maps_do_not_reach_is_an_error():
     maps = random_maps()
-    with pytest.raises(RunError, match="does not depend on all attention maps"):
+    with refused("maps-without-effect", RunError):
         head_attribution(lambda given: given[0].sum(), maps)
-    with pytest.raises(RunError, match="does not depend on all attention maps"):
+    with refused("maps-without-effect", RunError):
         head_attribution(lambda given: torch.tensor(0.5), maps)
 
 

@@ -75,6 +75,7 @@ class ScanMaps:
         if self.scans == 0:
             raise RunError(
                 "There is no attention map to take the intersection or union of.",
+                code="no-attention-maps",
                 fix="Add the maps of at least one scan first.",
             )
         return maps
@@ -119,7 +120,7 @@ def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str], scale: fl
     """
     sites = sorted(sites)
     if not sites:
-        raise RunError("There are no sites whose attention maps could be fused.")
+        raise RunError("There are no sites whose attention maps could be fused.", code="no-attention-maps")
     mean = maps_of(sites[0]).to(torch.float64, copy=True)
     for site in sites[1:]:
         mean += maps_of(site)

@@ -105,6 +105,7 @@ def _slopes(probability: torch.Tensor, faded: Sequence[torch.Tensor]) -> list[to
     if len(slopes) < len(faded):
         raise RunError(
             "The foreground probability does not depend on all attention maps that were given.",
+            code="maps-without-effect",
             why="the network does not use them in place of its own, or they were detached on the way",
         )
     return slopes

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.errors import ConfigError
+from panorgan.errors import ConfigError, RunError
 from panorgan.methods.fediod.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
 from panorgan.methods.fediod.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.blocks import Blocks, ascend, descend
@@ -206,7 +206,10 @@ class InterOrganNetwork(MultiDecoder):
         """
         layers = len(self._transformer().layers)
         if len(maps) != layers:
-            raise ValueError(f"{len(maps)} attention maps for a transformer of {layers} layers")
+            raise RunError(
+                f"There are {len(maps)} attention maps for a transformer of {layers} layers.",
+                code="wrong-number-of-maps",
+            )
         before, self._given = self._given, maps
         try:
             yield
@@ -237,6 +240,7 @@ class InterOrganNetwork(MultiDecoder):
         if self.transformer is None:
             raise ConfigError(
                 "This network has no attention.",
+                code="no-attention",
                 where="transformer",
                 why="it was built with transformer: false",
                 fix="Switch the transformer on, or leave out what needs its attention.",

@@ -186,6 +186,7 @@ class FedIOD(Method):
             if self.config.transformer and (tokens := self.inspector.tokens()) > _MOST_TOKENS:
                 raise ConfigError(
                     f"FedIOD would relate {tokens} places to each other, which takes {tokens**2:,} numbers per head.",
+                    code="too-many-tokens",
                     where="network.features, training.sampling.patch_size",
                     why=f"the deepest level of the network has so many places in a patch; at most {_MOST_TOKENS} are "
                     "allowed, and the paper has 256",
@@ -292,6 +293,7 @@ class FedIOD(Method):
             if any(head_of_key(key) is not None for key in self.weights) and _LAST_NORM not in self.weights:
                 raise RunError(
                     "This FedIOD run was begun with an older panorgan version, and cannot go on with this one.",
+                    code="run-of-older-version",
                     why="its transformer has no last normalisation, and its gate was another one",
                     fix="Finish it with the version that began it, or start a new run.",
                 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pydantic import model_validator
 
+from panorgan.errors import ConfigError
 from panorgan.methods.base import MethodConfig, Moment, stated
 from panorgan.methods.fediod.head_attribution import STEPS
 from panorgan.methods.fediod.inter_organ import InterOrganSettings
@@ -55,8 +56,12 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
     @model_validator(mode="after")
     def _attention_is_there(self) -> FedIODConfig:
         if not self.transformer and (self.regularisation or self.dynamic_aggregation):
-            raise ValueError(
-                "without the transformer there is no attention: switch regularisation and dynamic_aggregation off too"
+            raise ConfigError(
+                "Without the transformer there is no attention.",
+                code="no-attention",
+                where="method.transformer",
+                why="regularisation and dynamic aggregation work on it",
+                fix="Switch method.regularisation and method.dynamic_aggregation off too.",
             )
         return self
 

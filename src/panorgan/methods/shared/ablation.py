@@ -31,6 +31,7 @@ class AblationRow:
         if not self.label.strip() or self.label != self.label.strip() or "," in self.label:
             raise ConfigError(
                 f"A row of an ablation cannot be called {self.label!r}.",
+                code="ablation-row-name",
                 why="rows are named on the command line, with commas between them",
                 fix="Give it a name without commas and without spaces at its ends.",
             )

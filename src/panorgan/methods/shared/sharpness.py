@@ -119,6 +119,7 @@ def ascend(
     if mask is not None and mask.shape != home.shape:
         raise RunError(
             "A mask does not fit the model.",
+            code="mask-does-not-fit",
             why=f"The mask has the shape {list(mask.shape)}, and the model has {len(home)} values.",
         )
     if rho == 0:  # also w + 0 may change a bit: −0 becomes +0

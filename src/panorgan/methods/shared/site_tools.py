@@ -22,7 +22,7 @@ def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch
 
 
 def _no_other_networks(site: str) -> SegmentationNetwork:
-    raise RunError(f"This rule was given no way to build the network of {site}.")
+    raise RunError(f"This rule was given no way to build the network of {site}.", code="no-network-builder")
 
 
 @dataclass

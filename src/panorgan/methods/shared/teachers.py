@@ -146,6 +146,7 @@ class SiteTeachers:
         if gone := sorted(told - self._present):
             raise RunError(
                 f"The teachers of {', '.join(gone)} are not here, though this site made or received them.",
+                code="teachers-missing",
                 why="the site's folder was changed, or is another one than before",
                 fix="Restore the site's folder from a backup, or start a new run.",
             )

@@ -104,7 +104,7 @@ class Momentum:
     def mask(self, share: float) -> torch.Tensor:
         """M_{L,mo}: the largest entries of the running mean, [n] bool."""
         if self.values is None:
-            raise RunError("A mask was asked of a momentum that has seen no gradient.")
+            raise RunError("A mask was asked of a momentum that has seen no gradient.", code="no-gradient-yet")
         return largest(self.values, share)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -159,6 +159,7 @@ def _check_length(bits: torch.Tensor, n: int) -> None:
     if bits.shape != (_bytes_for(n),) or bits.dtype != torch.uint8:
         raise MessageError(
             "A packed mask has the wrong size.",
+            code="packed-mask-size",
             why=f"{n} positions need {_bytes_for(n)} bytes; these are {list(bits.shape)} of {bits.dtype}.",
         )
 
@@ -173,7 +174,7 @@ _PIECE = 1 << 19
 
 def _count(share: float, n: int) -> int:
     if not 0 <= share <= 1:
-        raise ConfigError(f"A share of the weights must lie between 0 and 1, not {share}.")
+        raise ConfigError(f"A share of the weights must lie between 0 and 1, not {share}.", code="share-out-of-range")
     return round(share * n)
 
 

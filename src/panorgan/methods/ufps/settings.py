@@ -87,6 +87,7 @@ class UFPSConfig(PseudoLabelConfig):
         if self.weight_schedule != "none" and self.schedule_start >= self.schedule_end:
             raise ConfigError(
                 f"WS would begin at {self.schedule_start} of the rounds and end at {self.schedule_end}.",
+                code="empty-schedule",
                 where="method.schedule_start",
                 fix="Let it begin before it ends, or set weight_schedule: none.",
             )

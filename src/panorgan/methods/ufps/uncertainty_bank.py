@@ -60,6 +60,7 @@ class UncertaintyBank:
             if case not in self._cases:
                 raise RunError(
                     f"{case!r} is not among the training cases of the uncertainty bank.",
+                    code="case-not-in-bank",
                     fix="Build the bank from the cases that batches are drawn from.",
                 )
             self._values[self._place.setdefault(case, len(self._place))] = value
