@@ -50,13 +50,13 @@ from panorgan.federation.settings import OptimizerSettings, TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.vault import RunVaults
-from panorgan.methods.attention_maps import packed
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION
+from panorgan.methods.fediod.attention_maps import packed
 from panorgan.methods.registry import find_method
-from panorgan.methods.sharpness import extra, largest, pack
-from panorgan.methods.sparse_masks import parameter_count
+from panorgan.methods.ufps.masks import extra, largest, pack
+from panorgan.methods.ufps.sparse_masks import parameter_count
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -129,3 +130,24 @@ def test_the_quality_table_finds_the_organ_that_a_method_loses(monkeypatch, tmp_
     assert found["worst_organ"] == {"organ": "spleen", "seed": "1", "ratio": 0.25}
     assert found["difference"] == pytest.approx((0.05 - 0.25) / 2)
     assert "spleen 0.25" in quality.table(quality.collect(tmp_path))
+
+
+def test_bits_are_taken_of_one_method_and_kept_of_all(monkeypatch, tmp_path):
+    """Their values are those of one kind of processor, and no matter for a test."""
+    bits = loaded("bits", monkeypatch)
+    found = bits.bits_of("fedavg", tmp_path)
+    assert {name: len(value) for name, value in found.items()} == {"weights": 64, "metrics": 64}
+    assert set(json.loads(bits.RESULTS.read_text())["methods"]) == set(bits.methods())
+
+
+def test_bits_tell_values_shapes_types_and_names_apart(monkeypatch):
+    hash_of = loaded("bits", monkeypatch).hash_of_tensors
+    plain = {"b": torch.zeros(4), "a": torch.ones(2, 2)}
+    others = [
+        {**plain, "b": torch.zeros(2, 2)},
+        {**plain, "b": torch.zeros(4, dtype=torch.int32)},
+        {"c": torch.zeros(4), "a": torch.ones(2, 2)},
+        {**plain, "a": torch.eye(2)},
+    ]
+    assert hash_of(dict(reversed(plain.items()))) == hash_of(plain)
+    assert len({hash_of(tensors) for tensors in [plain, *others]}) == 5

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from panorgan.evaluation.landscape import filter_normalised_direction, loss_plane, plane_steps, weights_by_name
-from panorgan.networks.bottleneck_attention import Heads
+from panorgan.methods.fediod.bottleneck_attention import Heads
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_models():

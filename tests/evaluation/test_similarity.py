@@ -11,9 +11,9 @@ import torch
 from panorgan.anatomy import Vocabulary
 from panorgan.evaluation.similarity import cka_matrix, layer_features, layers_of, linear_cka
 from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings
 from panorgan.methods.solo import Solo, SoloConfig
 from panorgan.networks import UNet, UNetSettings, organ_network
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings
 
 VOCABULARY = Vocabulary(["liver", "spleen"])
 SMALL = UNetSettings(features=(4, 8))

@@ -205,7 +205,7 @@ def test_the_largest_uncertainty_that_there_can_be_lies_within_the_range():
 
 def test_a_site_buys_no_weight_with_its_certainty(tmp_path):
     """μ = σ = 0 is what nobody measures, but a number like any other: the share is what holds."""
-    from panorgan.methods.uncertainty_weights import SiteUncertainty, uncertainty_weights
+    from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 
     honest = {name: SiteUncertainty(4, 0.2, 0.004) for name in ("a", "b", "c")}
     weights = uncertainty_weights({**honest, "z": SiteUncertainty(4, 0.0, 0.0)})

@@ -19,7 +19,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage
 from panorgan.methods.exchange import Federation
-from panorgan.methods.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from made_comparison import results_of
 
 from panorgan.evaluation.comparison import Score
-from panorgan.methods.ablation import AblationRow, all_modules
+from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.report.comparison_results import Results
 from panorgan.runs.ablate import ABLATION, Ablation
 from panorgan.runs.compare import Entry, Plan

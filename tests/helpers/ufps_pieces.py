@@ -13,9 +13,9 @@ from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.methods.base import Content, SiteTools
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
-from panorgan.methods.readiness import READY
-from panorgan.methods.sparse_masks import GLOBAL
 from panorgan.methods.ufps import UFPS, UFPSConfig
+from panorgan.methods.ufps.readiness import READY
+from panorgan.methods.ufps.sparse_masks import GLOBAL
 from panorgan.networks import SegmentationNetwork
 
 OFF = {

@@ -10,9 +10,9 @@ import torch
 from interpreting import interpret, needs_triton
 
 from panorgan.losses import unified_loss
-from panorgan.losses.reverse_ce import adaptive_rce
 from panorgan.losses.unified_label import UnifiedLabel
 from panorgan.losses.unified_loss import unified_dice_bce
+from panorgan.methods.ufps.reverse_ce import adaptive_rce
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 # Channels, voxels, and how far apart logits are: at 60 the softmax is utterly sure, and often utterly wrong.

@@ -18,10 +18,10 @@ from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
+from panorgan.methods.about.describing import as_yaml, describe, fields_of
+from panorgan.methods.about.payloads import MADE_UP, made_up_federation, sendings
 from panorgan.methods.base import Method, MethodConfig, ServerRule, Stage
-from panorgan.methods.describing import as_yaml, describe, fields_of
 from panorgan.methods.exchange import Federation
-from panorgan.methods.payloads import MADE_UP, made_up_federation, sendings
 from panorgan.methods.registry import methods
 from panorgan.networks import UNet, UNetSettings
 from panorgan.networks.settings import OrganParts

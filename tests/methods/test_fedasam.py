@@ -16,13 +16,13 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.asam_step import asam_step, statistics_kept
 from panorgan.methods.base import Content, SiteTools
 from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fedasam import FedASAM, FedASAMConfig
-from panorgan.methods.fedasam_pl import FedASAMPL, FedASAMPLConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
-from panorgan.methods.swa import RoundAverage
+from panorgan.methods.registry import find_method
+from panorgan.methods.shared.sharpness import asam_step, statistics_kept
+from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.runs.execute import train
 
@@ -267,7 +267,8 @@ def test_without_a_start_nothing_is_averaged_or_kept(tmp_path):
 )
 def test_when_the_average_begins(rounds, settings, starts):
     assert FedASAM(FedASAMConfig(**settings)).module_starts(rounds) == starts
-    assert FedASAMPL(FedASAMPLConfig(**settings)).module_starts(rounds) == starts
+    on_pseudo_labels = find_method("fedasam_pl")
+    assert on_pseudo_labels(on_pseudo_labels.Config(**settings)).module_starts(rounds) == starts
 
 
 @pytest.mark.parametrize("wrong", [{"rho": -0.1}, {"eta": -1}, {"swa_start": 1}, {"swa_cycle": 0}])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusing import refused
 from torch import nn
 
 import panorgan.methods
@@ -17,7 +18,7 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule
 from panorgan.methods.exchange import Federation, SiteFacts
-from panorgan.methods.proximal import squared_distance
+from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings
@@ -34,9 +35,9 @@ def final_weights(experiment: Experiment, folder: Path) -> bytes:
 
 def test_the_registry_finds_them_all():
     assert set(PLAIN) <= set(methods())
-    with pytest.raises(ConfigError) as caught:
+    with refused("unknown-method", ConfigError) as caught:
         find_method("fedprocks")
-    assert "fedprox" in str(caught.value)
+    assert "fedprox" in caught.value.why
 
 
 def test_two_methods_cannot_share_a_name():
@@ -44,16 +45,17 @@ def test_two_methods_cannot_share_a_name():
         """Another FedAvg."""
 
     assert "fedavg" in methods()  # found, whichever test runs first
-    with pytest.raises(ConfigError, match="Two methods are called 'fedavg'"):
+    with refused("duplicate-method", ConfigError):
         register("fedavg")(Impostor)
 
 
 @pytest.mark.parametrize("declared", ["numbers", "tensors"])
 @pytest.mark.parametrize("words", [("mine",), {"mine": "", "loss": "how bad"}, {"mine": " "}, {"mine": None}])
 def test_a_method_that_does_not_explain_what_leaves_a_site_is_refused(declared, words):
-    wanted = rf"(?s)say in words what leaves a site.*Silent\.{declared}.*: mine\n.*agreement"
-    with pytest.raises(ConfigError, match=wanted):
+    with refused("undescribed-payload", ConfigError) as caught:
         register("silent")(type("Silent", (Method,), {declared: words}))
+    assert caught.value.where.endswith(f"Silent.{declared}")
+    assert caught.value.why.endswith(": mine")
     assert "silent" not in methods()
 
 
@@ -76,7 +78,9 @@ def test_every_method_says_what_it_is_and_what_its_numbers_mean(name):
 def test_methods_never_touch_files_devices_or_rounds():
     """The room's rule: formulas only. Checked on the source, so that it also holds for methods to come."""
     forbidden = {"pathlib", "os", "io", "json", "panorgan.federation", "panorgan.runs", "panorgan.config"}
-    for path in Path(panorgan.methods.__path__[0]).glob("*.py"):
+    for path in Path(panorgan.methods.__path__[0]).rglob("*.py"):
+        if path.name == "report.py":  # a section of the report, which alone imports it
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -10,7 +10,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import painting_order
 from panorgan.methods.exchange import Federation, SiteFacts
-from panorgan.methods.organ_volumes import ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measured_volumes
 
 FACTS = {
     "a": SiteFacts("a", 2, {"spleen": 2, "kidney": 1}),

@@ -16,13 +16,12 @@ from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
 from panorgan.losses.unified_label import UnifiedLabel, allowed_channels, without_own_teachers
-from panorgan.methods.fedavg_pl import FedAvgPL
-from panorgan.methods.fedprox_pl import FedProxPL
-from panorgan.methods.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.methods.registry import methods
+from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.networks import UNetSettings
 
 TRAINING: dict[str, Any] = {"rounds": 1, "validate_every": 0, "local_steps": 3}
+FedAvgPL, FedProxPL = methods()["fedavg_pl"], methods()["fedprox_pl"]
 STARRED = ("fedavg_pl", "fedprox_pl", "fedasam_pl", "ufps")
 
 

@@ -11,7 +11,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import ServerRule
 from panorgan.methods.exchange import Federation, Numbers, SiteFacts
 from panorgan.methods.fedavg import FedAvg, FedAvgConfig
-from panorgan.methods.server_average import extrapolation, owner_rows, shared_keys, stepped
+from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
 
 WEIGHT, BIAS = "head.conv.conv.weight", "head.conv.conv.bias"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusing import refused
 from torch import nn
 
 from panorgan.errors import RunError
-from panorgan.methods.sharpness import ascend, extra, flat_gradient, largest
+from panorgan.methods.shared.sharpness import ascend, flat_gradient
+from panorgan.methods.ufps.masks import extra, largest
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -142,7 +144,7 @@ def test_missing_gradients_are_zero():
 
 
 def test_a_mask_of_another_model_is_refused():
-    with pytest.raises(RunError, match="does not fit"):
+    with refused("mask-does-not-fit", RunError):
         ascend(Quadratic(1.0, 1.0).backward(), 0.7, mask=torch.ones(3, dtype=torch.bool))
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks import UNet, UNetSettings, replay
-from panorgan.networks.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks.replay import Replays, as_autograd_leaves_them, replays_of, with_room
 
 ORGANS = ("liver", "spleen", "pancreas")

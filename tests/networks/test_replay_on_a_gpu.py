@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
+from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks import UNet, UNetSettings, organ_network
-from panorgan.networks.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge
 from panorgan.networks.replay import Recorded, SharedMemory, replays_of
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

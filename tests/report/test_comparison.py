@@ -27,7 +27,7 @@ from panorgan.errors import DataError, RunError
 from panorgan.evaluation.comparison import Figure
 from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import EventLog, Listener, read_events
-from panorgan.methods.ablation import AblationRow
+from panorgan.methods.shared.ablation import AblationRow
 from panorgan.report import comparison_tables as tables
 from panorgan.report.ablation import page as ablation_page
 from panorgan.report.comparison import write_comparison

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from panorgan.methods import registry
+from panorgan.methods.about.describing import as_yaml, describe
 from panorgan.methods.base import Method
-from panorgan.methods.describing import as_yaml, describe
 from panorgan.methods.registry import methods, register
 from panorgan.report.method_words import describe_method
 from panorgan.report.methods_page import method_section, methods_page, paper_link

@@ -9,9 +9,9 @@ import pytest
 
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError
-from panorgan.methods.ablation import AblationRow, all_modules
 from panorgan.methods.flkd import FLKD
 from panorgan.methods.registry import methods
+from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.runs.ablate import plan_ablation
 
 Tiny = Callable[..., Experiment]

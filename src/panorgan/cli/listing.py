@@ -16,7 +16,7 @@ from panorgan.anatomy import catalogue
 from panorgan.cli.console import Console, say_lines
 
 if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
-    from panorgan.methods.describing import FieldDescription, MethodDescription
+    from panorgan.methods.about.describing import FieldDescription, MethodDescription
 
 _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 # Columns a terminal needs for the table with codes.
@@ -25,7 +25,7 @@ _WIDE = 110
 
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
     """Every registered method, or all about one of them."""
-    from panorgan.methods.describing import describe
+    from panorgan.methods.about.describing import describe
     from panorgan.methods.registry import find_method, methods
     from panorgan.report.methods_page import method_section, methods_page
 
@@ -89,8 +89,8 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
 
 
 def _show_overview(console: Console, described: Iterable[MethodDescription]) -> None:
+    from panorgan.methods.about.describing import as_yaml, fields_of
     from panorgan.methods.base import MethodConfig
-    from panorgan.methods.describing import as_yaml, fields_of
 
     table = Table("method", "what it does", "own settings (default)", title="Methods", title_justify="left")
     usual = {field.name: field.default for field in fields_of(MethodConfig)}
@@ -108,7 +108,7 @@ def _show_overview(console: Console, described: Iterable[MethodDescription]) -> 
 
 
 def _show_method(console: Console, description: MethodDescription) -> None:
-    from panorgan.methods.describing import as_yaml
+    from panorgan.methods.about.describing import as_yaml
     from panorgan.report.methods_page import NETWORKS, body
 
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
@@ -160,7 +160,7 @@ def _pairs(items: Iterable[tuple[str, str]]) -> Table:
 
 
 def _settings(fields: Iterable[FieldDescription]) -> Table:
-    from panorgan.methods.describing import as_yaml
+    from panorgan.methods.about.describing import as_yaml
 
     table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True  # a name that is cut off helps nobody

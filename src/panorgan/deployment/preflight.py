@@ -174,7 +174,7 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
     """
     from panorgan.federation.egress import COMMON_NUMBERS
     from panorgan.federation.optional_numbers import OPTIONAL_NUMBERS
-    from panorgan.methods.payloads import sendings
+    from panorgan.methods.about.payloads import sendings
 
     method = agreement.build_method()
     sent = {pattern for sending in sendings(method) for pattern in sending.tensors}

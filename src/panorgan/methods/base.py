@@ -7,9 +7,7 @@ Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round`
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,11 +17,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
-from panorgan.errors import RunError
-from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
-from panorgan.methods.ablation import AblationRow
 from panorgan.methods.exchange import (
     Content,
     Federation,
@@ -36,7 +30,9 @@ from panorgan.methods.exchange import (
     Updates,
     Vault,
 )
-from panorgan.methods.server_average import extrapolation, owner_rows, shared_keys, stepped
+from panorgan.methods.shared.ablation import AblationRow
+from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
+from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
 from panorgan.networks.organ_parts import serving
 from panorgan.networks.settings import OrganParts
@@ -76,43 +72,6 @@ class MethodConfig(Settings):
     )
 
 
-def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
-    """One window as large as the image."""
-    x, y, z = image.shape
-    return predict_probabilities(network, image, InferenceSettings(patch_size=(x, y, z), overlap=0.0))
-
-
-def _no_other_networks(site: str) -> SegmentationNetwork:
-    raise RunError(f"This rule was given no way to build the network of {site}.")
-
-
-@dataclass
-class SiteTools:
-    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
-
-    `autocast()` makes a fresh context each time, so that it may be entered within itself. `vault` keeps tensors of this
-    run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
-    probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
-    everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
-    `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
-    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, of a network that
-    was taught these organs alone; `validate_every` says after how many rounds, 0 for never.
-    """
-
-    model: SegmentationNetwork
-    optimizer: torch.optim.Optimizer
-    clip_norm: float | None = None
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    vault: Vault = field(default_factory=MemoryVault)
-    cases: Sequence[StoredCase] = ()
-    predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
-    inference_key: str = ""
-    network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
-    patch_size: tuple[int, int, int] = (64, 64, 64)
-    validate: Callable[[SegmentationNetwork, Collection[str]], Numbers] = lambda network, organs: {}
-    validate_every: int = 0
-
-
 class SiteRule:
     """Runs where the data is."""
 
@@ -146,12 +105,22 @@ class SiteRule:
         """
         return None
 
+    @property
+    def in_training(self) -> bool:
+        """Whether this round trains the global model; not so where sites first train teachers."""
+        return True
+
+    def prepare(self, batch: Batch) -> None:
+        """What a batch is to be taught with: made once per training step, however often its loss is asked for."""
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """The scalar to minimise on one batch."""
         return self.supervision(batch).mean()
 
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """One optimiser step; returns scalars to log, left on their device."""
+        if self.in_training:
+            self.prepare(batch)
         loss = self.compute_gradients(batch)
         self.apply_gradients()
         return {"loss": loss}
@@ -255,6 +224,11 @@ class ServerRule:
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
+    @property
+    def in_training(self) -> bool:
+        """Whether this round trains the global model; not so where sites first train teachers."""
+        return True
+
     def broadcast(self, site: str) -> Content:
         """What a site receives at the start of a round: the weights that it trains."""
         return Content(self.weights_of(site))
@@ -327,6 +301,8 @@ class Method:
     Site: ClassVar[type[SiteRule]] = SiteRule
     Server: ClassVar[type[ServerRule]] = ServerRule
 
+    text: ClassVar[str] = ""
+    """What it is: `Title — what it does`, then more. Where empty, it is the docstring of the method's file."""
     paper: ClassVar[str] = ""
     """Where it was published: a title, or a link that stays."""
     equations: ClassVar[Mapping[str, str]] = {}
@@ -350,6 +326,9 @@ class Method:
     An update with a number outside is refused before the rule sees it, so that nobody buys weight with one."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
+    report_section: ClassVar[str] = ""
+    """A module with a section of its own for a run's page: `section(record, cases)`, see `report.sections`. Only the
+    report imports it, so that it may know what lies above this room."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()
     """The paper's module table, plainest row first: what `panorgan ablate` runs."""
 

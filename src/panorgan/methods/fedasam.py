@@ -18,15 +18,16 @@ from typing import ClassVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.asam_step import asam_step
-from panorgan.methods.base import Method, SiteRule, stated
+from panorgan.methods.base import SiteRule, stated
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.swa import AveragesRounds, first_average
+from panorgan.methods.shared.sharpness import asam_step
+from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+from panorgan.settings import Settings
 
 
-class FedASAMConfig(FedAvgConfig):
-    """ASAM's two numbers and SWA's two."""
+class ASAMSettings(Settings):
+    """ASAM's two numbers."""
 
     rho: float = stated(
         0.7,
@@ -40,16 +41,27 @@ class FedASAMConfig(FedAvgConfig):
         "what is added to the size of a weight to make its scale, η: those near zero can move too",
         ge=0,
     )
-    swa_start: float | None = stated(
-        0.75, "0.75", "share of the rounds after which global models are averaged; `null` for no averaging", ge=0, lt=1
-    )
-    swa_cycle: int = stated(
-        2, "10 (CIFAR-10)", "every so many rounds one is taken into the mean; the last round always is", ge=1
-    )
+
+
+class FedASAMConfig(SWASettings, ASAMSettings, FedAvgConfig):
+    """FedAvg's numbers, ASAM's two and SWA's two."""
+
+
+class ASAMSite(SiteRule):
+    """Two gradients on the same batch, one step. Teachers are trained by plain steps."""
+
+    config: FedASAMConfig
+
+    def step(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Up along the gradient, take another there, step with it from where it began."""
+        if not self.in_training:
+            return super().step(batch)
+        self.prepare(batch)
+        return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
 
 
 @register("fedasam", config=FedASAMConfig)
-class FedASAM(Method):
+class FedASAM(SWAMethod):
     """FedAvg in search of flat minima: ASAM at the sites, SWA at the server."""
 
     paper: ClassVar[str] = "arXiv:2203.11834"
@@ -58,20 +70,8 @@ class FedASAM(Method):
         "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; `Server.delivered`",
     }
 
-    config: FedASAMConfig
-
-    def module_starts(self, rounds: int) -> Mapping[str, int]:
-        """SWA is the only one that waits."""
-        return first_average(self.config.swa_start, self.config.swa_cycle, rounds)
-
-    class Site(SiteRule):
-        """Two gradients on the same batch, one step."""
-
-        config: FedASAMConfig
-
-        def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """Up along the gradient, take another there, step with it from where it began."""
-            return {"loss": asam_step(self, batch, self.config.rho, self.config.eta)}
+    class Site(ASAMSite):
+        """Sharpness-aware steps on the partial loss."""
 
     class Server(AveragesRounds):
         """The weighted mean of FedAvg, and over late rounds the mean of those."""

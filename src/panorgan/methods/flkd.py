@@ -25,10 +25,10 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.ablation import AblationRow
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, stated
 from panorgan.methods.registry import register
-from panorgan.methods.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.methods.shared.ablation import AblationRow
+from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork, organ_probabilities
 from panorgan.networks.settings import OrganParts
 

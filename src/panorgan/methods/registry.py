@@ -23,7 +23,12 @@ def register(name: str, config: type[MethodConfig] = MethodConfig) -> Callable[[
 
     def add(method: type[Method]) -> type[Method]:
         if name in _registered and _registered[name].__module__ != method.__module__:
-            raise ConfigError(f"Two methods are called {name!r}.", where=method.__module__, fix="Rename one of them.")
+            raise ConfigError(
+                f"Two methods are called {name!r}.",
+                code="duplicate-method",
+                where=method.__module__,
+                fix="Rename one of them.",
+            )
         _refuse_silence(method)
         method.name = name
         method.Config = config
@@ -42,6 +47,7 @@ def _refuse_silence(method: type[Method]) -> None:
         if silent or words is not said:
             raise ConfigError(
                 "A method does not say in words what leaves a site.",
+                code="undescribed-payload",
                 where=f"{method.__module__}.{method.__qualname__}.{declared}",
                 why=f"without words: {', '.join(silent) or declared}",
                 fix='Give every name or pattern its words, such as {"agreement/*": "how alike the heads predict"}.',
@@ -70,6 +76,7 @@ def find_method(name: str) -> type[Method]:
     if name not in known:
         raise ConfigError(
             f"There is no method called {name!r}.",
+            code="unknown-method",
             where="method.name",
             why=did_you_mean(name, known),
             fix=f"Choose one of: {', '.join(known)} ('panorgan methods' describes them).",

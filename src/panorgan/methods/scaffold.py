@@ -13,7 +13,7 @@ joins later adds zero to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ _PREFIX = "control/"
 _NEXT = "next_control/"
 _HEARD = "heard"
 _ANSWERED = "answered"
+T = TypeVar("T")
 
 
 class ScaffoldConfig(FedAvgConfig):
@@ -65,6 +66,8 @@ class Scaffold(Method):
         def before_round(self) -> None:
             """Take over the weights and c; forget the last round's gradients."""
             super().before_round()
+            if not self.in_training:
+                return
             if self.next_control and self.received.numbers.get(_HEARD) == self.answered:
                 self.control = self.next_control
             self.next_control = {}
@@ -76,7 +79,10 @@ class Scaffold(Method):
             self.sums, self.steps = self._zeros(), 0
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """Follow g − c_i + c."""
+            """Follow g − c_i + c; teachers are trained by plain steps."""
+            if not self.in_training:
+                return super().step(batch)
+            self.prepare(batch)
             loss = self.compute_gradients(batch)
             self.steps += 1
             for name, parameter in self.model.named_parameters():
@@ -91,6 +97,9 @@ class Scaffold(Method):
 
         def after_round(self) -> None:
             """c_i becomes the mean gradient of the round."""
+            super().after_round()
+            if not self.in_training:
+                return
             self.next_control = {name: total / self.steps for name, total in self.sums.items()}
             self.answered = self.moment.round
             self.sums, self.drift = {}, {}
@@ -103,12 +112,14 @@ class Scaffold(Method):
 
         def state(self) -> Content:
             """The control variate stays at the site."""
+            whole = super().state()
             own = {_PREFIX + name: value for name, value in self.control.items()}
             following = {_NEXT + name: value for name, value in self.next_control.items()}
-            return Content({**own, **following}, {_ANSWERED: float(self.answered)})
+            return Content({**whole.arrays, **own, **following}, {**whole.numbers, _ANSWERED: float(self.answered)})
 
         def load_state(self, state: Content) -> None:
             """Take it back; a part that has come to the network since begins with zero."""
+            super().load_state(state)
             self.answered = int(state.numbers[_ANSWERED])
             for name, zeros in self._zeros().items():
                 self.control[name] = state.arrays.get(_PREFIX + name, zeros)
@@ -130,19 +141,21 @@ class Scaffold(Method):
 
         def broadcast(self, site: str) -> Content:
             """The weights, c, and whether the site's last answer counted."""
-            own = self.weights_of(site)
-            control = {_PREFIX + name: value for name, value in self.control.items() if name in own}
-            return Content({**own, **control}, {_HEARD: float(self.heard.get(site, 0))})
+            whole = super().broadcast(site)
+            control = {_PREFIX + name: value for name, value in self.control.items() if name in whole.arrays}
+            return Content({**whole.arrays, **control}, {**whole.numbers, _HEARD: float(self.heard.get(site, 0))})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Weights, and a change of c for each of them that can be trained."""
-            own = self.weights_of(site)
+            own = self.weights_of(site) if self.in_training else {}
             changes = {_PREFIX + key: value.to("meta") for key, value in own.items() if value.is_floating_point()}
-            return {**own, **changes}
+            return {**super().expects(site), **changes}
 
         def aggregate(self, updates: Updates) -> None:
             """x ← mean of y_i, c ← c + Σ Δc_i / N, where N counts all sites that train the weight."""
             super().aggregate(updates)
+            if not self.in_training:
+                return
             for site in updates.sites:
                 self.heard[site] = self.moment.round
                 for key in updates.keys(site):
@@ -161,11 +174,19 @@ class Scaffold(Method):
 
         def state(self) -> Content:
             """The sum of all c_i, and whom it holds."""
+            whole = super().state()
             sums = {_PREFIX + name: value for name, value in self.sums.items()}
-            return Content(sums, {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()})
+            heard = {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()}
+            return Content({**whole.arrays, **sums}, {**whole.numbers, **heard})
 
         def load_state(self, state: Content) -> None:
             """Take them back; c is their mean over those who take part now."""
-            self.sums = {key.removeprefix(_PREFIX): value for key, value in state.arrays.items()}
-            self.heard = {name.removeprefix(f"{_HEARD}/"): int(value) for name, value in state.numbers.items()}
+            super().load_state(state)
+            self.sums = _under(_PREFIX, state.arrays)
+            self.heard = {site: int(round_) for site, round_ in _under(f"{_HEARD}/", state.numbers).items()}
             self._find_means()
+
+
+def _under(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
+    """What is kept under a prefix, without it, from among whatever else is there."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from panorgan.federation.egress import COMMON_NUMBERS
+from panorgan.methods.about.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
+from panorgan.methods.about.payloads import MADE_UP, Sending
 from panorgan.methods.base import MethodConfig
-from panorgan.methods.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
-from panorgan.methods.payloads import MADE_UP, Sending
 from panorgan.methods.registry import methods
 
 COMMAND = "panorgan methods --markdown > docs/methods.md"

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import cache as remembered
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from panorgan.anatomy import catalogue
 from panorgan.cases.case import Case
 from panorgan.config import parse_experiment
-from panorgan.errors import PanorganError
 from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
-from panorgan.report.attention import AttentionPictures, attention_pictures, head_table
 from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.record import RunRecord, read_record
+from panorgan.report.sections import MethodSection, method_section, try_to_draw
 from panorgan.report.templates import fill_in
 from panorgan.runs.site_cases import cache_folder, read_sites
-
-Drawn = TypeVar("Drawn")
 
 
 def write_report(run_folder: Path, cache: Path | None = None) -> Path:
@@ -38,9 +34,8 @@ def write_report(run_folder: Path, cache: Path | None = None) -> Path:
     """
     record = read_record(run_folder)
     cases = remembered(lambda: _test_cases(record, cache))
-    overlays, missing = _try_to_draw(lambda: draw_overlays(record, cases()))
-    attention, attention_missing = _try_to_draw(lambda: attention_pictures(record, cases()))
-    page = render(record, overlays or {}, missing, attention, attention_missing)
+    overlays, missing = try_to_draw(lambda: draw_overlays(record, cases()))
+    page = render(record, overlays or {}, missing, method_section(record, cases))
     write_atomically(record.folder.report, page)
     return record.folder.report
 
@@ -49,15 +44,15 @@ def render(
     record: RunRecord,
     overlays: dict[str, list[Overlay]],
     overlays_missing: str = "",
-    attention: AttentionPictures | None = None,
-    attention_missing: str = "",
+    section: MethodSection | None = None,
 ) -> str:
-    """The page as text. What is called missing is the sentence to show when there are no such pictures."""
+    """The page as text. `overlays_missing` is said where there are no overlays; `section` is the method's own."""
     scores = tables.make_scores(record)
     beside = beside_models(record)
     return fill_in(
         "template.html.j2",
         tables.FILTERS,
+        [section.package] if section else [],
         record=record,
         experiment=record.manifest["experiment"],
         method=describe_method(record.manifest["experiment"]["method"]["name"]),
@@ -80,9 +75,7 @@ def render(
         },
         overlays=overlays,
         overlays_missing=overlays_missing,
-        attention=attention,
-        attention_missing=attention_missing,
-        heads=head_table(record),
+        section=section,
         phase_names=figures.PHASE_NAMES,
         happenings=[describe_happening(event) for event in record.happenings],
         created=record.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
@@ -111,16 +104,6 @@ def describe_happening(event: Event) -> tuple[str, str]:
     else:
         what = f"{event.kind}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what
-
-
-def _try_to_draw(draw: Callable[[], Drawn]) -> tuple[Drawn | None, str]:
-    """Pictures, or the reason why there are none: a report without them is still a report."""
-    try:
-        return draw(), ""
-    except (PanorganError, OSError) as error:
-        # What the error would say about its place may be a path of another machine; the sentence is enough.
-        reason = error.what if isinstance(error, PanorganError) else "A file cannot be read."
-        return None, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"
 
 
 def _test_cases(record: RunRecord, cache: Path | None) -> dict[CaseKey, Case]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 # Pages open from disk, need no network and run no script. Should a name ever become markup all the same, it can load
 # nothing, run nothing and send nothing. Colours and SVG are set by style attributes, which have no hash.
@@ -14,10 +14,12 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def fill_in(template: str, filters: Mapping[str, Callable[..., Any]], **content: Any) -> str:
-    """A page as text."""
+def fill_in(
+    template: str, filters: Mapping[str, Callable[..., Any]], packages: Sequence[str] = (), **content: Any
+) -> str:
+    """A page as text. Templates are those of this room, and of other packages that are named."""
     environment = Environment(
-        loader=PackageLoader("panorgan.report", package_path=""),
+        loader=ChoiceLoader([PackageLoader(name, package_path="") for name in ("panorgan.report", *packages)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

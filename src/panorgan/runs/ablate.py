@@ -8,8 +8,8 @@ from pathlib import Path
 
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError, did_you_mean
-from panorgan.methods.ablation import AblationRow, all_modules
 from panorgan.methods.registry import find_method, methods
+from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.runs.compare import Entry, Kind, Plan, parse_seeds, plan_runs
 
 ABLATION = Kind(

@@ -1,0 +1,251 @@
+"""FedIOD's network: one encoder, a decoder per organ, and between them a transformer that relates organs to each other.
+
+How much attention a place receives re-weights the skip connections: what other organs are found by counts for more.
+Without the transformer this is `organ_parts.MultiDecoder`, key by key and bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.errors import ConfigError, RunError
+from panorgan.methods.fediod.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
+from panorgan.methods.fediod.bottleneck_attention import BottleneckTransformer, head_of_key
+from panorgan.networks.blocks import Blocks, ascend, descend
+from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
+from panorgan.networks.settings import UNetSettings
+from panorgan.settings import Settings
+
+
+class InterOrganSettings(Settings):
+    """What FedIOD's network has besides a U-Net's encoder. Tokens are as wide as the U-Net's deepest level."""
+
+    transformer: bool = Field(True, description="attention between all places of the coarsest grid")
+    layers: PositiveInt = Field(4, description="layers of the transformer")
+    heads: PositiveInt = Field(6, description="heads per layer")
+    head_width: PositiveInt = Field(256, description="channels of a head's queries, keys and values")
+    mlp_width: PositiveInt = Field(1024, description="hidden channels of a layer's perceptron")
+    dropout: float = Field(0.1, ge=0, lt=1, description="inside the transformer")
+    gate: Gate = Field(
+        "softmax",
+        description="how attention re-weights the skip connections, x + x·W (eq. 2): W is a softmax over all places, a "
+        "sigmoid of each, or 0",
+    )
+    decoders: Literal["whole", "single_layer"] = Field(
+        "whole", description="of each organ: a whole decoder, or just the last layer of one that all organs share"
+    )
+
+
+class Judge(NamedTuple):
+    """Something that is computed from the mean attention, and from tensors of its own, as a part of the pass."""
+
+    key: Hashable
+    """Says what is computed: the same key, the same function."""
+    compute: Callable[..., torch.Tensor]
+    given: tuple[torch.Tensor, ...] = ()
+    """Follow the attention as arguments; they carry no gradient."""
+
+
+def _nothing(mean: torch.Tensor) -> torch.Tensor:
+    return mean.new_empty(0)
+
+
+NUMBERS_ONLY = Judge("numbers only", _nothing)
+"""Says nothing: who watches with it gets the record's numbers, and no gradient has to go back for that."""
+
+
+class AttentionRecord:
+    """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients.
+
+    A training pass that is replayed as a CUDA graph tells its numbers, and what a judge says or, without one, the mean.
+    """
+
+    def __init__(self, judge: Judge | None = None) -> None:
+        self.judge = judge
+        self.judgement = torch.empty(0)
+        """What it says."""
+        self.grid: tuple[int, ...] = ()
+        """Tokens along each axis; they are counted row by row."""
+        self.maps: tuple[torch.Tensor, ...] = ()
+        """Attention of every layer, [B, heads, N, N]."""
+        self.mean = torch.empty(0)
+        """Ā [B, N, N]: eq. 1."""
+        self.weights: torch.Tensor | None = None
+        """W [B, *grid]: eq. 2; None where nothing is re-weighted."""
+        self.numbers = torch.empty(0)
+        """Without gradients, [2]: the largest factor of a skip connection, and the entropy (`attention_entropy`)."""
+
+    def keep(
+        self,
+        grid: tuple[int, ...],
+        mean: torch.Tensor,
+        maps: tuple[torch.Tensor, ...] = (),
+        weights: torch.Tensor | None = None,
+    ) -> None:
+        """In place of what was seen before."""
+        self.grid, self.mean, self.maps, self.weights = grid, mean, maps, weights
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Make the numbers of what was kept; nothing is asked of the device."""
+        largest = self.mean.new_ones(()) if self.weights is None else self.weights.amax() + 1
+        self.numbers = torch.stack((largest, attention_entropy(self.maps)))
+
+
+class InterOrganNetwork(MultiDecoder):
+    """`MultiDecoder` with a transformer at the bottleneck, whose attention re-weights the skip connections."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        settings: UNetSettings,
+        known: Collection[str] | None = None,
+        inter_organ: InterOrganSettings | None = None,
+    ) -> None:
+        self.inter_organ = s = inter_organ or InterOrganSettings()  # the constructor of the base class asks for it
+        super().__init__(vocabulary, settings, tuple(vocabulary) if known is None else known)
+        # Made last, so that with and without it all else begins with the same weights.
+        self.transformer: BottleneckTransformer | None = None
+        if s.transformer:
+            self.transformer = BottleneckTransformer(
+                settings.features[-1], s.layers, s.heads, s.head_width, s.mlp_width, s.dropout
+            )
+        self._record: AttentionRecord | None = None
+        self._given: Sequence[torch.Tensor] | None = None
+
+    def _build_shared(self, blocks: Blocks) -> None:
+        super()._build_shared(blocks)
+        if self.inter_organ.decoders == "single_layer":
+            self.decoder = blocks.decoder()
+
+    def _build_part(self, blocks: Blocks) -> nn.Module:
+        if self.inter_organ.decoders == "whole":
+            return super()._build_part(blocks)
+        return nn.ModuleDict({"output": blocks.output(blocks.settings.features[0], OUTPUTS)})
+
+    def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features of every level, related and re-weighted; or what one decoder for all makes of them."""
+        return self._shared_of(self.encoded(image))
+
+    def _shared_of(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
+        levels = self._related(encoded)
+        return levels if self.inter_organ.decoders == "whole" else [ascend(self.decoder, levels)]
+
+    def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
+        """A decoder of its own, or just its last layer."""
+        if self.inter_organ.decoders == "whole":
+            return super()._outputs_of(part, shared)
+        logits: torch.Tensor = part["output"](shared[0])  # type: ignore[index]
+        return logits
+
+    def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
+        """Logits; who watches gets the mean attention of the same pass, or what is to be made of it."""
+        record = self._record
+        if record is None:
+            plainly = self._given is not None  # maps that somebody puts in are no part of a key
+            return self.outputs(chosen, self.shared(image)) if plainly else super()._chosen(chosen, image)
+        judge = record.judge
+
+        def compute(image: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            logits = self.outputs(chosen, self.shared(image))
+            record.judgement = record.mean if judge is None else judge.compute(record.mean, *given)
+            return logits, record.judgement, record.numbers
+
+        key, given = (None, ()) if judge is None else (judge.key, judge.given)
+        if self._given is None:
+            logits, found, record.numbers = self.passed(("watched", key, *chosen), compute, image, *given)
+        else:
+            logits, found, _ = compute(image, *given)
+        if found is not record.judgement:  # replayed: what the record holds is of the pass that was recorded
+            grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
+            record.keep(grid, found if judge is None else torch.empty(0))
+            record.judgement = found
+        return logits
+
+    def attention(self, image: torch.Tensor) -> torch.Tensor:
+        """Ā [B, N, N] of images [B, 1, *S], without running any decoder."""
+        return mean_attention(self.maps_of(self.encoded(image)))
+
+    # `channels_for` in two halves, for whoever asks many times what other attention would make of the same image.
+
+    def encoded(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features of every level, which depend on no attention."""
+        return descend(self.encoder, self.bottleneck, image)
+
+    def maps_of(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The attention of every layer, [B, heads, N, N] each."""
+        maps: list[torch.Tensor] = self._transformer()(encoded[-1], self._given)[1]
+        return maps
+
+    def decoded(self, encoded: list[torch.Tensor], organs: Sequence[str]) -> torch.Tensor:
+        """Logits [B, len(organs), *S] of organs that have a part."""
+        return self.outputs([group_of(organ) for organ in organs], self._shared_of(encoded))
+
+    @contextmanager
+    def watched(self, judge: Judge | None = None) -> Iterator[AttentionRecord]:
+        """Keep the attention of forward passes inside: `with network.watched() as seen: network(image); seen.mean`."""
+        self._transformer()
+        before, self._record = self._record, AttentionRecord(judge)
+        try:
+            yield self._record
+        finally:
+            self._record = before
+
+    @contextmanager
+    def attending(self, maps: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Put these maps, [B, heads, N, N] for every layer, in the place of the network's own attention.
+
+        The weights of the skip connections follow from them too: logits become a function of the maps.
+        """
+        layers = len(self._transformer().layers)
+        if len(maps) != layers:
+            raise RunError(
+                f"There are {len(maps)} attention maps for a transformer of {layers} layers.",
+                code="wrong-number-of-maps",
+            )
+        before, self._given = self._given, maps
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def _related(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Features of every level, the deepest through the transformer, the others re-weighted by its attention."""
+        if self.transformer is None:
+            return levels
+        gate, record = self.inter_organ.gate, self._record
+        wanted = gate != "none" or record is not None
+        deepest, maps = self.transformer(levels[-1], self._given, wanted)
+        if not wanted:
+            return [*levels[:-1], deepest]
+        mean, grid, weights = mean_attention(maps), deepest.shape[2:], None
+        skips = levels[:-1]
+        if gate != "none":
+            weights = token_weights(mean, gate).unflatten(1, grid)
+            raised = weights + 1  # x + x·W of every level at once
+            skips = [multiplied(skip, raised) for skip in skips]
+        if record is not None:
+            record.keep(tuple(grid), mean, tuple(maps), weights)
+            record.measure()
+        return [*skips, deepest]
+
+    def _transformer(self) -> BottleneckTransformer:
+        if self.transformer is None:
+            raise ConfigError(
+                "This network has no attention.",
+                code="no-attention",
+                where="transformer",
+                why="it was built with transformer: false",
+                fix="Switch the transformer on, or leave out what needs its attention.",
+            )
+        return self.transformer
+
+
+__all__ = ["NUMBERS_ONLY", "AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "Judge", "head_of_key"]

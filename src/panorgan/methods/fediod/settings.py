@@ -1,0 +1,104 @@
+"""FedIOD's settings, and what they say about a round: whether it is regularised, and what sites send in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import model_validator
+
+from panorgan.errors import ConfigError
+from panorgan.methods.base import MethodConfig, Moment, stated
+from panorgan.methods.fediod.head_attribution import STEPS
+from panorgan.methods.fediod.inter_organ import InterOrganSettings
+
+_TRANSFORMER_RATE = {"adamw": 1 / 16}
+
+
+class FedIODConfig(InterOrganSettings, MethodConfig):
+    """A switch for every module, and its numbers."""
+
+    # T
+    transformer_rate: float | None = stated(
+        None,
+        "1",
+        "learning rate of the transformer as a share of all others'; null: 1/16 under adamw, 1 under sgd",
+        gt=0,
+    )
+    # Reg
+    regularisation: bool = stated(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
+    regularisation_weight: float = stated(0.1, "not told", "of each of the two losses", ge=0)
+    regularisation_start: float = stated(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
+    map_scans: float = stated(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
+    map_depth: int = stated(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
+    fusion_scale: float | None = stated(
+        None,
+        "none",
+        "of eqs. 8 and 9, as a softmax of squared distances: a site whose attention is off the mean by so many times "
+        "even attention counts e^−1; null: by the distance itself, which is nearly a plain mean",
+        gt=0,
+    )
+    alpha: float | None = stated(
+        None,
+        "not told",
+        "the gate's steepness (eq. 12); null: 1000 · tokens / 256, which is as steep for any number",
+        gt=0,
+    )
+    # DA
+    dynamic_aggregation: bool = stated(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
+    aggregation_start: float = stated(
+        0.03, "not told", "DA from this share of the rounds on; before, heads have learned nothing", ge=0, le=1
+    )
+    attribution_scans: float = stated(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
+    attribution_steps: int = stated(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
+    # Both
+    refresh_every: int = stated(1, "1", "rounds from one look at maps and heads to the next", ge=1)
+
+    @model_validator(mode="after")
+    def _attention_is_there(self) -> FedIODConfig:
+        if not self.transformer and (self.regularisation or self.dynamic_aggregation):
+            raise ConfigError(
+                "Without the transformer there is no attention.",
+                code="no-attention",
+                where="method.transformer",
+                why="regularisation and dynamic aggregation work on it",
+                fix="Switch method.regularisation and method.dynamic_aggregation off too.",
+            )
+        return self
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether attention re-weights the skip connections."""
+        return self.transformer and self.gate != "none"
+
+    def regularises(self, moment: Moment) -> bool:
+        """Whether the losses of eqs. 10 and 11 are part of this round, if there are maps."""
+        return self.regularisation and self.regularisation_weight > 0 and moment.progress >= self.regularisation_start
+
+    def maps_travel(self, moment: Moment) -> bool:
+        """Whether sites send maps in this round: the next one is to be regularised. In the first they have no depth."""
+        later = (replace(moment, round=r) for r in range(3, moment.rounds + 1))
+        first = next((after.round - 1 for after in later if self.regularises(after)), moment.rounds)
+        return first <= moment.round < moment.rounds and (moment.round - first) % self.refresh_every == 0
+
+    def heads_are_judged(self, moment: Moment) -> bool:
+        """Whether sites send attributions in this round."""
+        if not self.dynamic_aggregation:
+            return False
+        started = (replace(moment, round=r).progress >= self.aggregation_start for r in range(1, moment.rounds + 1))
+        first = next((number for number, has in enumerate(started, start=1) if has), moment.rounds)
+        return moment.round >= first and (moment.round - first) % self.refresh_every == 0
+
+    def module_starts(self, rounds: int) -> dict[str, int]:
+        """The first round in which Reg and DA act; the fused maps need two rounds to come about."""
+        moments = [Moment("train", number, rounds) for number in range(1, rounds + 1)]
+        acts = {
+            "Reg": [moment.round for moment in moments[2:] if self.regularises(moment)],
+            "DA": [moment.round for moment in moments if self.heads_are_judged(moment)],
+        }
+        return {module: numbers[0] for module, numbers in acts.items() if numbers}
+
+    def transformer_factor(self, optimizer: str) -> float:
+        """The transformer's share of the learning rate under an optimiser of that name."""
+        if self.transformer_rate is not None:
+            return self.transformer_rate
+        return _TRANSFORMER_RATE.get(optimizer, 1.0)

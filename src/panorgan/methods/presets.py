@@ -1,0 +1,176 @@
+"""Methods that are compositions of pieces: the choices along each axis, and one table of presets.
+
+A new one is a new row of `PRESETS`; a new choice is a `Piece` whose rules call `super()` (see `composition`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from panorgan.cases.sampling import Batch
+from panorgan.methods.base import Method, MethodConfig, SiteRule
+from panorgan.methods.fedasam import ASAMSettings, ASAMSite
+from panorgan.methods.fedprox import ProximalSettings, ProximalSite
+from panorgan.methods.scaffold import Scaffold
+from panorgan.methods.shared.composition import PARTIAL_LABELS, PLAIN, Piece, Preset, register_preset
+from panorgan.methods.shared.pseudo_labels import (
+    PseudoLabelConfig,
+    PseudoLabelMethod,
+    PseudoLabelServer,
+    PseudoLabelSite,
+)
+from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+
+
+class UnlabelledIsBackground(SiteRule):
+    """Sees every unknown organ as absent."""
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """The ordinary loss on labels that deny what they do not know."""
+        return super().loss(batch.assuming_unknown_is_absent())
+
+
+class WithheldLabels(Method):
+    """With every organ annotated the partial loss is the ordinary one."""
+
+    labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
+
+
+# Supervision; PARTIAL_LABELS is the plain one.
+PSEUDO_LABELS = Piece(PseudoLabelConfig, PseudoLabelSite, PseudoLabelServer, PseudoLabelMethod)
+WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
+UNLABELLED_AS_BACKGROUND = Piece(MethodConfig, UnlabelledIsBackground)
+# Local step; PLAIN is the optimiser's own.
+PROXIMAL = Piece(ProximalSettings, ProximalSite)
+ASAM = Piece(ASAMSettings, ASAMSite)
+CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
+# Server average; PLAIN is the mean over sites.
+SWA = Piece(SWASettings, server=AveragesRounds, method=SWAMethod)
+
+_UFPS = (
+    "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
+    "distribution"
+)
+_FLKD = (
+    "Kim et al., Federated learning with knowledge distillation for multi-organ segmentation with partially labeled "
+    "datasets"
+)
+_SEGVIZ = (
+    "Kanhere et al., Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from Sites "
+    "with Partial Labels"
+)
+
+PRESETS = (
+    # -- on pseudo labels: UFPS's starred baselines
+    Preset(
+        "fedavg_pl",
+        title="FedAvg*",
+        description="FedAvg on pseudo labels: UFPS without its modules, and the first of its starred baselines.",
+        summary="Weighted average after local training on all organs, labelled by the annotation or by the others' "
+        "teachers.",
+        paper="FedAvg* in Jiang et al., UFPS",
+        equations={"eq. 4": "`Site.prepare`: `losses.unified_label.merge`"},
+        supervision=PSEUDO_LABELS,
+    ),
+    Preset(
+        "fedprox_pl",
+        title="FedProx*",
+        description="FedProx on pseudo labels, one of UFPS's starred baselines.",
+        summary="FedAvg* with local steps that may not wander far.",
+        paper="FedProx* in Jiang et al., UFPS; arXiv:1812.06127",
+        equations={"FedProx, eq. 2": "`Site.loss`: F(w) + μ/2·‖w − w₀‖², F on the unified label"},
+        supervision=PSEUDO_LABELS,
+        local_step=PROXIMAL,
+    ),
+    Preset(
+        "fedasam_pl",
+        title="FedASAM*",
+        description="FedASAM on pseudo labels, the strongest of UFPS's starred baselines. See `fedasam`.",
+        summary="FedAvg* in search of flat minima: ASAM at the sites, SWA at the server.",
+        paper="FedASAM* in Jiang et al., UFPS; arXiv:2203.11834",
+        equations={
+            "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
+            "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; "
+            "`Server.delivered`",
+        },
+        supervision=PSEUDO_LABELS,
+        local_step=ASAM,
+        average=SWA,
+    ),
+    # -- with parts of the network for single organs; only the sites that annotate an organ train and send its part
+    Preset(
+        "multihead",
+        title="Multi-head FedAvg",
+        description="one U-Net for all, a small head per organ, which only the sites that annotate it train.\n\n"
+        "The baseline of FLKD. There all heads are averaged over all sites, also over those that never touch them; to "
+        "have it\nso: `organ_parts: everyone` and `weighting: uniform`.",
+        summary="Shared encoder and decoder, a head of 162 parameters per organ.",
+        paper="the baseline of FLKD (see there), section 3.5",
+        organs="heads",
+    ),
+    Preset(
+        "multidecoder",
+        title="Multi-decoder FedAvg",
+        description="one encoder for all, a decoder per organ, which only the sites that annotate it train.",
+        summary="Shared encoder, a whole decoder per organ.",
+        paper="after Med3D, arXiv:1904.00625",
+        organs="decoders",
+    ),
+    Preset(
+        "multiencoder",
+        title="Multi-encoder FedAvg",
+        description="an encoder per organ, which only the sites that annotate it train, and one decoder for all.\n\n"
+        "Every organ takes a pass of its own through the decoder, so it costs as much as a network for each.",
+        summary="A whole encoder per organ, shared decoder.",
+        paper="FLKD's comparison 'Sep. Enc' (its Fig. 3B)",
+        organs="encoders",
+    ),
+    # -- all cases in one place
+    Preset(
+        "central_full",
+        title="Central, fully labelled",
+        description="all cases in one place with all labels: the upper bound, possible only on a benchmark.",
+        summary="Pooled cases, all labels, withheld ones included.",
+        paper=f"{_UFPS} (its upper bound, 'Centralized')",
+        supervision=WITHHELD_LABELS,
+        data="pooled",
+    ),
+    Preset(
+        "central_partial",
+        title="Central, partially labelled",
+        description="all cases in one place, each with its own site's labels, and the partial loss.",
+        summary="Pooled cases, partial labels, unknown organs left out of the loss.",
+        paper=f"{_FLKD} (its comparison 'Multihead - centralized setting', here with `network.organs: heads`)",
+        equations={"eq. 3": "`Site.loss`: cross-entropy + Dice on what is annotated"},
+        data="pooled",
+    ),
+    Preset(
+        "central_naive",
+        title="Central, naive",
+        description="all cases in one place, and whatever a case does not label is taught as background.\n\n"
+        'What happens when partially labelled sets are simply thrown together: the same liver is "liver" in one case '
+        'and\n"background" in the next.',
+        summary="Pooled cases, unlabelled organs treated as background.",
+        paper=f"{_SEGVIZ} (its comparison 'Central Aggregation', section 3.5.2)",
+        supervision=UNLABELLED_AS_BACKGROUND,
+        data="pooled",
+    ),
+)
+
+for _preset in PRESETS:
+    register_preset(_preset, __name__)
+
+__all__ = [
+    "ASAM",
+    "CONTROL_VARIATES",
+    "PARTIAL_LABELS",
+    "PLAIN",
+    "PRESETS",
+    "PROXIMAL",
+    "PSEUDO_LABELS",
+    "SWA",
+    "UNLABELLED_AS_BACKGROUND",
+    "WITHHELD_LABELS",
+]

@@ -1,0 +1,127 @@
+"""Methods that are put together from pieces: one choice along each axis, and words about them.
+
+supervision × local step × server average × network × where the data lies. `presets` has the choices and the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from pydantic import create_model
+
+from panorgan.errors import ConfigError
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.registry import register
+from panorgan.networks.settings import OrganParts
+from panorgan.settings import Settings
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A choice along one axis: its settings, what it does at a site and at the server, and what it sends.
+
+    Rules call `super()`: they come before those of what they build on, a local step before the supervision whose loss
+    it minimises. `method` brings what is around the rules (stages, network) and what leaves a site.
+    """
+
+    settings: type[Settings] | None = None
+    site: type[SiteRule] | None = None
+    server: type[ServerRule] | None = None
+    method: type[Method] = Method
+
+
+PARTIAL_LABELS = Piece(MethodConfig)
+"""Supervision by what each site annotates."""
+PLAIN = Piece()
+"""Along the other axes: the optimiser's own step, the mean over sites."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A method as a row of a table: who it is, then what it is made of.
+
+    Attributes
+    ----------
+    title, description : what documentation shows; a description may have several paragraphs.
+    summary : one line for tables.
+    paper, equations, recipe : as in `Method`.
+    supervision, local_step, average : pieces; the plain ones are those of `Method`.
+    organs : how the network tells organs apart; None leaves it to the experiment, or to the supervision.
+    data : at the sites, or pooled in one place (possible only on a benchmark).
+    """
+
+    name: str
+    title: str
+    description: str
+    summary: str
+    paper: str
+    equations: Mapping[str, str] = field(default_factory=dict)
+    recipe: Mapping[str, object] = field(default_factory=dict)
+    supervision: Piece = PARTIAL_LABELS
+    local_step: Piece = PLAIN
+    average: Piece = PLAIN
+    organs: OrganParts | None = None
+    data: Literal["at sites", "pooled"] = "at sites"
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Outermost first: the average is over models that local steps make on supervision."""
+        return self.average, self.local_step, self.supervision
+
+
+def compose(preset: Preset, module: str) -> type[Method]:
+    """The method that a preset of a module describes; not yet registered."""
+    around = preset.supervision.method
+    if preset.organs is not None and around.organs not in (None, preset.organs):
+        raise ConfigError(
+            f"The preset {preset.name!r} asks for {preset.organs}, but its supervision works on {around.organs} only.",
+            code="preset-impossible",
+            where=module,
+            fix="Leave `organs` out, or choose another supervision.",
+        )
+    parts: dict[str, Any] = {
+        "__doc__": preset.summary,
+        "__module__": module,
+        "text": f"{preset.title} — {preset.description}",
+        "paper": preset.paper,
+        "equations": preset.equations,
+        "recipe": preset.recipe,
+        "organs": preset.organs or around.organs,
+        "pooled": preset.data == "pooled",
+        "numbers": _joined(piece.method.numbers for piece in reversed(preset.pieces)),
+        "tensors": _joined(piece.method.tensors for piece in reversed(preset.pieces)),
+        "ranges": _joined(piece.method.ranges for piece in reversed(preset.pieces)),
+        "Site": _stacked("Site", SiteRule, [piece.site for piece in preset.pieces]),
+        "Server": _stacked("Server", ServerRule, [piece.server for piece in preset.pieces]),
+    }
+    return type(preset.name, _distinct([piece.method for piece in preset.pieces]), parts)
+
+
+def register_preset(preset: Preset, module: str) -> type[Method]:
+    """Make it known under its name."""
+    return register(preset.name, config=config_of(preset))(compose(preset, module))
+
+
+def config_of(preset: Preset) -> type[MethodConfig]:
+    """The settings of all its pieces in one class, those of the supervision first."""
+    bases = tuple(piece.settings for piece in preset.pieces if piece.settings is not None)
+    config = create_model(f"{preset.name}_config", __base__=bases, __doc__=f"Settings of {preset.name}.")
+    return cast(type[MethodConfig], config)
+
+
+def _distinct(methods: Sequence[type[Method]]) -> tuple[type[Method], ...]:
+    """Each once, in order, without those that another is built on."""
+    return tuple(one for one in dict.fromkeys(methods) if not any(o is not one and issubclass(o, one) for o in methods))
+
+
+def _stacked(name: str, plain: type, rules: Iterable[type | None]) -> type:
+    """One rule made of several, the first outermost."""
+    bases = tuple(rule for rule in rules if rule is not None) or (plain,)
+    return type(name, bases, {"__doc__": " · ".join((base.__doc__ or "").split("\n")[0] for base in bases)})
+
+
+def _joined(declared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all pieces declare, in their order."""
+    return {name: value for mapping in declared for name, value in mapping.items()}

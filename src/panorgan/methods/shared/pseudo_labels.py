@@ -1,0 +1,177 @@
+"""Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
+
+The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with exclusive
+channels; stages pretrain → exchange → train, see `teaching`. A teacher learns its site's organs against everything
+else; it is never asked about organs that a case annotates itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, PositiveFloat
+
+from panorgan.cases.companions import Companions
+from panorgan.cases.sampling import Batch
+from panorgan.cases.store import StoredCase
+from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
+from panorgan.losses.unified_loss import unified_dice_bce
+from panorgan.methods.base import Content, Federation, Method, MethodConfig, Stage, Updates, stated
+from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.teachers import PREFIX
+from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.networks import SegmentationNetwork
+from panorgan.networks.settings import OrganParts, UNetSettings
+
+
+class PseudoLabelConfig(MethodConfig):
+    """Teachers, and how their predictions become labels."""
+
+    dice_weight: float = stated(0.5, "0.5", "weight of the Dice loss", ge=0)
+    ce_weight: float = stated(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
+    organ_parts: Literal["everyone"] = Field(
+        "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
+    )
+    unlabelled: Literal["marginal"] = Field(
+        "marginal", description="for the sites' teachers; afterwards pseudo labels leave nothing open"
+    )
+    server_step: PositiveFloat | Literal["fedexp"] = Field(
+        1.0, description="how far the server goes along the mean of the updates: sites learn the same organs and agree"
+    )
+    pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
+    teacher_select: Literal["best", "last"] = stated(
+        "best",
+        "not told",
+        "which round's model is a site's teacher: the best on its own validation cases (without any the last), or the "
+        "last",
+    )
+    teacher_cache: bool = stated(
+        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
+    )
+    merge: Conflicts = stated(
+        "sequence",
+        "sequence",
+        "when teachers claim the same voxel: the smaller organ wins (see `larger_first`), "
+        "or the more confident teacher",
+    )
+    larger_first: tuple[str, ...] = stated(
+        (),
+        "liver, kidney, spleen, pancreas",
+        "organs from large to small, for `merge: sequence`; those not named follow by the mean volume that sites "
+        "measure on their labels",
+    )
+
+
+class PseudoLabelSite(TaughtSite):
+    """Learns from its own annotation where there is one, and from the teachers elsewhere."""
+
+    config: PseudoLabelConfig
+    label: UnifiedLabel
+    """Of the batch at hand: made once per step, however often its loss is asked for."""
+    order: tuple[str, ...] = ()
+    """Organs from large to small."""
+
+    @property
+    def selects_teacher(self) -> bool:
+        """As the config says."""
+        return self.config.teacher_select == "best"
+
+    def before_round(self) -> None:
+        """Inherited; then put the organs in order."""
+        super().before_round()
+        self.order = larger_first(self.config.larger_first, self.received.numbers, self.federation.vocabulary)
+
+    def companions(self) -> Companions | None:
+        """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
+        if self.moment.stage == PRETRAIN or not self.teachers.known():
+            return None
+        return self.teachers.predictions(self.organs_asked, self.config.teacher_cache)
+
+    def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
+        """The organs of a case that teachers are asked about: those it has no label of."""
+        return self.organs_without_label(case)
+
+    def prepare(self, batch: Batch) -> None:
+        """The unified label of a batch (eq. 4)."""
+        self.label = merge(batch, self.federation.vocabulary, self.order, self.config.merge)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Dice + BCE on the unified label; a teacher in the making has its own organs only, against the rest."""
+        if not self.in_training:
+            return super().loss(batch)
+        return self.sample_losses(self.model(batch.image)).mean()
+
+    def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:
+        """Per sample, [B], for logits [B, C + 1, *S]."""
+        return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
+
+    def after_round(self) -> None:
+        """The label of the last batch has served: with its masks it is larger than many a network."""
+        super().after_round()
+        vars(self).pop("label", None)
+
+    def update(self) -> Content:
+        """Inherited; with a teacher go the volumes of what it was taught."""
+        whole = super().update()
+        if not any(key.startswith(PREFIX) for key in whole.arrays):
+            return whole
+        return Content(whole.arrays, {**whole.numbers, **measured_volumes(self.tools.cases)})
+
+
+class PseudoLabelServer(TaughtServer):
+    """The exchange of teachers and of organs' volumes; then the mean of the models."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.volumes = ServerVolumes()
+
+    def broadcast(self, site: str) -> Content:
+        """Whatever goes out after pretrain names the organs' volumes."""
+        whole = super().broadcast(site)
+        if self.moment.stage == PRETRAIN:
+            return whole
+        return Content(whole.arrays, {**whole.numbers, **self.volumes.pooled(self.federation)})
+
+    def aggregate(self, updates: Updates) -> None:
+        """Inherited, and keep the volumes."""
+        self.volumes.collect(updates, self.federation)
+        super().aggregate(updates)
+
+    def state(self) -> Content:
+        """Who has the teachers, and volumes."""
+        whole = super().state()
+        return Content(whole.arrays, {**whole.numbers, **self.volumes.numbers()})
+
+    def load_state(self, state: Content) -> None:
+        """Take that back."""
+        super().load_state(state)
+        self.volumes.load(state.numbers)
+
+
+class PseudoLabelMethod(Method):
+    """A method that trains on pseudo labels."""
+
+    organs: ClassVar[OrganParts] = "channels"
+    numbers: ClassVar[Mapping[str, str]] = {**Method.numbers, **VOLUMES}
+    tensors: ClassVar[Mapping[str, str]] = TEACHERS
+    Site = PseudoLabelSite
+    Server = PseudoLabelServer
+
+    def network_settings(self, settings: UNetSettings) -> UNetSettings:
+        """Exclusive channels, whatever the experiment says: the unified label has one value per voxel."""
+        return super().network_settings(settings).model_copy(update={"convention": "exclusive"})
+
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> SegmentationNetwork:
+        """Inherited, once the painting order is known to fit: else it would be found wrong after all of pretrain."""
+        assert isinstance(self.config, PseudoLabelConfig)
+        painting_order(federation.vocabulary, self.config.larger_first)
+        return super().build_network(settings, federation, site)
+
+    def stages(self, rounds: int) -> tuple[Stage, ...]:
+        """Teachers come first."""
+        assert isinstance(self.config, PseudoLabelConfig)
+        return stages_with_teachers(rounds, self.config.pretrain)

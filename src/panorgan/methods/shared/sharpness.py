@@ -1,0 +1,175 @@
+"""The SAM family: step by the gradient at the worst point nearby. A piece for methods (`fedasam`, `ufps`, presets).
+
+Ascend along one gradient, take another there, come back, let the optimiser step::
+
+    self.compute_gradients(augmented)
+    with ascend(self.model, rho, eta):
+        loss = self.compute_gradients(batch)
+    self.apply_gradients()
+
+SAM (arXiv:2010.01412) goes ε = ρ g/‖g‖. ASAM (arXiv:2102.11600) measures in the scale of the weights, T = |w| + η:
+ε = ρ T² g/‖T g‖. UFPS moves only the weights that a mask names (its eq. 14).
+
+Gradients and masks of a model are flat, [n]: all values of all parameters, in the order of `model.parameters()`. A
+parameter without a gradient counts as one whose gradient is zero, so that order and length are the same at every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from panorgan.cases.sampling import Batch
+from panorgan.errors import RunError
+from panorgan.methods.base import SiteRule
+
+
+def asam_step(rule: SiteRule, batch: Batch, rho: float, eta: float) -> torch.Tensor:
+    """Both gradients on the same batch, whatever the rule's loss is; returns the loss at w, as a plain step does.
+
+    Gradient at w → ε = ρ T² g/‖T g‖, T = |w| + η → gradient at w + ε → the optimiser steps with it from w. With ρ = 0
+    it is a plain step, bit for bit and at the price of one.
+    """
+    loss = rule.compute_gradients(batch)
+    if rho > 0:
+        with ascend(rule.model, rho, eta), statistics_kept(rule.model):
+            rule.compute_gradients(batch)
+    rule.apply_gradients()
+    return loss
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Give every buffer back as it was: a forward pass in here leaves no trace in running statistics.
+
+    Of the two passes of a step, the one at w counts: there the model stays, and w + ε is a place where it never is.
+    Copies are put back instead of setting BatchNorm's momentum to 0, which would still count the batch, and would not
+    help with a mean over all batches (momentum None). In training, layers normalise by the batch and not by what is
+    put back, so that gradients are the same.
+    """
+    buffers = list(model.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+
+# -- up and back -----------------------------------------------------------------------------------------------------
+
+
+def flat_gradient(model: nn.Module) -> torch.Tensor:
+    """The gradients of all parameters, copied, [n]."""
+    return _flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+
+
+class Perturbation:
+    """Weights that are away from home until `undo`. As a context it undoes itself, also after an error."""
+
+    def __init__(self, parameters: list[torch.Tensor], home: torch.Tensor) -> None:
+        self._parameters = parameters
+        # A copy of the weights, because (w + ε) − ε is not w in floating point.
+        self._home: torch.Tensor | None = home
+
+    def undo(self) -> None:
+        """Give back every weight bit for bit. A second call does nothing."""
+        if self._home is not None:
+            _write(self._parameters, self._home)
+            self._home = None
+
+    def __enter__(self) -> Perturbation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+@torch.no_grad()
+def ascend(
+    model: nn.Module,
+    rho: float,
+    eta: float = 0.0,
+    *,
+    mask: torch.Tensor | None = None,
+    adaptive: bool = True,
+    scale_biases: bool = True,
+) -> Perturbation:
+    """Move the weights of a model by ε along the gradients that it holds.
+
+    Parameters
+    ----------
+    rho : length of ε (in the scale of the weights when adaptive). With 0 nothing moves.
+    eta : what keeps weights near zero mobile, T = |w| + η. Only when adaptive.
+    mask : [n] bool, the weights that may move; all by default. The norm is that of the *whole* gradient: the mask
+        multiplies ε and does not stretch it (eq. 14, and the convergence proof takes it so). A sparse ε is the shorter.
+    adaptive : ASAM; otherwise SAM.
+    scale_biases : T = |w| + η for biases too. Otherwise T = 1 for them, as in the code released with ASAM.
+    """
+    parameters: list[torch.Tensor] = list(model.parameters())
+    home = _flat(parameters)
+    perturbation = Perturbation(parameters, home)
+    if mask is not None and mask.shape != home.shape:
+        raise RunError(
+            "A mask does not fit the model.",
+            code="mask-does-not-fit",
+            why=f"The mask has the shape {list(mask.shape)}, and the model has {len(home)} values.",
+        )
+    if rho == 0:  # also w + 0 may change a bit: −0 becomes +0
+        return perturbation
+    weights = home.to(torch.promote_types(home.dtype, torch.float32))
+    step = flat_gradient(model).to(weights)
+    scale = weights.abs().add_(eta) if adaptive else None
+    if scale is not None:
+        if not scale_biases:
+            _of_biases_is_one(scale, model)
+        step *= scale
+    norm = _norm(step)
+    step *= torch.where(norm > 0, rho / norm, 0.0)  # nowhere to go without a gradient
+    if scale is not None:
+        step *= scale
+    step += weights
+    _write(parameters, step if mask is None else torch.where(mask, step, weights, out=step))
+    return perturbation
+
+
+def _of_biases_is_one(scale: torch.Tensor, model: nn.Module) -> None:
+    """Write 1 where flat values [n] belong to biases."""
+    named = list(model.named_parameters())
+    for (name, _), piece in zip(named, scale.split([parameter.numel() for _, parameter in named]), strict=True):
+        if name.rpartition(".")[2] == "bias":
+            piece.fill_(1.0)
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    """‖values‖. On a CPU in short pieces: one float is too coarse to add millions of squares to, and pieces that are
+    too short to share among threads give the same bits with any number of them."""
+    norms = [torch.linalg.vector_norm(piece) for _, piece in pieces(values, 1 << 14)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+@torch.no_grad()
+def _write(parameters: list[torch.Tensor], values: torch.Tensor) -> None:
+    """Overwrite parameters by flat values [n]."""
+    pieces = values.split([parameter.numel() for parameter in parameters])
+    torch._foreach_copy_(parameters, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)])
+    # Within an outer autocast, the next forward pass would use half-precision copies of the old weights.
+    torch.clear_autocast_cache()
+
+
+def pieces(values: torch.Tensor, length: int) -> Iterable[tuple[int, torch.Tensor]]:
+    """(start, slice) one after another on a CPU; other devices take everything at once."""
+    length = length if values.device.type == "cpu" else len(values)
+    return ((start, values[start : start + length]) for start in range(0, len(values), length))

@@ -1,0 +1,52 @@
+"""What the site worker hands to a rule. `base` passes it on under the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from panorgan.cases.store import StoredCase
+from panorgan.errors import RunError
+from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
+from panorgan.methods.exchange import MemoryVault, Numbers, Vault
+from panorgan.networks import SegmentationNetwork
+
+
+def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
+    """One window as large as the image."""
+    x, y, z = image.shape
+    return predict_probabilities(network, image, InferenceSettings(patch_size=(x, y, z), overlap=0.0))
+
+
+def _no_other_networks(site: str) -> SegmentationNetwork:
+    raise RunError(f"This rule was given no way to build the network of {site}.", code="no-network-builder")
+
+
+@dataclass
+class SiteTools:
+    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
+
+    `autocast()` makes a fresh context each time, so that it may be entered within itself. `vault` keeps tensors of this
+    run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
+    probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
+    everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
+    `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
+    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, of a network that
+    was taught these organs alone; `validate_every` says after how many rounds, 0 for never.
+    """
+
+    model: SegmentationNetwork
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None = None
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    vault: Vault = field(default_factory=MemoryVault)
+    cases: Sequence[StoredCase] = ()
+    predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
+    inference_key: str = ""
+    network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
+    patch_size: tuple[int, int, int] = (64, 64, 64)
+    validate: Callable[[SegmentationNetwork, Collection[str]], Numbers] = lambda network, organs: {}
+    validate_every: int = 0

@@ -1,0 +1,127 @@
+"""Stochastic weight averaging over rounds, at the server. A piece for methods (`fedasam`, presets).
+
+SWA (arXiv:1803.05407) averages the models that training passes through late in a run; their mean lies flatter than any
+of them. Training itself goes on from the last model and never sees the mean: it is validated and delivered, and not
+broadcast. A server rule inherits `AveragesRounds` before the rule whose models it averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from panorgan.methods.base import Method, ServerRule, stated
+from panorgan.methods.exchange import Content, Moment, Updates
+from panorgan.settings import Settings
+
+_PREFIX = "swa/"
+
+
+class SWASettings(Settings):
+    """Which rounds are averaged. The published values are those of FedASAM."""
+
+    swa_start: float | None = stated(
+        0.75, "0.75", "share of the rounds after which global models are averaged; `null` for no averaging", ge=0, lt=1
+    )
+    swa_cycle: int = stated(
+        2, "10 (CIFAR-10)", "every so many rounds one is taken into the mean; the last round always is", ge=1
+    )
+
+
+class RoundAverage:
+    """The mean of the global models at the end of every late cycle of rounds.
+
+    Parameters
+    ----------
+    start : share of the rounds after which models count; None for never.
+    cycle : rounds from one model that counts to the next. They are counted back from the last round, so that the last
+        model is always among them, however short the run.
+    """
+
+    def __init__(self, start: float | None, cycle: int) -> None:
+        self.start, self.cycle = start, cycle
+        self.weights: dict[str, torch.Tensor] = {}
+        """The mean so far; empty before the first model that counts."""
+        self.models: dict[str, int] = {}
+        """Per key, how many models are in its mean: a part that came with a late site has been in fewer."""
+
+    def counts(self, moment: Moment) -> bool:
+        """Whether the model after this round is one of those that are averaged."""
+        late = self.start is not None and moment.progress > self.start
+        return late and (moment.rounds - moment.round) % self.cycle == 0
+
+    @torch.no_grad()
+    def add(self, weights: Mapping[str, torch.Tensor], moment: Moment) -> None:
+        """Take the model of a round into the mean, if the round ends a cycle: m ← m + (w − m)/n.
+
+        Running statistics are averaged like weights, as between sites; a server has no images to measure them anew.
+        Counters are not: the last one stands.
+        """
+        if not self.counts(moment):
+            return
+        for key, value in weights.items():
+            number = self.models[key] = self.models.get(key, 0) + 1
+            if number == 1 or not value.is_floating_point():
+                self.weights[key] = value.detach().clone()
+            else:
+                # Fresh tensors: whoever was given the mean of an earlier round keeps that.
+                known = self.weights[key].double()
+                self.weights[key] = (known + (value.double() - known) / number).to(value.dtype)
+
+    def over(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Given weights with the mean in their place, wherever there is one."""
+        return {key: self.weights.get(key, value) for key, value in weights.items()}
+
+    def state(self) -> Content:
+        """What must survive a restart; its names can stand beside those of others."""
+        arrays = {_PREFIX + key: value for key, value in self.weights.items()}
+        return Content(arrays, {_PREFIX + key: float(number) for key, number in self.models.items()})
+
+    def load(self, state: Content) -> None:
+        """Take back what `state` gave, from among whatever else is there."""
+        own = {key: value for key, value in state.arrays.items() if key.startswith(_PREFIX)}
+        self.weights = {key.removeprefix(_PREFIX): value for key, value in own.items()}
+        self.models = {key.removeprefix(_PREFIX): int(state.numbers[key]) for key in own}
+
+
+class SWAMethod(Method):
+    """A method whose server averages rounds."""
+
+    def module_starts(self, rounds: int) -> Mapping[str, int]:
+        """The first round whose model is in the mean, besides what else begins late."""
+        assert isinstance(self.config, SWASettings)
+        average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
+        counted = (number for number in range(1, rounds + 1) if average.counts(Moment("train", number, rounds)))
+        first = next(counted, None)
+        return {**super().module_starts(rounds), **({} if first is None else {"SWA": first})}
+
+
+class AveragesRounds(ServerRule):
+    """Delivers the mean over late rounds."""
+
+    config: SWASettings  # type: ignore[assignment]  # beside those of the rule that it averages
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
+
+    def aggregate(self, updates: Updates) -> None:
+        """Every training round counts, whoever was missing in it."""
+        super().aggregate(updates)
+        if self.in_training:
+            self.average.add(self.weights, self.moment)
+
+    def delivered(self) -> Mapping[str, torch.Tensor]:
+        """The mean over rounds, once there is one."""
+        return self.average.over(self.weights)
+
+    def state(self) -> Content:
+        """What the rule keeps, and the mean so far."""
+        whole, average = super().state(), self.average.state()
+        return Content({**whole.arrays, **average.arrays}, {**whole.numbers, **average.numbers})
+
+    def load_state(self, state: Content) -> None:
+        """Take that back."""
+        super().load_state(state)
+        self.average.load(state)

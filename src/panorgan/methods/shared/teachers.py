@@ -1,0 +1,309 @@
+"""Teachers: each site's own model, exchanged once, and asked once about every training volume.
+
+Both halves of what methods with teachers share; no formula of a particular one. A site sends its teacher as
+`teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their vault, one entry per
+site.
+
+A teacher that did not arrive is not lost. The server knows who owes it one and says so with its next request
+(`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
+
+At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for `companions`. At the
+server: `expects` and `collect` while teachers come in, `owed_by` when they are due, `for_site` and `wishes` in
+`broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for the rule's state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from panorgan.cases.companions import Companions
+from panorgan.cases.store import StoredCase
+from panorgan.errors import RunError
+from panorgan.methods.base import SiteTools
+from panorgan.methods.exchange import Arrays, Content, Numbers, Updates, Vault
+from panorgan.networks import SegmentationNetwork
+
+PREFIX = "teacher/"
+SEND = "send_teacher"
+"""A number in a request: the server lacks this site's teacher."""
+_EQUIPPED = "equipped/"
+_OWING = "owing/"
+# Keeps 0/0 out where a teacher is sure of another organ.
+_NEVER = 1e-9
+# Changes when predictions are made or stored in another way: what was stored before is then not found.
+_FORMAT = 2
+
+
+def as_teacher(weights: Arrays) -> dict[str, torch.Tensor]:
+    """Weights under the keys by which a site sends them as its teacher: `teacher/<key>`."""
+    return {f"{PREFIX}{key}": value for key, value in weights.items()}
+
+
+class SiteTeachers:
+    """The teachers that a site has.
+
+    Parameters
+    ----------
+    tools : what the worker handed to the rule.
+    build : makes the network of a site's teacher; its weights do not matter.
+    owners : the organs that each site's teacher knows; may be set anew when teachers have come.
+    """
+
+    def __init__(
+        self,
+        tools: SiteTools,
+        build: Callable[[str], SegmentationNetwork],
+        owners: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self.tools, self.owners = tools, dict(owners)
+        self.taught: dict[str, tuple[str, ...]] = dict(owners)
+        """The organs that each site's teacher was taught, whether it is heard on them or not."""
+        self.asked = False
+        """Whether the server lacks this site's teacher, as the last request said."""
+        self._build = build
+        self._present = {n.removeprefix(PREFIX) for n in tools.vault.names() if n.startswith(PREFIX)}
+        self._fingerprints: dict[str, str] = {}
+
+    def receive(self, content: Content) -> Content:
+        """Keep the teachers that came along; the rest of the content is returned.
+
+        Let `self.received` be that rest: teachers must not sit on the device while the site trains.
+        """
+        teachers: dict[str, dict[str, torch.Tensor]] = {}
+        rest = {}
+        for key, value in content.arrays.items():
+            site, slash, own_key = key.removeprefix(PREFIX).partition("/")
+            if key.startswith(PREFIX) and slash:
+                teachers.setdefault(site, {})[own_key] = value
+            else:
+                rest[key] = value
+        for site, arrays in sorted(teachers.items()):
+            self.keep(site, arrays)
+        self.asked = SEND in content.numbers
+        self._refuse_gaps(content.numbers)
+        return Content(rest, content.numbers)
+
+    def keep(self, site: str, arrays: Arrays) -> None:
+        """Put a site's teacher into the vault: one that was received, or the own one."""
+        self.tools.vault.put(f"{PREFIX}{site}", arrays)
+        self._present.add(site)
+        self._fingerprints.pop(site, None)
+
+    def wanted(self, site: str) -> dict[str, torch.Tensor]:
+        """This site's own teacher as it is sent, if the server asked for it and there is one; else nothing."""
+        if not self.asked or site not in self._present:
+            return {}
+        return as_teacher(self.tools.vault.get(f"{PREFIX}{site}"))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites whose teacher is in the vault, sorted."""
+        return tuple(sorted(self._present))
+
+    def known(self) -> tuple[str, ...]:
+        """Organs that a teacher in the vault knows, sorted."""
+        return tuple(sorted({organ for site in self._sites() for organ in self.owners[site]}))
+
+    def who_know(self, organ: str) -> tuple[str, ...]:
+        """Sites whose teacher knows an organ, sorted."""
+        return tuple(site for site in self._sites() if organ in self.owners[site])
+
+    def predictions(
+        self,
+        names_of_case: Callable[[StoredCase], tuple[str, ...]],
+        cached: bool = True,
+        per_step: int | None = None,
+    ) -> Companions:
+        """Probabilities of organs for the training cases: per organ the mean over the teachers that know it.
+
+        Of a teacher with exclusive channels it is the probability against all that it was not taught: it has learnt
+        nothing about those channels, and above one half then means that the organ is likelier than none of its own.
+
+        `names_of_case` says which organs are wanted for a case; those that no teacher knows are left out.
+        """
+        known = frozenset(self.known())
+
+        def names_of(case: StoredCase) -> tuple[str, ...]:
+            return tuple(name for name in names_of_case(case) if name in known)
+
+        cases = self.tools.cases
+        asked = sorted({name for case in cases for name in names_of(case)})
+        panel = _Panel(self.tools, self._loaded, self.who_know, self.taught)
+        return Companions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
+
+    # -- details -------------------------------------------------------------------------------------------
+
+    def _sites(self) -> list[str]:
+        """Sites with a teacher in the vault that knows something, sorted."""
+        return sorted(self._present & self.owners.keys())
+
+    def _refuse_gaps(self, numbers: Numbers) -> None:
+        """The server's roster says which teachers must be here by now: those it sent, and the site's own."""
+        told = {name.removeprefix(PREFIX) for name in numbers if name.startswith(PREFIX)}
+        if gone := sorted(told - self._present):
+            raise RunError(
+                f"The teachers of {', '.join(gone)} are not here, though this site made or received them.",
+                code="teachers-missing",
+                why="the site's folder was changed, or is another one than before",
+                fix="Restore the site's folder from a backup, or start a new run.",
+            )
+
+    def _loaded(self, site: str) -> SegmentationNetwork:
+        """A teacher, ready to predict. Building draws random weights; nobody else's draws may notice."""
+        with torch.random.fork_rng(devices=[]):
+            network = self._build(site)
+        network.load_state_dict(self.tools.vault.get(f"{PREFIX}{site}"))
+        return network.requires_grad_(False).eval()
+
+    def _key(self, organs: Iterable[str]) -> str:
+        """Hash of everything that predictions depend on besides the case: the teachers of each organ, and inference."""
+        digest = hashlib.sha256(f"format {_FORMAT}\n{self.tools.inference_key}\n".encode())
+        for organ in organs:
+            asked = [f"{site}={self._fingerprint(site)} {self.taught.get(site)}" for site in self.who_know(organ)]
+            digest.update(f"{organ}: {', '.join(asked)}\n".encode())
+        return digest.hexdigest()[:32]
+
+    def _fingerprint(self, site: str) -> str:
+        """Hash of a teacher: its layers, its channels and its weights."""
+        if site not in self._fingerprints:
+            with torch.device("meta"):
+                network = self._build(site)
+            digest = hashlib.sha256(f"{network!r}\n{network.channels}\n{network.convention}\n".encode())
+            for key, value in sorted(self.tools.vault.get(f"{PREFIX}{site}").items()):
+                digest.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
+                digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._fingerprints[site] = digest.hexdigest()
+        return self._fingerprints[site]
+
+
+class _Panel:
+    """Teachers at work: loaded when first asked, let go of with `release`."""
+
+    def __init__(
+        self,
+        tools: SiteTools,
+        load: Callable[[str], SegmentationNetwork],
+        who_know: Callable[[str], tuple[str, ...]],
+        taught: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._tools, self._load, self._who_know, self._taught = tools, load, who_know, taught
+        self._networks: dict[str, SegmentationNetwork] = {}
+
+    def __call__(self, image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
+        """Mean probabilities [len(names), X, Y, Z] for an image [X, Y, Z]; teachers are summed in sorted order."""
+        asked = {name: self._who_know(name) for name in names}
+        sums: dict[str, torch.Tensor] = {}
+        for site in sorted({site for sites in asked.values() for site in sites}):
+            if site not in self._networks:
+                self._networks[site] = self._load(site)
+            network = self._networks[site]
+            probabilities = self._tools.predict(network, image).float()
+            own = [network.channels.index(organ) for organ in self._taught.get(site, ())]
+            for name in names:
+                if site in asked[name]:
+                    channel = probabilities[network.channels.index(name)]
+                    if network.convention == "exclusive":
+                        nothing = (1 - probabilities[own].sum(0)).clamp_(min=_NEVER)
+                        channel = channel / (channel + nothing)
+                    sums[name] = sums[name] + channel if name in sums else channel
+        return torch.stack([sums[name] / len(asked[name]) for name in names])
+
+    def release(self) -> None:
+        """Let go of the networks: their memory belongs to training."""
+        self._networks.clear()
+
+
+class ServerTeachers:
+    """All teachers of a federation, who has received which, and who owes one.
+
+    Every batch of teachers that comes in is an edition. A site is sent what is newer than the last edition it has seen;
+    so one that missed the exchange, or joins later, gets everything with its next request.
+    """
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault = vault
+        self._editions: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._owing: set[str] = set()
+
+    def expects(self, weights: Arrays) -> dict[str, torch.Tensor]:
+        """What a site may send as its teacher, given weights of the same keys and shapes; there is nothing to compare
+        the values with."""
+        return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
+
+    def owed_by(self, sites: Iterable[str]) -> None:
+        """Teachers are due: whoever of these has sent none is asked for it, until it answers. Before `collect`."""
+        self._owing |= set(sites) - self._editions.keys()
+
+    @property
+    def owing(self) -> tuple[str, ...]:
+        """Sites that are asked for their teacher, sorted."""
+        return tuple(sorted(self._owing))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites whose teacher is here, sorted."""
+        return tuple(sorted(self._editions))
+
+    def collect(self, updates: Updates) -> None:
+        """Keep every teacher that came in; who was asked and sent none has none. Of several, the newest counts."""
+        edition = max(self._editions.values(), default=0) + 1
+        for site in updates.sites:
+            keys = [key for key in updates.keys(site) if key.startswith(PREFIX)]
+            if keys:
+                self.vault.put(f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.array(site, k) for k in keys})
+                self._editions[site] = edition
+            self._owing.discard(site)
+
+    def for_site(self, site: str) -> dict[str, torch.Tensor]:
+        """The others' teachers that a site has not seen yet, as `teacher/<other>/<key>`."""
+        return {
+            f"{PREFIX}{other}/{key}": value
+            for other in self._others(site)
+            if self._editions[other] > self._seen.get(site, 0)
+            for key, value in self.vault.get(f"{PREFIX}{other}").items()
+        }
+
+    def wishes(self, site: str) -> dict[str, float]:
+        """Numbers for a site: which teachers it must have by now, its own among them; and whether it owes that one.
+
+        The same for all sites that owe nothing: so their requests are the same bytes, and made once.
+        """
+        roster = {f"{PREFIX}{known}": float(edition) for known, edition in sorted(self._editions.items())}
+        return {**roster, SEND: 1.0} if site in self._owing else roster
+
+    def were_given_to(self, sites: Iterable[str]) -> None:
+        """These sites answered a request that held `for_site`. In the same round this comes before `collect`."""
+        newest = max(self._editions.values(), default=0)
+        self._seen |= dict.fromkeys(sites, newest)
+
+    @property
+    def equipped(self) -> tuple[str, ...]:
+        """Sites that lack nothing, among those that were given something."""
+        return tuple(
+            site
+            for site, seen in sorted(self._seen.items())
+            if all(self._editions[other] <= seen for other in self._others(site))
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """What the coordinator must remember: editions by site, the newest that each site has seen, and who owes."""
+        editions = {f"{PREFIX}{site}": float(edition) for site, edition in self._editions.items()}
+        seen = {f"{_EQUIPPED}{site}": float(edition) for site, edition in self._seen.items()}
+        return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}
+
+    def load(self, numbers: Numbers) -> None:
+        """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
+        self._editions = _counts(numbers, PREFIX)
+        self._seen = _counts(numbers, _EQUIPPED)
+        self._owing = set(_counts(numbers, _OWING))
+
+    def _others(self, site: str) -> list[str]:
+        return sorted(other for other in self._editions if other != site)
+
+
+def _counts(numbers: Numbers, prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): int(value) for name, value in numbers.items() if name.startswith(prefix)}

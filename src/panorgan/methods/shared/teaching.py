@@ -1,0 +1,214 @@
+"""Runs with teachers: pretrain → exchange → train. The two rules that FLKD and the pseudo-label methods build on.
+
+*pretrain*: every site trains a model alone on its own organs; nothing travels until it is done. *exchange*: every site
+receives the others' and predicts its own training scans once. *train*: what the method is about. A teacher that did not
+arrive in time is asked for in every later round, and handed on; a site that broke off in pretrain sends the last good
+one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.store import StoredCase
+from panorgan.methods.base import Content, Federation, Notice, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
+from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
+from panorgan.networks.organ_parts import serving
+
+PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
+TEACHERS = {
+    "teacher/*": "a model trained at this site alone on its own organs, sent once; every other site receives it."
+}
+"""What leaves a site besides weights, for `Method.tensors`."""
+BEST = "best_round"
+"""Name in a site's vault: its teacher in the making, as it was after its best validated round."""
+_BEST_DICE = "teacher_dice"
+
+
+def stages_with_teachers(rounds: int, pretrain: float) -> tuple[Stage, ...]:
+    """Pre-training for a share of the training rounds, the exchange, training."""
+    alone = Stage(PRETRAIN, max(1, round(pretrain * rounds)), validate=False)
+    return alone, Stage(EXCHANGE, 1, validate=False, local_steps=0), Stage(TRAIN, rounds)
+
+
+class TaughtSite(SiteRule):
+    """Trains a teacher, keeps the others', then takes part in training."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.alone = False
+        """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
+        self.best_dice = -1.0
+        """The best mean validation Dice of the teacher in the making; the model it belongs to lies in the vault."""
+        self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
+
+    @property
+    def in_training(self) -> bool:
+        """Whether this is a round of the last stage."""
+        return self.moment.stage == TRAIN
+
+    @property
+    def selects_teacher(self) -> bool:
+        """Whether the teacher is the model of its best validated round, and not that of the last."""
+        return False
+
+    def before_round(self) -> None:
+        """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model."""
+        self.received = self.teachers.receive(self.received)
+        if self.teachers.asked and self.facts.name not in self.teachers.sites:
+            self._keep_teacher()  # it broke off in pretrain: better the last good one than none
+        self.teachers.owners = who_teaches(self.federation, self.teachers.sites)
+        self.teachers.taught = {site: self.federation.organs_of(site) for site in self.teachers.owners}
+        if self.in_training:
+            super().before_round()
+            self.alone = False
+
+    def after_round(self) -> None:
+        """At the end of its stage, the model is the teacher; or what it was after its best round."""
+        if self.moment.stage == PRETRAIN:
+            self.alone = True
+            if self.selects_teacher:
+                self._remember_if_best()
+            if self.moment.is_last:
+                self._keep_teacher()
+
+    def update(self) -> Content:
+        """The teacher when it is done or asked for, the model in training, otherwise numbers alone."""
+        whole = super().update()
+        if self.moment.stage == PRETRAIN:
+            return Content(as_teacher(self._own_part()) if self.moment.is_last else {}, whole.numbers)
+        model = whole.arrays if self.in_training else {}
+        return Content({**model, **self.teachers.wanted(self.facts.name)}, whole.numbers)
+
+    def state(self) -> Content:
+        """While it pre-trains nobody else holds its weights."""
+        if self.moment.stage != PRETRAIN:
+            return Content()
+        return Content(self._own_part(), {_BEST_DICE: self.best_dice} if self.best_dice >= 0 else {})
+
+    def load_state(self, state: Content) -> None:
+        """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
+        own = self.model.state_dict()
+        kept = {key: value for key, value in state.arrays.items() if key in own}
+        self.model.load_state_dict({**own, **kept})
+        self.alone = bool(kept)
+        self.best_dice = state.numbers.get(_BEST_DICE, -1.0)
+
+    def organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
+        """The organs of a case for which somebody's teacher has to speak."""
+        whole = self.federation.vocabulary
+        told = {o for s in case.structures for o in whole.members(s) if o not in whole.inside(s)}
+        return tuple(organ for organ in self.teachers.known() if organ not in told)
+
+    def _own_part(self) -> dict[str, torch.Tensor]:
+        """The model without the parts of organs that this site does not teach."""
+        return serving(self.model.state_dict(), self.own_organs)
+
+    def _remember_if_best(self) -> None:
+        """Score the teacher in the making on the site's own validation cases, as often as the global model is."""
+        every = self.tools.validate_every
+        due = every > 0 and (self.moment.round % every == 0 or self.moment.is_last)
+        scores = self.tools.validate(self.model, self.own_organs) if due else {}
+        dice = sum(scores.values()) / len(scores) if scores else -1.0
+        own = self._own_part()
+        if dice > self.best_dice and _is_finite(own):
+            self.best_dice = dice
+            self.tools.vault.put(BEST, own)
+
+    def _keep_teacher(self) -> None:
+        """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
+        if self.alone and self.best_dice >= 0:
+            self.model.load_state_dict({**self.model.state_dict(), **self.tools.vault.get(BEST)})
+        own = self._own_part()
+        if self.alone and _is_finite(own):
+            self.teachers.keep(self.facts.name, own)
+
+    def _empty_teacher(self, site: str) -> SegmentationNetwork:
+        if isinstance(self.model, OrganNetwork):
+            return organ_network(Vocabulary(self.federation.organs_of(site)), self.model.settings)
+        return self.tools.network_of(site)
+
+
+class TaughtServer(ServerRule):
+    """Before training, the exchange of teachers; then the mean of the models."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.teachers = ServerTeachers(self.vault)
+
+    @property
+    def in_training(self) -> bool:
+        """Whether this is a round of the last stage."""
+        return self.moment.stage == TRAIN
+
+    @property
+    def teachers_are_needed(self) -> bool:
+        """Whether somebody should be told of organs that no teacher knows."""
+        return True
+
+    def broadcast(self, site: str) -> Content:
+        """Train: the global model. Whoever has no teachers yet gets them when they are there."""
+        if self.moment.stage == PRETRAIN:
+            return Content()
+        arrays = super().broadcast(site).arrays if self.in_training else {}
+        return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.wishes(site))
+
+    def expects(self, site: str) -> Mapping[str, torch.Tensor]:
+        """The teacher at the end of pre-training, or when it is owed; everything in training."""
+        model = super().expects(site) if self.in_training else {}
+        due = self.moment.stage == PRETRAIN and self.moment.is_last
+        if not due and site not in self.teachers.owing:
+            return model
+        own = serving(self.weights, self.federation.organs_of(site))
+        return {**model, **self.teachers.expects(own)}
+
+    def aggregate(self, updates: Updates) -> None:
+        """Keep the teachers; average the models."""
+        if self.moment.stage != PRETRAIN:
+            self.teachers.were_given_to(updates.sites)
+        elif self.moment.is_last:
+            self.teachers.owed_by(self.federation.sites)
+        self.teachers.collect(updates)
+        if self.in_training:
+            super().aggregate(updates)
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Training without a teacher for some organ is not what was asked for."""
+        if not self.in_training or not self.teachers_are_needed:
+            return ()
+        heard = who_teaches(self.federation, self.teachers.sites).values()
+        known = {organ for organs in heard for organ in organs}
+        lacking = [organ for organ in self.federation.taught() if organ not in known]
+        names = ", ".join(organ.replace("_", " ") for organ in lacking)
+        text = f"No teacher knows {names}. Training does without, until one arrives."
+        return (Notice("no-teacher", text),) if names else ()
+
+    def state(self) -> Content:
+        """Who has the teachers."""
+        return Content(numbers=self.teachers.numbers())
+
+    def load_state(self, state: Content) -> None:
+        """Take that back."""
+        self.teachers.load(state.numbers)
+
+
+def _is_finite(weights: Mapping[str, torch.Tensor]) -> bool:
+    return all(bool(value.isfinite().all()) for value in weights.values())
+
+
+def who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The organs on which each of some sites' teachers is heard.
+
+    One that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where no teacher
+    knows them by name.
+    """
+    annotated = {site: federation.sites[site].annotated for site in teachers if site in federation.sites}
+    named = {organ for own in annotated.values() for organ in own}
+    return {
+        site: tuple(organ for organ in federation.organs_of(site) if organ in own or organ not in named)
+        for site, own in annotated.items()
+    }

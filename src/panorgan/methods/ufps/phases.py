@@ -1,0 +1,83 @@
+"""Who is active when in UFPS: one table, and one function that reads it. See `ufps` for what the modules do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from panorgan.methods.exchange import Moment
+from panorgan.methods.shared.teaching import TRAIN
+from panorgan.methods.ufps.settings import UFPSConfig
+
+Module = Literal["WS", "aRCE", "GMT", "UA", "SAM"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """When a module is active: in rounds r ≥ start · R, and r < end · R if it ends.
+
+    `start` and `end` are the config's fields with these shares of the rounds. `warm_up` rounds go by first, however
+    short the run is.
+    """
+
+    module: Module
+    is_on: Callable[[UFPSConfig], bool]
+    start: str
+    end: str = ""
+    warm_up: int = 0
+
+    def is_active(self, config: UFPSConfig, round_: int, rounds: int) -> bool:
+        """Whether the module acts in a training round, if it is on."""
+        share = round_ / rounds
+        begun = share >= getattr(config, self.start) and round_ > self.warm_up
+        return begun and (not self.end or share < getattr(config, self.end))
+
+
+PHASES = (
+    # WS compares a case with the site's others: before it begins, a round at least fills the bank.
+    Phase("WS", lambda c: c.weight_schedule != "none", "schedule_start", "schedule_end", warm_up=1),
+    Phase("aRCE", lambda c: c.reverse_ce, "reverse_ce_start"),
+    # GMT then begins organ by organ, see `readiness`.
+    Phase("GMT", lambda c: c.main_teacher, "main_teacher_start"),
+    Phase("UA", lambda c: c.uncertainty_aware != "none", "uncertainty_start"),
+    Phase("SAM", lambda c: c.sharpness != "none" and c.rho > 0, "sharpness_start"),
+)
+"""In the paper's 500 rounds: WS 10 to 199, aRCE from 200; GMT, UA and sUSAM from 300 on."""
+
+
+def active(config: UFPSConfig, moment: Moment) -> frozenset[Module]:
+    """The modules that act in a round; none outside of training."""
+    if moment.stage != TRAIN:
+        return frozenset()
+    on = (phase for phase in PHASES if phase.is_on(config))
+    return frozenset(phase.module for phase in on if phase.is_active(config, moment.round, moment.rounds))
+
+
+def rounds_of(module: Module, config: UFPSConfig, rounds: int) -> list[int]:
+    """The training rounds in which a module acts, of so many; none if it is off."""
+    (phase,) = (phase for phase in PHASES if phase.module == module)
+    return [r for r in range(1, rounds + 1) if phase.is_on(config) and phase.is_active(config, r, rounds)]
+
+
+def starts(config: UFPSConfig, rounds: int) -> dict[str, int]:
+    """The first training round of every module that acts in some, of so many."""
+    acts = {phase.module: rounds_of(phase.module, config, rounds) for phase in PHASES}
+    return {module: numbers[0] for module, numbers in acts.items() if numbers}
+
+
+def refreshes_masks(config: UFPSConfig, moment: Moment) -> bool:
+    """Whether sUSAM's masks are due: in its first round, and from then on where r mod r_fre = 1 (Algorithm 3)."""
+    first = rounds_of("SAM", config, moment.rounds)[:1]
+    return [moment.round] == first or moment.round % config.mask_every == 1 % config.mask_every
+
+
+def has_bank(config: UFPSConfig) -> bool:
+    """Whether anything depends on how unsure teachers are of a case."""
+    return config.weight_schedule != "none" or config.uncertainty_aware != "none"
+
+
+def fills_bank(config: UFPSConfig, moment: Moment) -> bool:
+    """Whether somebody asks for that in this round or later: UA to the end, WS up to its last round."""
+    last = rounds_of("WS", config, moment.rounds)[-1:]
+    return config.uncertainty_aware != "none" or (bool(last) and moment.round <= last[0])

@@ -1,0 +1,52 @@
+"""Sections of a run's page that only one method has. The method names the module that makes it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from panorgan.cases.case import Case
+from panorgan.errors import ConfigError, PanorganError
+from panorgan.methods.registry import find_method
+from panorgan.report.overlays import CaseKey
+from panorgan.report.record import RunRecord
+
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    """A section: its anchor and heading, a template of the method's own package, and what is filled in there.
+
+    The template finds itself as `section`, and all that the page itself is filled in with.
+    """
+
+    anchor: str
+    heading: str
+    package: str
+    template: str
+    content: Mapping[str, Any]
+
+
+def method_section(record: RunRecord, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
+    """What the run's method adds to the page; `cases` are the scored ones, read when they are asked for."""
+    try:
+        module = find_method(record.manifest["experiment"]["method"]["name"]).report_section
+    except ConfigError:  # a method that is not installed here
+        return None
+    if not module:
+        return None
+    made: MethodSection | None = importlib.import_module(module).section(record, cases)
+    return made
+
+
+def try_to_draw(draw: Callable[[], Drawn]) -> tuple[Drawn | None, str]:
+    """Pictures, or the reason why there are none: a report without them is still a report."""
+    try:
+        return draw(), ""
+    except (PanorganError, OSError) as error:
+        # What the error would say about its place may be a path of another machine; the sentence is enough.
+        reason = error.what if isinstance(error, PanorganError) else "A file cannot be read."
+        return None, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"
