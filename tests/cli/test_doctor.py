@@ -25,10 +25,11 @@ from panorgan.cases.doctor import Checkup, Severity, Source
 from panorgan.cases.doctor.codes import CODES
 from panorgan.cases.doctor.summary import Place, group_findings
 from panorgan.cli import main as cli
-from panorgan.cli.doctor import DoctorRequest, exit_code, find_sources
+from panorgan.cli.doctor import DoctorRequest, exit_code
 from panorgan.cli.doctor_view import as_json, next_steps, places_in_words, show, verdict
 from panorgan.config import Experiment
 from panorgan.errors import DataError
+from panorgan.runs.doctor import find_sources
 from panorgan.runs.site_cases import site_settings
 
 PAGE = Path("doctor.html")

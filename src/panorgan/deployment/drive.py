@@ -31,8 +31,8 @@ from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
+from panorgan.runs.run import Run
 
 _LOOK_EVERY = 1.0
 _GRACE = 20.0
@@ -90,10 +90,10 @@ class Driver:
         self.kit, self._on_event = kit, on_event
         self.settings = load_coordinator_file(kit)
         self.control = Control(kit.control(self.settings))
-        self.run_folder = RunFolder(kit.run(self.settings))
+        self.run_folder = Run(kit.run(self.settings))
         self.min_sites = load_agreement(kit.experiment).training.min_sites
         self._session = open_session(kit.admin, self.settings.coordinator)
-        self._tail = EventsTail(self.run_folder.events)
+        self._tail = EventsTail(self.run_folder.events_file)
         self._state: dict[str, Any] = {
             "segment": int(read_json(self.control.driver).get("segment", 0)),
             "pid": os.getpid(),
@@ -176,11 +176,11 @@ class Driver:
         """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
         listed = self.settings.sites.keys()
         for name, why in self._door.new():
-            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=why, why="")
+            EventLog(self.run_folder.events_file).record("refused", number=0, site=name, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):
             self._uninvited.add(name)
             reason, why = f"Site {name} is not in this federation.", f"it is not listed in {self.kit.settings.name}"
-            EventLog(self.run_folder.events).record("refused", number=0, site=name, reason=reason, why=why)
+            EventLog(self.run_folder.events_file).record("refused", number=0, site=name, reason=reason, why=why)
         return {name: heard for name, heard in connected.items() if name in listed}
 
     def _next_segment(self) -> str | None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
 from panorgan.report.method_words import describe_method
-from panorgan.report.record import RunRecord, title
-from panorgan.report.tables import heat_colour, number
-from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import Row, read_metrics
+from panorgan.report.tables import heat_colour, number, title
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row, read_metrics
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,17 @@ class BesideCell:
     spoken: str
 
 
-def beside_models(record: RunRecord) -> tuple[BesideModel, ...]:
+def beside_models(run: Run) -> tuple[BesideModel, ...]:
     """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
     # A comparison on other cases would be none.
-    tested = record.manifest.get("test_fingerprint")
-    found = record.folder.beside().items()
-    others = {method: run for method, run in found if run.read_manifest().get("test_fingerprint") == tested}
+    tested = run.manifest.get("test_fingerprint")
+    found = run.beside().items()
+    others = {method: other for method, other in found if other.manifest.get("test_fingerprint") == tested}
     if not others:
         return ()
-    models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, is_this_run=True)]
-    for method, folder in others.items():
-        models += [
-            *_own_models(folder, method),
-            _model(method, _in_words(folder, method), read_metrics(folder.metrics)),
-        ]
+    models = [_model(run.manifest["experiment"]["method"]["name"], "this run", run.scores, is_this_run=True)]
+    for method, other in others.items():
+        models += [*_own_models(other, method), _model(method, _in_words(other, method), other.scores)]
     return tuple(models)
 
 
@@ -56,17 +52,17 @@ def beside_rows(models: Sequence[BesideModel], organs: Sequence[str]) -> list[tu
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
 
 
-def _own_models(folder: RunFolder, method: str) -> list[BesideModel]:
+def _own_models(run: Run, method: str) -> list[BesideModel]:
     """Every site's own model, where the method kept them."""
-    if not folder.own_models.is_file():
+    if not run.own_models_file.is_file():
         return []
-    rows = read_metrics(folder.own_models)
+    rows = read_metrics(run.own_models_file)
     owners = sorted({row["model"] for row in rows})
     return [_model(f"{o} alone", f"{method}: its own data only", [r for r in rows if r["model"] == o]) for o in owners]
 
 
-def _in_words(folder: RunFolder, method: str) -> str:
-    if folder.own_models.is_file():
+def _in_words(run: Run, method: str) -> str:
+    if run.own_models_file.is_file():
         return "the sites’ own models together"
     return "all cases in one place" if describe_method(method).pooled else "federated"
 

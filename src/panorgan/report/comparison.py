@@ -41,7 +41,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
     """The page as text; a template that extends the usual one may ask for `more`."""
     plan, comparison = results.plan, results.comparison
     styles = figures.looks(plan.labels, plan.reference)
-    runs = [(label, record) for label, records in results.records.items() for record in records]
+    runs = [(label, run) for label, runs in results.runs.items() for run in runs]
     return fill_in(
         template,
         {**FILTERS, **tables.FILTERS, **distances.FILTERS},
@@ -64,9 +64,9 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         how=tables.how(results),
         cost_notes=tables.cost_notes(results),
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},
-        curve=figures.mean_curve(results.records, styles),
-        organ_curves=figures.organ_curves(results.records, styles, comparison.organs),
+        curve=figures.mean_curve(results.runs, styles),
+        organ_curves=figures.organ_curves(results.runs, styles, comparison.organs),
         boxes={o: figures.case_boxes(results.scores, styles, o) for o in comparison.organs},
-        created=max(record.manifest["created"] for _, record in runs).replace("T", " ", 1).replace("+0000", " UTC"),
+        created=max(run.manifest["created"] for _, run in runs).replace("T", " ", 1).replace("+0000", " UTC"),
         **more,
     )

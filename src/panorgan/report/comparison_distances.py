@@ -10,9 +10,8 @@ from typing import Any
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, Comparison, Place
 from panorgan.evaluation.distances import Distance
 from panorgan.report.comparison_results import Results
-from panorgan.report.record import title
 from panorgan.report.table_text import csv_text, plain, table_lines
-from panorgan.report.tables import NOTHING
+from panorgan.report.tables import NOTHING, title
 
 DISTANCES = "Average surface distance in mm"
 DISTANCE_NOTE = (

@@ -19,10 +19,9 @@ from panorgan.evaluation.comparison import (
     Place,
 )
 from panorgan.report.comparison_distances import DISTANCES, distances_as_json, distances_markdown
-from panorgan.report.comparison_results import Results
-from panorgan.report.record import title
+from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
-from panorgan.report.tables import NOTHING, heat_colour, number, size
+from panorgan.report.tables import NOTHING, heat_colour, number, size, title
 from panorgan.runs.compare_costs import Cost
 
 PLACE_WORDS = {
@@ -309,21 +308,8 @@ def _forgetting_lines(results: Results) -> list[str]:
 
 
 def scores_csv(comparison: Comparison, more: Callable[[str], Mapping[str, object]] = lambda _: {}) -> str:
-    """One line per method, organ (`all` for all together) and place; floats in full precision.
-
-    `more` columns may follow that of the method.
-    """
-    return csv_text(
-        {
-            "method": method,
-            **more(method),
-            "organ": organ or "all",
-            "place": place.kind,
-            "site": place.site,
-            **asdict(figure),
-        }
-        for (method, organ, place), figure in comparison.figures.items()
-    )
+    """The rows of `figure_rows` as lines; floats in full precision."""
+    return csv_text(figure_rows(comparison, more))
 
 
 def costs_csv(results: Results) -> str:
@@ -348,14 +334,14 @@ def as_json(results: Results) -> dict[str, Any]:
         "runs": [
             {
                 "method": label,
-                "seed": record.manifest["experiment"]["seed"],
-                "run": record.manifest["run"],
-                "fingerprint": record.manifest["fingerprint"],
-                "test_fingerprint": record.manifest.get("test_fingerprint"),
-                "hardware": record.manifest["hardware"],
+                "seed": run.manifest["experiment"]["seed"],
+                "run": run.manifest["run"],
+                "fingerprint": run.manifest["fingerprint"],
+                "test_fingerprint": run.manifest.get("test_fingerprint"),
+                "hardware": run.manifest["hardware"],
             }
-            for label, records in results.records.items()
-            for record in records
+            for label, runs in results.runs.items()
+            for run in runs
         ],
         "missing": results.missing,
         "patients_known": results.patients_known,
