@@ -100,6 +100,9 @@ def test_predicting_an_array(page: dict[str, Any]) -> None:
     saved = read_scan(written)
     np.testing.assert_array_equal(saved.voxels, prediction.labels)
     np.testing.assert_array_equal(saved.affine, page["affine"])
+    with pytest.raises(panorgan.PanorganError) as caught:
+        prediction.save(page["folder"] / "labels" / "scan.mha")
+    assert caught.value.code == "not-a-nifti-name"
     kidneys = {prediction.names[f"kidney_{side}"] for side in ("left", "right")}
     np.testing.assert_array_equal(page["both_kidneys"], np.isin(prediction.labels, list(kidneys)))
 

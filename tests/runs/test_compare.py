@@ -15,8 +15,9 @@ from pretend_runs import begin, finish, unwatched
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.events import Event, Listener
-from panorgan.runs import compare
+from panorgan.runs import compare, train_comparison
 from panorgan.runs.compare import (
+    Failure,
     Plan,
     Planned,
     check_comparison,
@@ -26,6 +27,7 @@ from panorgan.runs.compare import (
     run_missing,
 )
 from panorgan.runs.run import Run
+from panorgan.runs.train_comparison import ComparisonObserver
 
 Tiny = Callable[..., Experiment]
 
@@ -277,3 +279,37 @@ def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch
     run_missing(plan, watch)
     assert told[0] == ("fedavg · seed 0", 2, 6)
     assert told[-1] == ("fedprox · seed 1", 6, 6)
+
+
+def test_an_observer_hears_how_the_runs_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Observer(ComparisonObserver):
+        @contextmanager
+        def begin(self, plan: Plan, at_once: int) -> Iterator[None]:
+            heard.append(f"{len(plan.missing)} to train, {at_once} at once")
+            yield
+            heard.append("all ended")
+
+        @contextmanager
+        def watch(self, run: Planned, number: int, total: int) -> Iterator[Listener]:
+            heard.append(f"{number} of {total}: {run.title}")
+            yield lambda event: heard.append(event.kind)
+
+        def failed(self, failure: Failure) -> None:
+            heard.append(f"{failure.run.title} failed: {failure.error.code}")
+
+    def train(experiment: Experiment, folder: Path, resume: bool, listeners: Any, *_: Any, **__: Any) -> None:
+        listeners[0](Event("round"))
+        raise RunError("It cannot be done.", code="impossible")
+
+    for run in plan.runs[1:]:
+        finish(run)
+    monkeypatch.setattr(compare, "train", train)
+    monkeypatch.setattr(train_comparison, "check_comparison", lambda *_, **__: None)
+    (failure,) = train_comparison.train_missing(plan, observer=Observer())
+    assert failure.run is plan.runs[0]
+    title = plan.runs[0].title
+    assert heard == ["1 to train, 1 at once", f"1 of 6: {title}", "round", "all ended", f"{title} failed: impossible"]
+    assert train_comparison.train_missing(plan, observer=Observer(), report_only=True) == []
+    assert len(heard) == 5

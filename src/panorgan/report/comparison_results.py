@@ -154,18 +154,19 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
             why="; ".join(f"{failure.run.title}: {failure.error.what}" for failure in failures),
             fix=f"Run the {plan.kind.name} (again, without --report-only).",
         )
+    found = [(planned, Run(planned.folder.path)) for planned in plan.finished]  # read anew: they may just have ended
     patients = patients_of(plan, cache)
     scores: dict[str, list[Score]] = {label: [] for label in plan.labels}
 
     def labelled(site: str, organ: str) -> bool:
         # A method that trains on withheld labels says that every site labels everything; the others know better.
-        return all(planned.folder.labelled_itself(site, organ) for planned in plan.finished)
+        return all(run.labelled_itself(site, organ) for _, run in found)
 
-    for planned in plan.finished:
-        scores[planned.entry.label] += read_scores(planned.folder.scores, planned.seed, labelled, patients or {})
+    for planned, run in found:
+        scores[planned.entry.label] += read_scores(run.scores, planned.seed, labelled, patients or {})
     scored = {score.organ for some in scores.values() for score in some}
-    organs = dict.fromkeys(organ for p in plan.finished for organ in p.folder.organs if organ in scored)
-    runs = {label: tuple(p.folder for p in plan.finished if p.entry.label == label) for label in plan.labels}
+    organs = dict.fromkeys(organ for _, run in found for organ in run.organs if organ in scored)
+    runs = {label: tuple(run for planned, run in found if planned.entry.label == label) for label in plan.labels}
     comparison = compare_scores(scores, plan.reference, list(organs))
     return Results(
         plan=plan,

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary, catalogue
 from panorgan.cases.volume import write_labels
+from panorgan.errors import DataError
 from panorgan.evaluation.inference import label_ids, structure_mask
 from panorgan.federation.files import write_atomically
 
-_ENDING = ".nii.gz"
+_ENDINGS = (".nii.gz", ".nii")
 # SNOMED CT codes of the sides, as DICOM-SEG carries them.
 _LATERALITY = {
     "left": {"value": "7771000", "meaning": "Left"},
@@ -52,11 +53,19 @@ class Prediction:
         return structure_mask(self.labels, structure, self.vocabulary)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the label map as NIfTI (`.nii.gz`), and what its integers mean as JSON beside it.
+        """Write the label map as NIfTI (`.nii.gz`, `.nii`), and what its integers mean as JSON beside it.
 
         The map appears only once it is complete. Returns the path of the JSON file.
         """
         target = Path(path)
+        stem = next((target.name.removesuffix(e) for e in _ENDINGS if target.name.endswith(e)), None)
+        if stem is None:
+            raise DataError(
+                "A label map is written as NIfTI.",
+                code="not-a-nifti-name",
+                where=str(target),
+                fix="Give a path that ends in .nii.gz.",
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = target.with_name(f".incomplete-{target.name}")
         try:
@@ -64,7 +73,7 @@ class Prediction:
             scratch.replace(target)
         finally:
             scratch.unlink(missing_ok=True)
-        side = target.with_name(f"{target.name.removesuffix(_ENDING).removesuffix('.nii')}.json")
+        side = target.with_name(f"{stem}.json")
         write_atomically(side, json.dumps(self.describe(), indent=1))
         return side
 

@@ -33,8 +33,9 @@ class Run:
 
     Examples
     --------
-    >>> run = panorgan.Run("runs/abdomen")                          # doctest: +SKIP
-    >>> run.scores.where(organ="liver", split="test").column("dice")  # doctest: +SKIP
+    >>> run = panorgan.Run("runs/abdomen")
+    >>> run.scores.where(organ="liver", split="test").column("dice")
+    [0.91, 0.94]
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
