@@ -51,7 +51,7 @@ def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spl
     entries = tuple(Entry(label, "fedavg", {}) for label in scores)
     return Results(
         plan=Plan("made", Path("nowhere"), entries, (0, 1), "care_ful", ()),
-        records={},
+        runs={},
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=comparison,
         distances=compare_distances(scores, comparison),

@@ -20,6 +20,7 @@ from panorgan.report.attention import choose_cases, head_table, heat_gradient, h
 from panorgan.report.page import write_report
 from panorgan.runs.execute import train
 from panorgan.runs.run import Run
+from panorgan.runs.tables import Table
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +125,14 @@ def test_a_network_of_volumes_is_shown_on_axial_slices(tiny, tmp_path):
 
 
 def test_of_a_site_the_median_and_the_worst_case(run, monkeypatch):
-    record = Run(run.path)
+    changed = Run(run.path)
     dice = {"a": 0.9, "b": 0.5, "c": 0.7}
-    rows = tuple(
+    changed.scores = Table(
         {"site": site, "case": case, "organ": organ, "dice": value + change}
         for site in ("north", "south")
         for case, value in dice.items()
         for organ, change in (("liver", 0.1), ("spleen", -0.1))
     )
-    changed = type(record)(**{**vars(record), "rows": rows})
     assert choose_cases(changed) == [("north", "c"), ("north", "b"), ("south", "c"), ("south", "b")]
     monkeypatch.setattr(attention, "_MOST_CASES", 2)
     # One each, of two sites at most, and the external one (which has no scores here) comes first.

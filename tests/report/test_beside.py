@@ -81,12 +81,12 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
 
 def test_a_neighbour_scored_on_other_cases_is_not_shown(run) -> None:
     neighbour = run.beside_method("solo")
-    kept = neighbour.manifest.read_text()
+    kept = neighbour.manifest_file.read_text()
     try:
-        neighbour.manifest.write_text(json.dumps({**neighbour.manifest, "test_fingerprint": "other"}))
+        neighbour.manifest_file.write_text(json.dumps({**neighbour.manifest, "test_fingerprint": "other"}))
         assert beside_models(Run(run.path)) == ()
     finally:
-        neighbour.manifest.write_text(kept)
+        neighbour.manifest_file.write_text(kept)
 
 
 def test_an_unfinished_neighbour_is_not_shown(run) -> None:

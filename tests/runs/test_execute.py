@@ -197,7 +197,7 @@ def on_folders(tiny_content, sites: dict[str, Any], **changes: Any) -> Experimen
 
 
 def refuse(
-    experiment: Experiment, tmp_path: Path, kind: type[PanorganError], match: str = "", code: str = ""
+    experiment: Experiment, tmp_path: Path, kind: type[PanorganError], match: str | None = None, code: str = ""
 ) -> PanorganError:
     folder = tmp_path / "run"
     with pytest.raises(kind, match=match) as caught:
