@@ -33,7 +33,9 @@ def test_the_example_method_works(monkeypatch):
     exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
     method = registry.find_method("slow_decoder")
     federation = Federation(panorgan.anatomy.Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
-    rule = method.Server(method.Config(share=0.25), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)})
+    rule = method.Server(
+        method.Config(share=0.25, server_step=1), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)}
+    )
     rule.moment = Moment("train", 1, 1)
 
     class Answers:

@@ -150,7 +150,7 @@ def test_a_registered_method_trains(page: dict[str, Any]) -> None:
     assert run.complete
     assert run.manifest["experiment"]["method"]["name"] == "half_way"
     federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
-    rule = method.Server(method.Config(), federation, {"w": torch.tensor([1.0])})
+    rule = method.Server(method.Config(server_step=1), federation, {"w": torch.tensor([1.0])})
     rule.moment = Moment("train", 1, 1)
     rule.aggregate(SimpleNamespace(mean=lambda weight: {"w": torch.tensor([3.0])}))
     assert rule.weights["w"].item() == 2.0
