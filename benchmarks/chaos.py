@@ -70,7 +70,7 @@ def experiment_in(cache: Path, rounds: int) -> Experiment:
 def measure(folder: Path, kills: int, rounds: int, seed: int, timeout: float) -> dict[str, object]:
     """One undisturbed run in this process, one with kills between processes."""
     experiment = experiment_in(folder / "cache", rounds)
-    undisturbed = Checkpoints(train(experiment, folder / "undisturbed").folder.path / "checkpoints").load_latest()
+    undisturbed = Checkpoints(train(experiment, folder / "undisturbed").path / "checkpoints").load_latest()
     assert undisturbed is not None
     began = time.monotonic()
     with Loopback(folder / "federation", experiment, experiment.sites, per_segment=5, on_missing="wait") as federation:

@@ -86,7 +86,7 @@ def test_the_totalsegmentator_smoke_federation_runs(tmp_path):
     )
     experiment = smoke_experiment(tmp_path / "cases", *FAST)
     result = train(experiment, tmp_path / "run")
-    assert {(row["site"], row["organ"]) for row in result.rows} == {
+    assert {(row["site"], row["organ"]) for row in result.scores} == {
         (site, organ) for site in ("upper", "lower") for organ in experiment.vocabulary
     }
 

@@ -1,3 +1,83 @@
-"""panorgan — hospitals that each label different organs train one model that segments them all."""
+"""panorgan — hospitals that each label different organs train one model that segments them all.
+
+The names below are the library; docs/library.md shows them at work. They are imported when they are first used, so
+that `import panorgan` is quick. The library never prints and never exits: it raises `PanorganError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from panorgan.errors import PanorganError
+
+if TYPE_CHECKING:
+    from panorgan.api import compare, predict
+    from panorgan.config import Experiment, load_experiment
+    from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+    from panorgan.methods.registry import register
+    from panorgan.report.page import write_report
+    from panorgan.runs.doctor import doctor
+    from panorgan.runs.execute import evaluate, train
+    from panorgan.runs.model_bundle import Model, load_model
+    from panorgan.runs.run import Run
+    from panorgan.runs.tables import Table
+    from panorgan.runs.train_comparison import ComparisonObserver
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ComparisonObserver",
+    "Experiment",
+    "Method",
+    "MethodConfig",
+    "Model",
+    "PanorganError",
+    "Run",
+    "ServerRule",
+    "SiteRule",
+    "Table",
+    "__version__",
+    "compare",
+    "doctor",
+    "evaluate",
+    "load_experiment",
+    "load_model",
+    "predict",
+    "register",
+    "train",
+    "write_report",
+]
+
+_HOME = {
+    "ComparisonObserver": "runs.train_comparison",
+    "Experiment": "config",
+    "Method": "methods.base",
+    "MethodConfig": "methods.base",
+    "Model": "runs.model_bundle",
+    "Run": "runs.run",
+    "ServerRule": "methods.base",
+    "SiteRule": "methods.base",
+    "Table": "runs.tables",
+    "compare": "api",
+    "doctor": "runs.doctor",
+    "evaluate": "runs.execute",
+    "load_experiment": "config",
+    "load_model": "runs.model_bundle",
+    "predict": "api",
+    "register": "methods.registry",
+    "train": "runs.execute",
+    "write_report": "report.page",
+}
+
+if not TYPE_CHECKING:  # or a misspelled name would pass for one of any type
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

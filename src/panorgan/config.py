@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from panorgan.federation.settings import TrainingSettings, refuse_few_sites
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
-from panorgan.overrides import read_overridden
+from panorgan.overrides import read_overridden, written
 from panorgan.settings import SettingError, Settings, validated
 
 
@@ -302,18 +303,31 @@ LOCAL_KEYS = {"sites", "phantom", "hardware", "local_models"}
 """What an experiment file says for one machine, or for a simulation, alone."""
 
 
-def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file and apply `a.b=c` overrides; folders are relative to the file."""
+def load_experiment(
+    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> Experiment:
+    """Read and check an experiment.
+
+    Parameters
+    ----------
+    source : an experiment file, or its content as a dict. Folders in it are relative to the file, or to the working
+        directory.
+    overrides : settings to change, as `["training.rounds=20"]` or `{"training.rounds": 20}`.
+    """
+    if isinstance(source, Mapping):
+        content, where, beside = source, "experiment", Path()
+    else:
+        content, where, beside = read_yaml(Path(source), "experiment file"), str(source), Path(source).parent
 
     def read(content: dict[str, Any]) -> Experiment:
         sites = content.get("sites")
         for site in sites.values() if isinstance(sites, dict) else ():
             for key in ("folder", "withheld"):
-                if isinstance(site, dict) and isinstance(site.get(key), str):
-                    site[key] = str((path.parent / site[key]).resolve())
-        return parse_experiment(content, str(path))
+                if isinstance(site, dict) and isinstance(site.get(key), str | Path):
+                    site[key] = str((beside / site[key]).resolve())
+        return parse_experiment(content, where)
 
-    return read_overridden(read_yaml(path, "experiment file"), overrides, str(path), read)
+    return read_overridden(content, written(overrides), where, read)
 
 
 def load_agreement(path: Path) -> Agreement:

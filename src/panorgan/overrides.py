@@ -29,6 +29,13 @@ def read_overridden(
         raise
 
 
+def written(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
+    """Overrides as they are written: `{"a.b": value}` becomes `a.b=value`."""
+    if not isinstance(overrides, Mapping):
+        return overrides
+    return [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in overrides.items()]
+
+
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy with the overrides in it, the later ones over the earlier."""
     changed = copy.deepcopy(dict(content))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from panorgan.cli.main import app
 from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError, RunError
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import site_settings
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
@@ -50,7 +50,7 @@ def test_data_that_changed_in_between_is_noticed(tiny_content, tmp_path) -> None
     path.write_text(yaml.safe_dump(tiny_content(name="a")))
     run = tmp_path / "run"
     assert CliRunner().invoke(app, ["train", str(path), "--run", str(run), *QUICK]).exit_code == 0
-    manifest = RunFolder(run).read_manifest()
+    manifest = Run(run).manifest
     (run / "manifest.json").write_text(json.dumps(manifest | {"test_fingerprint": "of other cases"}))
     result = CliRunner().invoke(app, ["train", str(path), "--run", str(run), *QUICK, "--resume", "--beside", "solo"])
     assert isinstance(result.exception, RunError)

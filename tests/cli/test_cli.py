@@ -332,7 +332,7 @@ def test_the_live_view_shows_the_mean_over_sites():
 
 
 def test_one_case_has_no_interval():
-    from panorgan.cli.training import in_words
+    from panorgan.cli.train import in_words
     from panorgan.evaluation.statistics import Summary
 
     assert in_words(Summary(0.5, 0.1, 4, 0.5, 0.5, 0)) == "0.500 (too few cases for an interval)"

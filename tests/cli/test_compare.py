@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from panorgan.cli import compare as cli_compare
 from panorgan.cli.main import app
 from panorgan.errors import ConfigError, RunError
-from panorgan.runs import compare
+from panorgan.runs import compare, train_comparison
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
 
@@ -166,7 +166,7 @@ def test_the_commands_of_the_page_are_valid(tiny) -> None:
 class Started:
     """A stand-in for the runs: tells that two are under way and that one of them failed."""
 
-    def __call__(self, plan, at_once, on_start, on_end):
+    def __call__(self, plan, at_once, on_start, on_end, cache):
         for run in plan.runs[:2]:
             on_start(run)
         on_end(plan.runs[0], None)
@@ -177,7 +177,7 @@ class Started:
 def test_runs_at_once_are_told_line_by_line(experiment_file, compared, tmp_path, monkeypatch) -> None:
     folder, _ = compared
     shutil.copytree(folder / "fedavg", tmp_path / "new" / "fedavg")
-    monkeypatch.setattr(cli_compare, "run_missing_at_once", Started())
+    monkeypatch.setattr(train_comparison, "run_missing_at_once", Started())
     result = run_compare(experiment_file, tmp_path / "new", "--at-once", "2")
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[1:6] == [
@@ -195,7 +195,8 @@ def test_runs_at_once_are_told_line_by_line(experiment_file, compared, tmp_path,
 def test_a_terminal_shows_which_runs_are_under_way(tiny, tmp_path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     plan = compare.plan_comparison(tiny(), "solo,fedavg x=fedavg", "0", folder=tmp_path)
-    with cli_compare.AtOnceView(console, plan, as_json=False) as view:
+    view = cli_compare.ComparisonView(console, as_json=False)
+    with view.begin(plan, at_once=2):
         assert "preparing cases" in drawn(view, console)
         for run in plan.runs:
             view.started(run)

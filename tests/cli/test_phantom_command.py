@@ -81,7 +81,7 @@ def test_the_experiment_file_trains_on_the_folders(written, tmp_path) -> None:
     generated = load_experiment(tmp_path / "tiny.yaml", changes)
     assert from_folders.agreement().fingerprint() == generated.agreement().fingerprint()
     weights = [
-        (train(experiment, tmp_path / name).folder.model / "model.safetensors").read_bytes()
+        (train(experiment, tmp_path / name).model_folder / "model.safetensors").read_bytes()
         for name, experiment in (("folders", from_folders), ("generated", generated))
     ]
     assert weights[0] == weights[1]

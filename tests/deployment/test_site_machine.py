@@ -31,8 +31,8 @@ from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import RunVaults
 from panorgan.methods.exchange import Moment
-from panorgan.runs.deliver import deliver
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import deliver
+from panorgan.runs.run import Run
 
 BIAS = "head.conv.conv.bias"
 
@@ -78,7 +78,7 @@ class Hospitals:
 
     def card(self, coordinator: Coordinator) -> dict[str, Any]:
         assert coordinator.state.plan is not None
-        run = RunFolder(self.folder / coordinator.setup.run)
+        run = Run(self.folder / coordinator.setup.run)
         return deliver(run, self.experiment.agreement(), Plan(**coordinator.state.plan), coordinator)
 
 

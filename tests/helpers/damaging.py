@@ -35,12 +35,12 @@ from panorgan.federation.message_files import open_checked
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import DiskVault
 from panorgan.runs.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
-from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import build_workers, train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import load_model
 from panorgan.runs.prepare import prepare
-from panorgan.runs.scoring import read_metrics
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import read_sites
+from panorgan.runs.tables import read_metrics
 
 # Every change gets a time of its own: whoever checks a file once must see that another has taken its place.
 _times = itertools.count(1_700_000_000_000_000_000, 1_000_000_000)
@@ -139,18 +139,20 @@ def _model(path: Path) -> Any:
 
 def run_kinds(folder: Path) -> list[Kind]:
     """The files of a finished run."""
-    run = RunFolder(folder)
+    run = Run(folder)
     tables = tuple(path for name in ("metrics.csv", "local_models.csv") for path in folder.glob(f"*{name}*"))
     beside = {path: folder / path.name.removeprefix(".").removesuffix(".crc32") for path in folder.glob(".*.crc32")}
     return [
         Kind("checkpoint", tuple((folder / "checkpoints").iterdir()), _state, lambda found: bool(found[1])),
-        Kind("model", tuple(run.model.iterdir()), _model),
-        Kind("manifest", (run.manifest,), lambda path: run.read_manifest()),
+        Kind("model", tuple(run.model_folder.iterdir()), _model),
+        Kind("manifest", (run.manifest_file,), lambda path: Run(folder).manifest),
         Kind("scores", (*tables, *beside), lambda path: repr(read_metrics(beside.get(path, path)))),
-        Kind("events", (run.events,), lambda path: list(read_events(path)), _tells_of_damage),
-        Kind("local model", tuple(run.local_weights.glob("*.safetensors")), lambda path: digest(load_weights(path))),
-        Kind("analysis", (run.analysis,), lambda path: repr(read_analysis(run))),
-        Kind("prediction", tuple(run.predictions.rglob("*.nii.gz")), _scan),
+        Kind("events", (run.events_file,), lambda path: list(read_events(path)), _tells_of_damage),
+        Kind(
+            "local model", tuple(run.local_models_folder.glob("*.safetensors")), lambda path: digest(load_weights(path))
+        ),
+        Kind("analysis", (run.analysis_file,), lambda path: repr(read_analysis(run))),
+        Kind("prediction", tuple(run.predictions_folder.rglob("*.nii.gz")), _scan),
     ]
 
 
@@ -261,12 +263,12 @@ def make_finished(experiment: Experiment, folder: Path, cache: Path) -> None:
     """A finished run with all that a run can hold."""
     train(experiment, folder, cache=cache)
     curvature = PlaceCurvature("north", 0.5, 0.25, (3.0, 2.0, 1.0), 7.0, 0.5)
-    write_analysis(RunFolder(folder), Analysis({"run": "x"}, (curvature,), None, ()))
+    write_analysis(Run(folder), Analysis({"run": "x"}, (curvature,), None, ()))
 
 
 def make_unfinished(experiment: Experiment, folder: Path, cache: Path) -> None:
     """Stopped when all answers of the last round had come, before they were averaged."""
-    workers = build_workers(experiment, prepare(experiment, cache), RunFolder(folder), CPU, EventLog())
+    workers = build_workers(experiment, prepare(experiment, cache), Run(folder), CPU, EventLog())
     coordinator = make_coordinator(experiment, folder, LocalTransport(workers))
     coordinator.run(len(coordinator.moments) - 1)
     coordinator.rule.aggregate = _interrupted  # type: ignore[method-assign]

@@ -18,8 +18,8 @@ from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
 from panorgan.runs.execute import build_workers
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.prepare import prepare
+from panorgan.runs.run import Run
 
 CPU = torch.device("cpu")
 ALL = ["liver", "spleen", "kidney_left", "kidney_right"]
@@ -33,7 +33,7 @@ THREE: dict[str, Any] = {
 
 
 def make_workers(experiment: Experiment, folder: Path, method: Method | None = None) -> dict[str, SiteWorker]:
-    workers = build_workers(experiment, prepare(experiment), RunFolder(folder), CPU, EventLog())
+    workers = build_workers(experiment, prepare(experiment), Run(folder), CPU, EventLog())
     for worker in workers.values():
         worker.setup = replace(worker.setup, method=method or worker.setup.method)
     return workers

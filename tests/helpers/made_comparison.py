@@ -57,7 +57,7 @@ def results_of(plan: Plan, scores: Mapping[str, Sequence[Score]], organs: Sequen
     comparison = compare_scores(scores, plan.reference, organs, resamples=10)
     return Results(
         plan=plan,
-        records={},
+        runs={},
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=comparison,
         means=metric_means(scores, comparison),

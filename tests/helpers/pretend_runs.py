@@ -15,14 +15,14 @@ def finish(run: Planned, **facts: Any) -> None:
     """Make a folder look like a finished run; `facts` stand in its manifest besides the usual."""
     run.folder.path.mkdir(parents=True)
     usual = {"experiment": run.experiment.as_json(), "test_fingerprint": "same", "run": run.title}
-    run.folder.manifest.write_text(json.dumps({**usual, **facts}))
-    run.folder.metrics.write_text("split,site,case,organ,dice\n")
+    run.folder.manifest_file.write_text(json.dumps({**usual, **facts}))
+    run.folder.scores_file.write_text("split,site,case,organ,dice\n")
 
 
 def begin(run: Planned, threads: int) -> None:
     """Make a folder look like a run that was begun with so many threads."""
     finish(run, hardware={"threads": threads})
-    run.folder.metrics.unlink()
+    run.folder.scores_file.unlink()
 
 
 @contextmanager

@@ -337,7 +337,7 @@ def test_on_slices_teachers_are_cut_like_the_image(tiny, tmp_path, steps):
     sampling = {"patch_size": [16, 16, 1], "batch_size": 4}
     experiment = tiny(method=FLKD_BOTH, training={**TRAINING, "sampling": sampling}, network={"dimensions": 2})
     result = train(experiment, tmp_path / "run")
-    assert {row["organ"] for row in result.rows} == set(experiment.vocabulary)
+    assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
     assert {tuple(step.batch.extra.shape) for step in steps} == {(4, 1, 16, 16)}
     assert all(step.numbers["loss/local_kd"] > 0 for step in steps)
 

@@ -104,13 +104,11 @@ def test_fedprox_adds_half_mu_times_the_distance(tiny, tmp_path):
     """On the first step w = w₀ and nothing is added; afterwards the loss grows by μ/2·‖w − w₀‖²."""
     from panorgan.federation.events import EventLog
     from panorgan.runs.execute import build_workers
-    from panorgan.runs.folder import RunFolder
     from panorgan.runs.prepare import prepare
+    from panorgan.runs.run import Run
 
     experiment = tiny(method={"name": "fedprox", "mu": 0.3})
-    worker = build_workers(experiment, prepare(experiment), RunFolder(tmp_path), torch.device("cpu"), EventLog())[
-        "north"
-    ]
+    worker = build_workers(experiment, prepare(experiment), Run(tmp_path), torch.device("cpu"), EventLog())["north"]
     federation = Federation(Vocabulary(experiment.vocabulary), {"north": worker.facts()})
     rule = worker._ready_rule(federation)
     rule.received = type(rule.received)({k: v.clone() for k, v in rule.model.state_dict().items()})

@@ -307,7 +307,7 @@ def test_a_run_delivers_a_model_of_all_organs(tiny, tmp_path, precision):
         network={"norm": "group", "groups": 4, "weight_standardisation": True, "features": [8, 16]},
     )
     result = train(experiment, tmp_path / "run")
-    assert {row["organ"] for row in result.rows} == set(experiment.vocabulary)
+    assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
 
 
 @pytest.mark.slow

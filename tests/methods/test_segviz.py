@@ -14,8 +14,8 @@ from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.segviz import SegViz, SegVizConfig
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import train
+from panorgan.runs.model_bundle import load_model
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 BATCH = {"norm": "batch"}
@@ -180,7 +180,7 @@ def test_the_delivered_model_holds_all_task_blocks(tiny_content, tmp_path):
     result = train(parse_experiment(content), tmp_path / "run")
     model = load_model(tmp_path / "run", torch.device("cpu"))
     assert set(model.network.groups) == {"liver", *NEW}
-    assert {row["organ"] for row in result.rows} == set(content["vocabulary"])
+    assert {row["organ"] for row in result.scores} == set(content["vocabulary"])
 
 
 @pytest.mark.parametrize("done", [1, 2, 3])

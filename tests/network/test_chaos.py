@@ -22,7 +22,7 @@ def test_kills_change_nothing(hospitals, experiment_with, tmp_path):
         method={"name": "everything"},
         training={"rounds": ROUNDS, "local_steps": 15, "optimizer": {"keep_state": True}},
     )
-    undisturbed = Checkpoints(train(experiment, tmp_path / "undisturbed").folder.path / "checkpoints").load_latest()
+    undisturbed = Checkpoints(train(experiment, tmp_path / "undisturbed").path / "checkpoints").load_latest()
     with Loopback(tmp_path / "federation", experiment, hospitals, per_segment=3, on_missing="wait") as federation:
         run = federation.server_kit.path / "run"
         federation.start("driver")

@@ -75,7 +75,7 @@ def test_a_member_that_is_not_listed_gets_no_job(disturbed_run, loopback):
 
 
 def test_the_run_is_the_same_as_without_them(disturbed_run, tmp_path):
-    simulated = train(disturbed_run.experiment, tmp_path / "simulated").folder
+    simulated = train(disturbed_run.experiment, tmp_path / "simulated")
     networked, local = (
         Checkpoints(folder / "checkpoints").load_latest() for folder in (disturbed_run.folder, simulated.path)
     )

@@ -52,7 +52,7 @@ def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experime
     )
     run = loopback.agree_on(experiment, f"run-{method}")
     drive_to_its_end(loopback.server_kit)
-    simulated = train(experiment, tmp_path / "simulated").folder
+    simulated = train(experiment, tmp_path / "simulated")
 
     networked, local = (Checkpoints(folder / "checkpoints").load_latest() for folder in (run, simulated.path))
     assert networked.rounds_done == local.rounds_done >= 2
@@ -61,7 +61,7 @@ def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experime
     assert networked.best == local.best
     _same_bits(networked.weights, local.weights)
     _same_bits(networked.rule.arrays, local.rule.arrays)
-    _same_bits(load_file(run / "model" / "model.safetensors"), load_file(simulated.model / "model.safetensors"))
+    _same_bits(load_file(run / "model" / "model.safetensors"), load_file(simulated.model_folder / "model.safetensors"))
     for kit in loopback.site_kits.values():  # every hospital has the model
         _same_bits(load_file(kit.model / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
         assert json.loads((kit.model / "model.json").read_text())["run"] == networked_run(run)

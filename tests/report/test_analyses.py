@@ -27,7 +27,7 @@ from panorgan.runs.analysis_files import (
     Similarity,
     write_analysis,
 )
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_landscape_without_a_single_number_is_still_drawn():
 
 
 def test_figures_are_written_beside_the_tables(analysis, tmp_path: Path):
-    run = RunFolder(tmp_path)
+    run = Run(tmp_path)
     assert write_figures(run) == []
     write_analysis(run, analysis)
     names = write_figures(run)
@@ -105,7 +105,7 @@ def test_figures_are_written_beside_the_tables(analysis, tmp_path: Path):
         "cka_1.svg",
     ]
     for name in names:
-        assert ET.fromstring((run.analysis_files / name).read_text()).tag.endswith("svg")
+        assert ET.fromstring((run.analysis_folder / name).read_text()).tag.endswith("svg")
     section = analysis_section(run)
     assert [row.place for row in section.rows] == [ALL_SITES, "north", "site<b>"]
     assert list(section.heat_maps) == ["flkd (tiny)"], "lines are enough for the sites' models"

@@ -9,15 +9,14 @@ import pytest
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.page import render
-from panorgan.report.record import read_record
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import read_metrics, write_metrics
+from panorgan.runs.run import Run
+from panorgan.runs.tables import read_metrics, write_metrics
 
 
 @pytest.fixture(scope="module")
-def run(tiny, tmp_path_factory) -> RunFolder:
-    folder = RunFolder(tmp_path_factory.mktemp("beside") / "run")
+def run(tiny, tmp_path_factory) -> Run:
+    folder = Run(tmp_path_factory.mktemp("beside") / "run")
     experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0})
     train(experiment, folder.path)
     train(experiment.with_method("solo"), folder.beside_method("solo").path)
@@ -25,7 +24,7 @@ def run(tiny, tmp_path_factory) -> RunFolder:
 
 
 def test_each_sites_own_model_is_scored_on_what_it_knows(run) -> None:
-    rows = read_metrics(run.beside_method("solo").own_models)
+    rows = read_metrics(run.beside_method("solo").own_models_file)
     known = {model: {row["organ"] for row in rows if row["model"] == model} for model in ("north", "south")}
     # South was taught both kidneys as one: it cannot be asked for a single side, as which they are scored.
     assert known == {"north": {"liver"}, "south": {"spleen"}}
@@ -35,13 +34,13 @@ def test_each_sites_own_model_is_scored_on_what_it_knows(run) -> None:
 
 def test_a_run_with_no_neighbours_has_no_table(tiny, tmp_path) -> None:
     train(tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}), tmp_path / "run")
-    record = read_record(tmp_path / "run")
+    record = Run(tmp_path / "run")
     assert beside_models(record) == ()
     assert 'id="beside"' not in render(record, {})
 
 
 def test_the_page_shows_every_model_and_what_it_does_not_know(run) -> None:
-    record = read_record(run.path)
+    record = Run(run.path)
     models = beside_models(record)
     assert [model.name for model in models] == ["fedavg", "north alone", "south alone", "solo"]
     assert [model.is_this_run for model in models] == [True, False, False, False]
@@ -66,11 +65,11 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
         row("north", "external", "c", "liver", 0.0),
         row("south", "test", "a", "spleen", 0.25),
     ]
-    own = run.beside_method("solo").own_models
+    own = run.beside_method("solo").own_models_file
     kept = own.read_bytes()
     try:
         write_metrics(own, rows, own_models=True)
-        record = read_record(run.path)
+        record = Run(run.path)
         models = beside_models(record)
         by_name = {model.name: model for model in models}
         assert by_name["north alone"].organs["liver"].mean == pytest.approx(0.7)
@@ -85,12 +84,12 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
 
 def test_a_neighbour_scored_on_other_cases_is_not_shown(run) -> None:
     neighbour = run.beside_method("solo")
-    kept = neighbour.manifest.read_text()
+    kept = neighbour.manifest_file.read_text()
     try:
-        neighbour.manifest.write_text(json.dumps({**neighbour.read_manifest(), "test_fingerprint": "other"}))
-        assert beside_models(read_record(run.path)) == ()
+        neighbour.manifest_file.write_text(json.dumps({**neighbour.manifest, "test_fingerprint": "other"}))
+        assert beside_models(Run(run.path)) == ()
     finally:
-        neighbour.manifest.write_text(kept)
+        neighbour.manifest_file.write_text(kept)
 
 
 def test_an_unfinished_neighbour_is_not_shown(run) -> None:

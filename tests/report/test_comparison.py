@@ -35,7 +35,7 @@ from panorgan.report.comparison_figures import looks, wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.delivered_rounds import delivered_line
 from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
-from panorgan.runs.scoring import read_metrics, write_metrics
+from panorgan.runs.tables import read_metrics, write_metrics
 
 METHODS = "solo,fedavg,held tight=fedprox+mu=0.5"
 
@@ -101,7 +101,7 @@ def page(trained: Plan) -> Page:
 
 def seed_means(plan: Plan, method: str, wanted: Callable[[dict[str, Any]], bool]) -> list[float]:
     runs = [run for run in plan.runs if run.entry.label == method]
-    return [float(np.mean([r["dice"] for r in read_metrics(run.folder.metrics) if wanted(r)])) for run in runs]
+    return [float(np.mean([r["dice"] for r in read_metrics(run.folder.scores_file) if wanted(r)])) for run in runs]
 
 
 def test_page_shows_what_the_runs_scored(trained: Plan, page: Page) -> None:
@@ -166,8 +166,8 @@ def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
 
 def test_page_tells_external_sites_where_these_alone_were_scored(copied: Plan) -> None:
     for run in copied.runs:
-        rows = read_metrics(run.folder.metrics)
-        write_metrics(run.folder.metrics, [row for row in rows if row["split"] == "external"])
+        rows = read_metrics(run.folder.scores_file)
+        write_metrics(run.folder.scores_file, [row for row in rows if row["split"] == "external"])
     page = Page(write_comparison(compare_runs(copied)).page)
     assert {place for _, _, place in page.cells} == {"external sites", "island", "None"}
     assert page.cells["solo", "liver", "external sites"].strip() not in ("", "–")
@@ -193,12 +193,12 @@ def test_cells_draw_together_where_columns_are_many(copied: Plan) -> None:
 def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
     """solo: 2 mm everywhere in seed 0 and 4 in seed 1. The others: always 1, but fedavg misses a liver at the south."""
     for run in copied.runs:
-        rows = read_metrics(run.folder.metrics)
+        rows = read_metrics(run.folder.scores_file)
         for row in rows:
             row["assd"] = {"solo · seed 0": 2.0, "solo · seed 1": 4.0}.get(run.title, 1.0)
         if run.title == "fedavg · seed 0":
             next(row for row in rows if (row["site"], row["organ"]) == ("south", "liver"))["assd"] = math.nan
-        write_metrics(run.folder.metrics, rows)
+        write_metrics(run.folder.scores_file, rows)
     files = write_comparison(compare_runs(copied))
     section = files.page.read_text().split('<section id="distances"')[1].split("</section>")[0]
     found = re.findall(
@@ -249,7 +249,7 @@ def test_written_again_it_is_the_same_to_the_byte(trained: Plan) -> None:
 
 def test_a_gap_shows_and_the_rest_is_compared(copied: Plan) -> None:
     lost = next(run for run in copied.runs if run.title == "fedavg · seed 1")
-    lost.folder.metrics.unlink()
+    lost.folder.scores_file.unlink()
     results = compare_runs(copied, [Failure(lost, RunError("The disk <burnt>."))])
     page = Page(write_comparison(results).page)
     assert "1 run of 6 is not finished." in page.text
@@ -315,16 +315,17 @@ def test_a_method_without_a_single_run_leaves_empty_cells(copied: Plan) -> None:
 
 def test_a_case_that_one_method_lacks_is_refused(copied: Plan) -> None:
     run = next(run for run in copied.runs if run.title == "solo · seed 0")
-    rows = read_metrics(run.folder.metrics)
-    write_metrics(run.folder.metrics, [row for row in rows if (row["site"], row["organ"]) != ("south", "liver")])
+    rows = read_metrics(run.folder.scores_file)
+    write_metrics(run.folder.scores_file, [row for row in rows if (row["site"], row["organ"]) != ("south", "liver")])
     with pytest.raises(DataError, match="not scored on the same cases") as error:
         compare_runs(copied)
     assert "site south" in error.value.where
 
 
 def test_nothing_finished_is_an_error(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="Not one run"):
+    with pytest.raises(RunError) as caught:
         compare_runs(plan_comparison(tiny(), "fedavg", "0", folder=tmp_path))
+    assert caught.value.code == "no-finished-run"
 
 
 def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,10 +343,10 @@ def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.M
 def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> None:
     """A method that trains on withheld labels writes down that every site labels everything."""
     run = copied.runs[0]
-    manifest = run.folder.read_manifest()
+    manifest = run.folder.manifest
     for site in manifest["sites"].values():
         site["annotated"] = manifest["experiment"]["vocabulary"]
-    run.folder.manifest.write_text(json.dumps(manifest))
+    run.folder.manifest_file.write_text(json.dumps(manifest))
     results = compare_runs(copied)
     assert not results.labelled_here("north", "spleen")
     assert results.labelled_here("north", "liver")
@@ -372,7 +373,7 @@ def test_traffic_of_a_round_and_of_the_whole_run(trained: Plan) -> None:
     """Every round is validated: a run's messages are more than its rounds' training."""
     files = ComparisonFiles(trained.folder)
     cost = json.loads(files.data.read_text())["costs"]["fedavg"]
-    rounds = [e.facts for e in read_events(trained.runs[1].folder.events) if e.kind == "round"]
+    rounds = [e.facts for e in read_events(trained.runs[1].folder.events_file) if e.kind == "round"]
     assert trained.runs[1].title == "fedavg · seed 0"
     assert cost["bytes_per_run"] == pytest.approx(sum(r["bytes_sent"] + r["bytes_received"] for r in rounds), rel=0.01)
     assert cost["bytes_per_round"] == pytest.approx(rounds[0]["bytes_training"], rel=0.01)

@@ -9,11 +9,10 @@ import pytest
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.page import render
-from panorgan.report.record import read_record
 from panorgan.report.tables import heat_colour
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import write_metrics
+from panorgan.runs.run import Run
+from panorgan.runs.tables import write_metrics
 
 DICE = {
     "north": {"liver": 0.9, "spleen": 0.0, "kidney_left": 0.1, "kidney_right": 0.2},
@@ -23,8 +22,8 @@ DICE = {
 
 
 @pytest.fixture(scope="module")
-def run(tiny, tmp_path_factory) -> RunFolder:
-    folder = RunFolder(tmp_path_factory.mktemp("forgetting") / "run")
+def run(tiny, tmp_path_factory) -> Run:
+    folder = Run(tmp_path_factory.mktemp("forgetting") / "run")
     train(tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}, local_models=True), folder.path)
     metrics = dict.fromkeys(METRICS, 0.5)
     place = {"split": "test", "site": "north", "case": "a"}
@@ -34,12 +33,12 @@ def run(tiny, tmp_path_factory) -> RunFolder:
         for organ, dice in organs.items()
     ]
     rows += [{**row, "split": "external", "dice": 1.0} for row in rows]  # must not count
-    write_metrics(folder.local_models, rows, own_models=True)
+    write_metrics(folder.local_models_file, rows, own_models=True)
     return folder
 
 
 def test_the_table_by_hand(run):
-    table = forgetting_table(read_record(run.path))
+    table = forgetting_table(Run(run.path))
     assert table is not None
     assert table.averaged is not None
     assert table.organs == ("liver", "spleen", "kidney_left", "kidney_right")
@@ -64,7 +63,7 @@ def test_the_table_by_hand(run):
 
 
 def test_the_page_has_the_section(run):
-    page = render(read_record(run.path), {})
+    page = render(Run(run.path), {})
     section = page[page.index('<section id="forgetting"') : page.index('<section id="cases"')]
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", section))
     assert "What each site forgets" in words
@@ -74,11 +73,11 @@ def test_the_page_has_the_section(run):
 
 
 def test_a_run_without_local_models_has_no_section(run, tmp_path):
-    kept = run.local_models.read_bytes()
+    kept = run.local_models_file.read_bytes()
     try:
-        run.local_models.unlink()
-        record = read_record(run.path)
+        run.local_models_file.unlink()
+        record = Run(run.path)
         assert forgetting_table(record) is None
         assert "forgets" not in render(record, {})
     finally:
-        run.local_models.write_bytes(kept)
+        run.local_models_file.write_bytes(kept)

@@ -26,9 +26,9 @@ from panorgan.evaluation.metrics import METRICS, Metric, score
 from panorgan.evaluation.statistics import organ_site_table
 from panorgan.federation.events import EventLog
 from panorgan.report import write_report
-from panorgan.report.record import read_record
 from panorgan.runs.prepare import prepare
-from panorgan.runs.scoring import Row, read_metrics, write_metrics
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row, read_metrics, write_metrics
 
 ORGANS = ("liver", "spleen")
 ANNOTATED = {"north": ("liver",), "south": ("spleen",), "island": ()}
@@ -296,8 +296,8 @@ def test_headline_splits_labelled_and_never_labelled(run: Path) -> None:
 
 
 def test_miss_is_counted(run: Path) -> None:
-    record = read_record(run)
-    assert sum(row["missed"] for row in record.rows) == 1
+    record = Run(run)
+    assert sum(row["missed"] for row in record.scores) == 1
     assert "A miss counts as 0. There was one:" in report(run).text
 
 
@@ -321,7 +321,7 @@ def test_round_that_happened_twice_counts_as_the_last_time(run: Path) -> None:
     events = EventLog(run / "events.jsonl")
     events.record("resumed", run="abc123", method="fedavg")
     write_round(events, 3, bytes_sent=5_000_000, seconds=seconds)
-    record = read_record(run)
+    record = Run(run)
     assert [round_.number for round_ in record.rounds] == [1, 2, 3]
     assert record.rounds[2].bytes_sent == 5_000_000
     text = report(run).text
@@ -341,7 +341,7 @@ def test_refused_update_is_told(run: Path) -> None:
 
 
 def test_mean_dice_is_the_mean_of_site_means(run: Path) -> None:
-    last = read_record(run).rounds[-1]
+    last = Run(run).rounds[-1]
     assert last.mean_dice == pytest.approx((0.6 + 0.3) / 2)
     assert last.organ_dice("spleen") == pytest.approx(0.3)
     assert math.isnan(last.organ_dice("aorta"))
@@ -359,20 +359,23 @@ def test_without_validation_there_is_no_curve_of_dice(make_run: MakeRun) -> None
 
 def test_folder_without_scores_is_refused(run: Path) -> None:
     (run / "metrics.csv").unlink()
-    with pytest.raises(RunError, match="no scores yet"):
+    with pytest.raises(RunError) as caught:
         write_report(run)
+    assert caught.value.code == "no-scores"
     assert not (run / "report.html").exists()
 
 
 def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError) as caught:
         write_report(tmp_path)
+    assert caught.value.code == "not-a-run"
 
 
 def test_manifest_of_another_shape_is_refused(run: Path) -> None:
     (run / "manifest.json").write_text(json.dumps({"run": "abc"}))
-    with pytest.raises(RunError, match="cannot be understood"):
+    with pytest.raises(RunError) as caught:
         write_report(run)
+    assert caught.value.code == "run-not-understood"
 
 
 def test_moved_data_leaves_a_sentence(run: Path) -> None:

@@ -68,36 +68,43 @@ def test_a_row_may_be_another_method(flkd: Experiment, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("options", "says", "where"),
+    ("options", "code", "names", "where"),
     [
-        ({"method": "fedavg"}, "has no ablation table", "--method"),
-        ({"method": "fedavg"}, "flkd", "--method"),
-        ({"method": "flkdd"}, "did you mean 'flkd'", "method.name"),
-        ({"rows": "bothh"}, "did you mean 'both'", "--rows"),
-        ({"rows": "bothh"}, "no KD, global KD, local KD, both", "--rows"),
-        ({"rows": " , "}, "No row is named", "--rows"),
-        ({"rows": "both", "reference": "no KD"}, "no row called 'no KD'", "--reference"),
-        ({"seeds": "x"}, "Seeds", "--seeds"),
+        ({"method": "fedavg"}, "no-ablation-table", "flkd", "--method"),
+        ({"rows": "bothh"}, "unknown-row", "'both'", "--rows"),
+        ({"rows": "bothh"}, "unknown-row", "no KD, global KD, local KD, both", "--rows"),
+        ({"rows": " , "}, "no-row", "no KD, global KD, local KD, both", "--rows"),
+        ({"rows": "both", "reference": "no KD"}, "unknown-row", "'no KD'", "--reference"),
+        ({"seeds": "x"}, "seeds-not-understood", "'x'", "--seeds"),
     ],
 )
-def test_what_is_refused(flkd: Experiment, options: dict[str, str], says: str, where: str) -> None:
+def test_what_is_refused(flkd: Experiment, options: dict[str, str], code: str, names: str, where: str) -> None:
     with pytest.raises(ConfigError) as error:
         plan_ablation(flkd, **options)
-    assert says in str(error.value)
+    assert error.value.code == code
+    assert names in str(error.value)
     assert error.value.where == where
+
+
+def test_a_method_that_does_not_exist(flkd: Experiment) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_ablation(flkd, method="flkdd")
+    assert "'flkd'" in error.value.why
+    assert error.value.where == "method.name"
 
 
 def test_a_switch_in_the_experiment_that_makes_rows_equal(tiny: Tiny) -> None:
     """Otherwise two rows would train the same thing for hours and show it as an effect of nothing."""
     experiment = tiny(method={"name": "flkd", "local_weight": 0})
-    with pytest.raises(ConfigError, match="'no KD' and 'local KD' are the same") as error:
+    with pytest.raises(ConfigError) as error:
         plan_ablation(experiment)
-    assert "method section" in error.value.fix
+    assert error.value.code == "same-experiment"
+    assert "'no KD' and 'local KD'" in error.value.what
 
 
 def test_a_setting_that_the_method_does_not_have(flkd: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FLKD, "ablation", (AblationRow("odd", (), {"globl_weight": 0}),))
-    with pytest.raises(ConfigError, match="did you mean 'global_weight'") as error:
+    with pytest.raises(ConfigError, match="'global_weight'") as error:
         plan_ablation(flkd)
     assert "--rows odd" in error.value.where
 

@@ -20,9 +20,9 @@ from panorgan.networks import UNetSettings
 from panorgan.runs import analyze as module
 from panorgan.runs.analysis_files import ALL_SITES, Analysis, PlaceCurvature, read_analysis
 from panorgan.runs.analyze import AnalysisSettings, analyze
-from panorgan.runs.delivered import save_model
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import save_model
+from panorgan.runs.run import Run
 
 QUICK = AnalysisSettings(eigenvalues=2, probes=3, grid=3, batches=2, batch_size=1, places=64)
 LAYERS_ONLY = AnalysisSettings(eigenvalues=0, probes=0, grid=0, batches=1, places=64)
@@ -95,17 +95,17 @@ def test_the_sites_models_before_averaging_are_compared(analysis):
 
 
 def test_what_is_written_is_what_was_found(finished, analysis):
-    run = RunFolder(finished)
+    run = Run(finished)
     assert read_analysis(run) == analysis
-    with (run.analysis_files / "hessian.csv").open() as file:
+    with (run.analysis_folder / "hessian.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["eigenvalue_1"]) for row in rows] == [place.largest for place in analysis.curvature]
-    with (run.analysis_files / "landscape.csv").open() as file:
+    with (run.analysis_folder / "landscape.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 9
     (corner,) = [r for r in rows if r["place"] == "north" and float(r["first"]) == 1 and float(r["second"]) == -1]
     assert float(corner["loss"]) == analysis.landscape.losses["north"][2][0]
-    with (run.analysis_files / "cka.csv").open() as file:
+    with (run.analysis_folder / "cka.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 36
     assert analysis.about["patches_per_site"] == 2
@@ -127,8 +127,8 @@ def test_what_is_left_out_is_empty(again):
     assert found.similarity == ()
     assert all(place.eigenvalues == () and math.isnan(place.trace) for place in found.curvature)
     assert all(math.isfinite(place.loss) for place in found.curvature)
-    assert {path.name for path in RunFolder(again).analysis_files.iterdir()} == {"hessian.csv"}
-    assert math.isnan(read_analysis(RunFolder(again)).curvature[0].trace)
+    assert {path.name for path in Run(again).analysis_folder.iterdir()} == {"hessian.csv"}
+    assert math.isnan(read_analysis(Run(again)).curvature[0].trace)
 
 
 def test_a_run_against_itself_is_the_same_in_every_layer(finished, again):
@@ -144,46 +144,57 @@ def test_networks_of_other_methods_are_compared_as_far_as_they_share_layers(agai
     pair = analyze(again, LAYERS_ONLY, [heads], device="cpu").similarity[0]
     assert pair.layers == ("encoder.0", "encoder.1", "bottleneck", "decoder.0", "decoder.1")
     assert max(pair.same_layer) < 0.95
-    with pytest.raises(RunError, match="no layer in common") as error:
+    with pytest.raises(RunError) as error:
         analyze(again, LAYERS_ONLY, [solo], device="cpu")
+    assert error.value.code == "no-common-layer"
     assert "solo" in error.value.fix
 
 
 def test_models_that_cannot_be_compared_are_refused_before_anything_is_computed(finished, other_model, monkeypatch):
     monkeypatch.setattr(module, "prepare", lambda *_: pytest.fail("too late"))
-    with pytest.raises(RunError, match="layer by layer") as error:
+    with pytest.raises(RunError) as error:
         analyze(finished, LAYERS_ONLY, [other_model(network={"features": [4, 8]})], device="cpu")
-    assert "strides 1×1×1 2×2×2 2×2×2, those of the other 1×1×1 2×2×2" in error.value.why
+    assert error.value.code == "other-levels"
+    assert error.value.why.count("1×1×1 2×2×2 2×2×2") == 1
+    assert error.value.why.count("1×1×1 2×2×2") == 2
     plan = json.loads((finished / "model" / "model.json").read_text())["plan"]
     plan["spacing_mm"] = [6.0, 6.0, 6.0]
-    with pytest.raises(RunError, match="differently prepared"):
+    with pytest.raises(RunError) as caught:
         analyze(finished, LAYERS_ONLY, [other_model(plan=plan)], device="cpu")
-    with pytest.raises(ConfigError, match="named twice"):
+    assert caught.value.code == "other-plan"
+    with pytest.raises(ConfigError) as caught:
         analyze(finished, LAYERS_ONLY, [finished, finished], device="cpu")
-    with pytest.raises(RunError, match="There is no model here"):
+    assert caught.value.code == "run-named-twice"
+    with pytest.raises(RunError) as caught:
         analyze(finished, LAYERS_ONLY, [finished.parent], device="cpu")
+    assert caught.value.code == "no-model"
 
 
 def test_an_unfinished_run_is_refused(again, tmp_path):
     (again / "metrics.csv").unlink()
-    with pytest.raises(RunError, match="not finished") as error:
+    with pytest.raises(RunError) as error:
         analyze(again, QUICK, device="cpu")
+    assert error.value.code == "run-not-finished"
     assert "--resume" in error.value.fix
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError) as caught:
         analyze(tmp_path, QUICK, device="cpu")
+    assert caught.value.code == "not-a-run"
 
 
 def test_a_landscape_without_a_middle_is_refused(finished):
-    with pytest.raises(ConfigError, match="even number of points, 4") as error:
+    with pytest.raises(ConfigError) as error:
         analyze(finished, AnalysisSettings(grid=4), device="cpu")
-    assert "Use 5" in error.value.fix
+    assert error.value.code == "grid-even"
+    assert "4" in error.value.what
+    assert "5" in error.value.fix
 
 
 def test_without_validation_cases_the_training_cases_are_offered(tiny, tmp_path):
     folder = tmp_path / "run"
     train(tiny(training={"rounds": 1}, splits={"validation": 0}), folder)
-    with pytest.raises(DataError, match="no validation cases") as error:
+    with pytest.raises(DataError) as error:
         analyze(folder, LAYERS_ONLY, device="cpu")
+    assert error.value.code == "split-empty"
     assert "--split train" in error.value.fix
     trained = analyze(folder, LAYERS_ONLY.model_copy(update={"split": "train"}), device="cpu")
     assert math.isfinite(trained.curvature[0].loss)
@@ -205,18 +216,20 @@ def test_not_enough_memory_names_a_way_out(finished, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
 
     monkeypatch.setattr(module, "_curvature", runs_out)
-    with pytest.raises(RunError, match="not enough memory") as error:
+    with pytest.raises(RunError) as error:
         analyze(finished, LAYERS_ONLY, device="cpu")
+    assert error.value.code == "out-of-memory"
     assert "--batch-size 1" in error.value.fix
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    run = RunFolder(tmp_path)
+    run = Run(tmp_path)
     assert read_analysis(run) is None
     for text in ("{", "{}", '{"about": {}, "curvature": [{}], "landscape": null, "similarity": []}'):
-        run.analysis.write_text(text)
-        with pytest.raises(RunError, match="cannot be read") as error:
+        run.analysis_file.write_text(text)
+        with pytest.raises(RunError) as error:
             read_analysis(run)
+        assert error.value.code == "analysis-damaged"
         assert "panorgan analyze" in error.value.fix
 
 

@@ -30,6 +30,7 @@ def test_what_is_no_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ConfigError) as caught:
         cache_limit()
+    assert caught.value.code == "cache-limit"
     assert caught.value.fix
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ from pretend_runs import begin, finish, unwatched
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.events import Event, Listener
-from panorgan.runs import compare
+from panorgan.runs import compare, train_comparison
 from panorgan.runs.compare import (
+    Failure,
     Plan,
     Planned,
     check_comparison,
@@ -24,7 +26,8 @@ from panorgan.runs.compare import (
     plan_comparison,
     run_missing,
 )
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
+from panorgan.runs.train_comparison import ComparisonObserver
 
 Tiny = Callable[..., Experiment]
 
@@ -53,37 +56,52 @@ def test_settings_go_where_they_belong(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "says"),
+    ("methods", "code", "names"),
     [
-        ("fedavg,fedproxy", "did you mean 'fedprox'"),
-        ("fedprox+wieghting=uniform", "did you mean 'weighting'"),
-        ("fedavg+training.roundz=3", "did you mean 'rounds'"),
-        ("fedavg,fedavg", "Two methods are called 'fedavg'"),
-        ("fedavg,fedprox+mu=0.01,x=fedprox", "'fedprox+mu=0.01' and 'x' are the same"),
-        ("multihead,multihead+network.organs=heads", "are the same"),  # it has heads, said or not
-        ("multihead,multihead+network.organs=channels", "are the same"),
-        ("multihead,multihead+network.organs=decoders", "multihead cannot use a network with organs: decoders"),
-        ("segviz,segviz+network.organs=heads", "Leave network.organs out"),
-        ("a=fedavg,A=solo", "share a folder"),
-        ("fedprox+mu", "name=value"),
-        ("a/b=fedavg", "cannot be written"),
-        ("x=", "cannot be written"),
-        ("fedprox+mu=[1", "not valid YAML"),
-        (" , ", "No method"),
+        ("fedavg,fedavg", "same-folder", ("'fedavg'",)),
+        ("a=fedavg,A=solo", "same-folder", ("'a'", "'A'")),
+        ("fedavg,fedprox+mu=0.01,x=fedprox", "same-experiment", ("'fedprox+mu=0.01'", "'x'")),
+        ("multihead,multihead+network.organs=heads", "same-experiment", ()),  # it has heads, said or not
+        ("multihead,multihead+network.organs=channels", "same-experiment", ()),
+        ("fedprox+mu", "setting-not-understood", ("'mu'",)),
+        ("a/b=fedavg", "method-not-understood", ("'a/b=fedavg'",)),
+        ("x=", "method-not-understood", ("'x='",)),
+        ("fedprox+mu=[1", "invalid-yaml", ("'[1'",)),
+        (" , ", "no-method", ()),
     ],
 )
-def test_what_is_refused(tiny: Tiny, tmp_path: Path, methods: str, says: str) -> None:
+def test_what_is_refused(tiny: Tiny, tmp_path: Path, methods: str, code: str, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as error:
         plan_comparison(tiny(), methods, "0", folder=tmp_path / "new")
-    assert says in str(error.value)
+    assert error.value.code == code
+    assert all(name in error.value.what for name in names)
+    assert "--methods" in error.value.where
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "hint"),
+    [
+        ("fedavg,fedproxy", "'fedprox'"),
+        ("fedprox+wieghting=uniform", "'weighting'"),
+        ("fedavg+training.roundz=3", "'rounds'"),
+        ("multihead,multihead+network.organs=decoders", "organs: decoders"),
+        ("segviz,segviz+network.organs=heads", "network.organs"),
+    ],
+)
+def test_settings_that_a_method_does_not_take(tiny: Tiny, tmp_path: Path, methods: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_comparison(tiny(), methods, "0", folder=tmp_path / "new")
+    assert hint in str(error.value)
     assert "--methods" in error.value.where
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("seeds", ["", "0,x", "-1", "1,1", "0,01,1", "1.5"])
 def test_seeds_that_are_none(seeds: str) -> None:
-    with pytest.raises(ConfigError, match="Seeds"):
+    with pytest.raises(ConfigError) as caught:
         parse_seeds(seeds)
+    assert caught.value.code == "seeds-not-understood"
 
 
 def test_the_plan(tiny: Tiny) -> None:
@@ -95,9 +113,10 @@ def test_the_plan(tiny: Tiny) -> None:
     assert (first.seed, last.seed) == (1, 0)
     assert first.phantom == last.phantom  # other seeds, the same patients
     assert plan_comparison(tiny(), "solo,central_full", "0").reference == "solo"
-    with pytest.raises(ConfigError, match="not among the methods") as error:
+    with pytest.raises(ConfigError) as error:
         plan_comparison(tiny(), "solo,fedavg", "0", "fedavgg")
-    assert "did you mean 'fedavg'" in error.value.why
+    assert error.value.code == "unknown-reference"
+    assert "'fedavg'" in error.value.why
 
 
 @pytest.fixture
@@ -107,9 +126,9 @@ def plan(tiny: Tiny, tmp_path: Path) -> Plan:
 
 def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(plan.runs[0])
-    asked: list[tuple[str, RunFolder | None]] = []
+    asked: list[tuple[str, Run | None]] = []
 
-    def train(experiment: Experiment, folder: Path, resume: bool, *_: Any, beside: RunFolder | None = None) -> None:
+    def train(experiment: Experiment, folder: Path, resume: bool, *_: Any, beside: Run | None = None) -> None:
         assert resume
         run = next(run for run in plan.runs if run.folder.path == folder)
         asked.append((run.title, beside))
@@ -132,15 +151,19 @@ def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("raised", "says", "fix"),
+    ("raised", "code", "name"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"), "OutOfMemoryError: CUDA out", "memory"),
-        (KeyError("liver"), "KeyError: 'liver'", "Mend the cause"),
-        (AssertionError(), "AssertionError.", "same command again"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"),
+            "out-of-memory",
+            "OutOfMemoryError: CUDA out",
+        ),
+        (KeyError("liver"), "unexpected-error", "KeyError: 'liver'"),
+        (AssertionError(), "unexpected-error", "AssertionError."),
     ],
 )
 def test_a_crash_does_not_lose_the_others_either(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, raised: Exception, says: str, fix: str
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, raised: Exception, code: str, name: str
 ) -> None:
     asked: list[str] = []
 
@@ -154,9 +177,10 @@ def test_a_crash_does_not_lose_the_others_either(
     assert len(asked) == 6
     assert failure.run is plan.runs[0]
     assert isinstance(failure.error, RunError)
-    assert failure.error.what.startswith(says)
+    assert failure.error.code == code
+    assert failure.error.what.startswith(name)
     assert "\n" not in failure.error.what
-    assert fix in failure.error.fix
+    assert failure.error.fix
     assert failure.error.__traceback__ is None  # it would keep the tensors of the run alive
     told = plan.runs[0].traceback.read_text()
     assert str(plan.runs[0].traceback) in failure.error.where
@@ -205,8 +229,10 @@ def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: Plan) -> No
         wished = tiny(hardware={"threads": threads})
         again = plan_comparison(wished, "solo,fedavg,fedprox", "0,1", folder=plan.folder)
         if refused:
-            with pytest.raises(RunError, match=r"begun with 3 CPU threads, hardware\.threads now says 2"):
+            with pytest.raises(RunError) as caught:
                 check_comparison(again)
+            assert caught.value.code == "other-threads"
+            assert {"3", "2"} <= set(re.findall(r"\d+", caught.value.what))
         else:
             check_comparison(again)
 
@@ -214,22 +240,26 @@ def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: Plan) -> No
 def test_other_test_cases_are_named(plan: Plan) -> None:
     for run in plan.runs:
         finish(run, test_fingerprint="other" if run.title == "fedprox · seed 1" else f"of seed {run.seed}")
-    with pytest.raises(RunError, match="not scored on the same cases as the others: fedprox · seed 1"):
+    with pytest.raises(RunError) as caught:
         check_comparison(plan)
+    assert caught.value.code == "other-test-cases"
+    assert "fedprox · seed 1" in caught.value.what
 
 
 def test_another_experiment_in_a_folder_is_refused(plan: Plan, tiny: Tiny) -> None:
     finish(plan.runs[1])
     longer = plan_comparison(tiny(training={"rounds": 9}), "solo,fedavg", "0", folder=plan.folder)
-    with pytest.raises(RunError, match="another experiment") as error:
+    with pytest.raises(RunError) as error:
         check_comparison(longer)
+    assert error.value.code == "other-experiment"
     assert "training.rounds" in error.value.why
 
 
 def test_the_folder_of_a_single_run_is_refused(plan: Plan, tiny: Tiny) -> None:
     finish(plan.runs[0])
-    with pytest.raises(RunError, match="folder of a single run") as error:
+    with pytest.raises(RunError) as error:
         plan_comparison(tiny(), "solo,fedavg", "0", folder=plan.runs[0].folder.path)
+    assert error.value.code == "folder-is-a-run"
     assert error.value.fix
 
 
@@ -249,3 +279,37 @@ def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch
     run_missing(plan, watch)
     assert told[0] == ("fedavg · seed 0", 2, 6)
     assert told[-1] == ("fedprox · seed 1", 6, 6)
+
+
+def test_an_observer_hears_how_the_runs_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Observer(ComparisonObserver):
+        @contextmanager
+        def begin(self, plan: Plan, at_once: int) -> Iterator[None]:
+            heard.append(f"{len(plan.missing)} to train, {at_once} at once")
+            yield
+            heard.append("all ended")
+
+        @contextmanager
+        def watch(self, run: Planned, number: int, total: int) -> Iterator[Listener]:
+            heard.append(f"{number} of {total}: {run.title}")
+            yield lambda event: heard.append(event.kind)
+
+        def failed(self, failure: Failure) -> None:
+            heard.append(f"{failure.run.title} failed: {failure.error.code}")
+
+    def train(experiment: Experiment, folder: Path, resume: bool, listeners: Any, *_: Any, **__: Any) -> None:
+        listeners[0](Event("round"))
+        raise RunError("It cannot be done.", code="impossible")
+
+    for run in plan.runs[1:]:
+        finish(run)
+    monkeypatch.setattr(compare, "train", train)
+    monkeypatch.setattr(train_comparison, "check_comparison", lambda *_, **__: None)
+    (failure,) = train_comparison.train_missing(plan, observer=Observer())
+    assert failure.run is plan.runs[0]
+    title = plan.runs[0].title
+    assert heard == ["1 to train, 1 at once", f"1 of 6: {title}", "round", "all ended", f"{title} failed: impossible"]
+    assert train_comparison.train_missing(plan, observer=Observer(), report_only=True) == []
+    assert len(heard) == 5

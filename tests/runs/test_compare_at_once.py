@@ -52,6 +52,7 @@ def test_runs_at_once(tiny: Tiny, tmp_path: Path) -> None:
     assert told[:4] == ["killed started", "fedavg started", "killed failed", "broken started"]
     assert sorted(told[4:]) == ["broken failed", "fedavg finished"]
     assert failures.keys() == {"killed", "broken"}
+    assert failures["killed"].code == "process-killed"
     assert "SIGKILL" in failures["killed"].what
     assert "3 are needed" in failures["broken"].what
     assert all(error.fix for error in failures.values())
@@ -59,7 +60,7 @@ def test_runs_at_once(tiny: Tiny, tmp_path: Path) -> None:
     alone = plan_comparison(experiment, "fedavg", "0", folder=tmp_path / "alone")
     run_missing(alone, unwatched)
     finished = together.runs[1]
-    assert finished.folder.metrics.read_bytes() == alone.runs[0].folder.metrics.read_bytes()
+    assert finished.folder.scores_file.read_bytes() == alone.runs[0].folder.scores_file.read_bytes()
     assert shared_machine(finished.folder)
     assert not shared_machine(alone.runs[0].folder)
 
@@ -81,8 +82,9 @@ def test_a_crash_in_a_child_comes_back_in_words(
     (run,) = plan_comparison(tiny(), "fedavg", "0", folder=tmp_path).runs
     compare_at_once._train_alone(pipe[1], run, 2, None, None)
     error = pipe[0].recv()
-    assert error.what == "OutOfMemoryError: CUDA out of memory."
-    assert "fewer runs --at-once" in error.fix
+    assert error.code == "out-of-memory"
+    assert "OutOfMemoryError" in error.what
+    assert "--at-once" in error.fix
     assert "in train" in run.traceback.read_text()
 
 

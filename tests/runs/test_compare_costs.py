@@ -15,7 +15,7 @@ from panorgan.federation.events import EventLog
 from panorgan.runs.compare import Plan, Planned, plan_comparison
 from panorgan.runs.compare_at_once import shared_machine
 from panorgan.runs.compare_costs import measure_costs, time_inference
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 Tiny = Callable[..., Experiment]
 SITES = {name: {"external": name == "z"} for name in ("a", "b", "z")}
@@ -24,7 +24,7 @@ HARDWARE = {"machine": "x", "device": "cpu", "cores": 8, "threads": 8}
 
 def write_rounds(run: Planned, rounds: list[tuple[str, float]], sites: tuple[str, ...] = ("a", "b")) -> None:
     """A log with (stage, seconds at the sites) per round; every second round is validated with 1000 bytes more."""
-    events = EventLog(run.folder.events)
+    events = EventLog(run.folder.events_file)
     events.record("joined", sites={site: {"train_cases": 3, "annotated": {}} for site in sites})
     for number, (stage, seconds) in enumerate(rounds, start=1):
         facts = {"number": number, "stage": stage, "sites": {site: {} for site in sites}}
@@ -89,18 +89,18 @@ def test_traffic_of_an_older_log(plan: Plan) -> None:
     """It does not tell training and validation apart: the rounds that were not validated speak."""
     for run in plan.runs:
         write_rounds(run, [("train", 1.0)] * (2 if run.entry.label == "solo" else 3))
-        lines = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+        lines = [json.loads(line) for line in run.folder.events_file.read_text().splitlines()]
         for line in lines:
             del line["crc32"]
             line.pop("bytes_training", None)
-        run.folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run.folder.events_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     costs = measure_costs(plan)
     assert costs["fedavg"].bytes_per_round == pytest.approx((150 + 350) / 2)
     assert costs["solo"].bytes_per_round == pytest.approx(150)
     assert costs["solo"].bytes_per_run == pytest.approx(150 + 1250)
 
 
-def mark_as_shared(folder: RunFolder) -> None:
+def mark_as_shared(folder: Run) -> None:
     (folder.path / "shared_machine.json").write_text('{"at_once": 2}')
     assert shared_machine(folder)
 
@@ -125,9 +125,9 @@ def test_times_of_different_machines_are_not_compared(plan: Plan) -> None:
     for run in plan.runs:
         write_rounds(run, [("train", 4.0)] * 2)
         if run.entry.label == "solo":
-            manifest = run.folder.read_manifest()
+            manifest = run.folder.manifest
             manifest["hardware"]["threads"] = 1
-            run.folder.manifest.write_text(json.dumps(manifest))
+            run.folder.manifest_file.write_text(json.dumps(manifest))
     costs = measure_costs(plan)
     assert math.isnan(costs["solo"].step_ratio)
     assert costs["fedprox"].step_ratio == 1.0

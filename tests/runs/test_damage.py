@@ -28,7 +28,7 @@ from panorgan.federation.events import DAMAGED, Event, EventLog
 from panorgan.report.page import describe_happening
 from panorgan.runs.compare_costs import _Rounds
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 DRAWS = 200
 KEEP = {"optimizer": {"learning_rate": 0.01, "keep_state": True}, "validate_every": 1, "local_steps": 1}
@@ -91,9 +91,10 @@ def test_a_report_names_a_damaged_line():
 
 
 def test_a_comparison_refuses_costs_from_a_damaged_log(tmp_path):
-    run = RunFolder(tmp_path)
-    EventLog(run.events).record("round", number=1)
-    run.events.write_text(run.events.read_text().replace('"number": 1', '"number": 3'))
-    with pytest.raises(RunError, match="damaged") as caught:
+    run = Run(tmp_path)
+    EventLog(run.events_file).record("round", number=1)
+    run.events_file.write_text(run.events_file.read_text().replace('"number": 1', '"number": 3'))
+    with pytest.raises(RunError) as caught:
         _Rounds.read(run)
+    assert caught.value.code == "log-damaged"
     assert "line 1" in caught.value.where

@@ -113,4 +113,4 @@ def test_a_simulation_ends_when_its_data_changes_and_goes_on_when_it_is_back(tin
         train(experiment, tmp_path / "run", listeners=(meddle,))
     assert code_of(caught.value) == "data-changed"
     shutil.copy2(backup, label_of(split))
-    assert train(experiment, tmp_path / "run", resume=True).rows
+    assert train(experiment, tmp_path / "run", resume=True).scores

@@ -16,12 +16,12 @@ import torch
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import ConfigError, DataError, PanorganError, RunError
 from panorgan.federation.events import read_events
-from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import evaluate, train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import load_model
 from panorgan.runs.prepare import prepare
-from panorgan.runs.scoring import columns, read_metrics
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import site_settings
+from panorgan.runs.tables import columns, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,9 @@ def test_a_loaded_model_predicts_what_the_run_scored(finished):
     model = load_model(finished, torch.device("cpu"))
     assert model.network.vocabulary.organs == ("liver", "spleen", "kidney_left", "kidney_right")
     assert model.plan.spacing_mm == (12, 12, 12)
-    with pytest.raises(RunError, match="no model"):
+    with pytest.raises(RunError) as caught:
         load_model(finished / "predictions", torch.device("cpu"))
+    assert caught.value.code == "no-model"
 
 
 def test_the_models_own_preset_is_applied_to_what_is_scored(tiny, finished, tmp_path):
@@ -126,7 +127,7 @@ def test_withheld_labels_never_reach_training(tiny):
 def test_a_finished_run_is_not_trained_again(finished, tiny):
     before = (finished / "events.jsonl").read_bytes()
     result = train(tiny(), finished, resume=True)
-    assert result.rows
+    assert result.scores
     assert (finished / "events.jsonl").read_bytes() == before
 
 
@@ -139,8 +140,9 @@ def test_two_processes_never_share_a_run_folder(tiny, tmp_path, monkeypatch):
     def meddle(self) -> None:
         original(self)
         before = sorted(p.name for p in (tmp_path / "run").iterdir())
-        with pytest.raises(RunError, match="Another process") as caught:
+        with pytest.raises(RunError) as caught:
             train(tiny(training={"rounds": 1}), tmp_path / "run", resume=True)
+        assert caught.value.code == "run-busy"
         assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
         turned_away.append(caught.value.fix)
 
@@ -153,18 +155,21 @@ def test_two_processes_never_share_a_run_folder(tiny, tmp_path, monkeypatch):
 def test_a_site_may_have_any_plain_name(tiny, tmp_path, site):
     sites = [{"name": site, "annotated": ["liver"], "cases": 3, "spacing_mm": [12, 12, 12]}]
     experiment = tiny(vocabulary=["liver"], phantom={"sites": sites}, method={"name": "solo"}, training={"rounds": 1})
-    assert train(experiment, tmp_path / "run").rows
+    assert train(experiment, tmp_path / "run").scores
 
 
 def test_a_folder_with_a_run_is_not_overwritten(finished, tiny, tmp_path):
-    with pytest.raises(RunError, match="already lives") as caught:
+    with pytest.raises(RunError) as caught:
         train(tiny(), finished)
+    assert caught.value.code == "run-exists"
     assert "--resume" in caught.value.fix
-    with pytest.raises(RunError, match="another experiment"):
+    with pytest.raises(RunError) as caught:
         train(tiny(seed=3), finished, resume=True)
+    assert caught.value.code == "other-experiment"
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="something else"):
+    with pytest.raises(RunError) as caught:
         train(tiny(), tmp_path)
+    assert caught.value.code == "folder-not-empty"
 
 
 # -- bad input: one clear message with the fix, nothing half-written ------------------------------------------
@@ -191,10 +196,13 @@ def on_folders(tiny_content, sites: dict[str, Any], **changes: Any) -> Experimen
     return parse_experiment({**content, "sites": sites})
 
 
-def refuse(experiment: Experiment, tmp_path: Path, kind: type[PanorganError], match: str) -> PanorganError:
+def refuse(
+    experiment: Experiment, tmp_path: Path, kind: type[PanorganError], match: str | None = None, code: str = ""
+) -> PanorganError:
     folder = tmp_path / "run"
     with pytest.raises(kind, match=match) as caught:
         train(experiment, folder)
+    assert code in ("", caught.value.code)
     assert not folder.exists(), "something was written"
     assert caught.value.fix, "no fix is named"
     return caught.value
@@ -239,14 +247,14 @@ def test_a_missing_label_file(folders, tiny_content, tmp_path):
 def test_a_corrupt_scan(folders, tiny_content, tmp_path):
     for scan in Path(folders["north"]["folder"]).glob("imagesTr/*"):
         scan.write_bytes(scan.read_bytes()[:500])
-    error = refuse(on_folders(tiny_content, folders), tmp_path, DataError, "cannot be read")
+    error = refuse(on_folders(tiny_content, folders), tmp_path, DataError, code="file-unreadable")
     assert "imagesTr" in error.where
 
 
 def test_a_corrupt_test_scan_shows_before_training(folders, tiny_content, tmp_path):
     (scan,) = Path(folders["island"]["folder"]).glob("imagesTr/*")
     scan.write_bytes(scan.read_bytes()[:500])
-    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "cannot be read")
+    refuse(on_folders(tiny_content, folders), tmp_path, DataError, code="file-unreadable")
 
 
 def test_an_empty_folder(folders, tiny_content, tmp_path):
@@ -259,13 +267,13 @@ def test_too_few_patients_for_training(folders, tiny_content, tmp_path):
     scans = sorted(Path(folders["north"]["folder"]).glob("imagesTr/*"))
     for scan in scans[1:]:
         scan.unlink()
-    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "too few patients")
+    refuse(on_folders(tiny_content, folders), tmp_path, DataError, code="too-few-patients")
 
 
 def test_a_site_that_annotates_nothing(folders, tiny_content, tmp_path):
     path = Path(folders["north"]["folder"]) / "dataset.json"
     path.write_text(path.read_text().replace('"liver"', '"gallbladder"'))
-    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, "annotates nothing")
+    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, code="nothing-annotated")
 
 
 def test_an_unknown_organ_in_a_folder(folders, tiny_content, tmp_path):
@@ -283,13 +291,13 @@ def test_an_organ_that_nobody_annotates(tiny, tmp_path):
 def test_only_external_sites(folders, tiny_content, tmp_path):
     for site in folders.values():
         site["external"] = True
-    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, "No site trains")
+    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, code="no-training-site")
 
 
 def test_central_full_without_full_labels(folders, tiny_content, tmp_path):
     del folders["north"]["withheld"]
     experiment = on_folders(tiny_content, folders, method={"name": "central_full"})
-    refuse(experiment, tmp_path, ConfigError, "needs full labels")
+    refuse(experiment, tmp_path, ConfigError, code="full-labels-missing")
 
 
 def test_data_that_changed_under_a_run(folders, tiny_content, tmp_path, monkeypatch):
@@ -304,14 +312,15 @@ def test_data_that_changed_under_a_run(folders, tiny_content, tmp_path, monkeypa
         image = nib.load(path)
         empty = nib.Nifti1Image(np.zeros(image.shape, np.uint8), image.affine)
         nib.save(empty, path)
-    with pytest.raises(RunError, match="data has changed"):
+    with pytest.raises(RunError) as caught:
         train(experiment, tmp_path / "run", resume=True)
+    assert caught.value.code == "data-changed"
 
 
 def test_cuda_asked_for_where_there_is_none(tiny, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    refuse(tiny(hardware={"device": "cuda"}), tmp_path, ConfigError, "No CUDA device")
+    refuse(tiny(hardware={"device": "cuda"}), tmp_path, ConfigError, code="no-cuda")
 
 
 def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
@@ -321,8 +330,9 @@ def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
     site = Path(folders["north"]["folder"])
     for old in (*site.glob("imagesTr/*"), *site.glob("labelsTr/*"), *(tmp_path / "withheld/north").glob("labelsTr/*")):
         old.with_name("extra_" + old.name).write_bytes(old.read_bytes())
-    with pytest.raises(RunError, match="data has changed") as caught:
+    with pytest.raises(RunError) as caught:
         evaluate(tmp_path / "run")
+    assert caught.value.code == "data-changed"
     assert caught.value.fix
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
@@ -330,17 +340,17 @@ def test_evaluate_refuses_data_that_changed(folders, tiny_content, tmp_path):
 def test_a_run_that_was_split_by_an_older_version_says_so(finished, tiny, tmp_path):
     """Its test cases were others: today's may have been trained on."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    manifest = RunFolder(run).read_manifest()
+    manifest = Run(run).manifest
     del manifest["split_rule"]
     manifest["data_fingerprint"] = "0" * 16
     (run / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match="older panorgan version") as caught:
+    with pytest.raises(RunError) as caught:
         evaluate(run)
-    assert "trained on" in caught.value.why
+    assert caught.value.code == "other-split-rule"
 
 
 def test_evaluate_says_when_the_manifest_does_not_fit_this_version(finished, tmp_path):
-    manifest = RunFolder(finished).read_manifest()
+    manifest = Run(finished).manifest
     manifest["experiment"]["training"]["bygone"] = 1
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match="bygone") as caught:

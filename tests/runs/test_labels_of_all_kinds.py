@@ -27,8 +27,8 @@ def test_a_federation_with_every_kind_of_label(tiny, tmp_path, convention, metho
         training={"rounds": 2, "validate_every": 1},
     )
     result = train(experiment, tmp_path / "run")
-    assert {row["organ"] for row in result.rows} == set(VOCABULARY)
-    assert {row["site"] for row in result.rows} == {"a", "b", "c", "d"}
+    assert {row["organ"] for row in result.scores} == set(VOCABULARY)
+    assert {row["site"] for row in result.scores} == {"a", "b", "c", "d"}
 
 
 def test_a_tumour_lies_inside_its_organ_in_the_store(tiny):

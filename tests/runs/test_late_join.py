@@ -14,9 +14,9 @@ from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError
 from panorgan.federation.events import read_events
 from panorgan.report.page import render
-from panorgan.report.record import read_record
 from panorgan.runs.execute import train
 from panorgan.runs.prepare import make_plan, prepare
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import site_settings
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -51,7 +51,7 @@ def finished(content, cache, tmp_path_factory) -> Path:
 def test_the_run_folder_tells_of_the_join(finished):
     kinds = [event.kind for event in read_events(finished / "events.jsonl")]
     assert kinds == ["started", "split", "joined", "round", "round", "late_join", "round", "round", "finished"]
-    record = read_record(finished)
+    record = Run(finished)
     assert {site.name: site.joined_in for site in record.training_sites} == {"north": 1, "south": 3}
     (south,) = [site for site in record.sites if site.name == "south"]
     assert south.labelled_cases["spleen"] == 2

@@ -19,7 +19,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import MethodConfig, ServerRule
 from panorgan.methods.exchange import Federation
 from panorgan.runs.execute import evaluate, train
-from panorgan.runs.scoring import columns, read_metrics
+from panorgan.runs.tables import columns, read_metrics
 
 PLAIN = {"name": "fedavg", "server_step": 1, "organ_parts": "everyone"}
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}

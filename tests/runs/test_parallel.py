@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -15,8 +16,8 @@ def quiet(what: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def bad(where: str, what: str = "A label file holds undeclared label ids: [9].") -> DataError:
-    return DataError(what, where=where, why="because", fix="Do this.")
+def bad(where: str, what: str = "A label file holds undeclared label ids: [9].", code: str = "stray-id") -> DataError:
+    return DataError(what, code=code, where=where, why="because", fix="Do this.")
 
 
 def raiser(error: BaseException):
@@ -54,15 +55,17 @@ def test_one_bad_case_is_told_as_it_is() -> None:
 
 
 def test_several_bad_cases_are_named_in_one_message() -> None:
-    with pytest.raises(DataError, match="undeclared") as caught:
+    with pytest.raises(DataError) as caught:
         InParallel(2, quiet)("x", [raiser(bad("a.nii.gz")), lambda: 1, raiser(bad("b.nii.gz"))])
+    assert caught.value.code == "stray-id"
     assert caught.value.where == "a.nii.gz\nb.nii.gz"
     assert "panorgan doctor" in caught.value.fix
 
 
 def test_different_complaints_are_listed() -> None:
-    error = gathered([bad("a"), bad("b", "A scan file cannot be read.")], total=5)
-    assert error.what == "2 of 5 cases cannot be used."
+    error = gathered([bad("a"), bad("b", "A scan file cannot be read.", "file-unreadable")], total=5)
+    assert error.code == "cases-unusable"
+    assert re.findall(r"\d+", error.what) == ["2", "5"]
     assert error.why.splitlines() == ["A label file holds undeclared label ids: [9].", "A scan file cannot be read."]
 
 

@@ -40,7 +40,7 @@ KILL_POINTS = {
     "halfway through writing a checkpoint": ("halfway", 2, False),
     "best linked, checkpoint not": ("panorgan.federation.checkpoint._link_atomically", 0, False),
     "after a checkpoint, before its event": ("panorgan.federation.coordinator.shutil.rmtree", 1, False),
-    "while the model is delivered": ("panorgan.runs.delivered.write_atomically", 0, True),
+    "while the model is delivered": ("panorgan.runs.model_bundle.write_atomically", 0, True),
     "while test cases are scored": ("panorgan.runs.scoring.score_case", 1, True),
     "before metrics.csv is in place": ("panorgan.runs.execute.write_metrics", 0, False),
 }

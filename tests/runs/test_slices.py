@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from panorgan.methods.registry import methods
-from panorgan.runs.delivered import load_model
 from panorgan.runs.device import choose_device
 from panorgan.runs.execute import train
+from panorgan.runs.model_bundle import load_model
 from panorgan.runs.prepare import prepare
-from panorgan.runs.scoring import predict_labels
 
 SLICES = {"dimensions": 2}
 AXIAL = {"rounds": 2, "validate_every": 1, "sampling": {"patch_size": [16, 16, 1], "batch_size": 4}}
@@ -29,14 +28,14 @@ def check_predictions(run: Path, experiment) -> None:
             volume = case.read_image()
             assert written.shape == volume.voxels.shape
             np.testing.assert_allclose(written.affine, volume.affine, atol=1e-4)
-            np.testing.assert_array_equal(np.asarray(written.dataobj), predict_labels(model, volume))
+            np.testing.assert_array_equal(np.asarray(written.dataobj), model.label_map(volume))
 
 
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_trains_on_slices(tiny, tmp_path, method):
     experiment = tiny(network=SLICES, training=AXIAL, method={"name": method})
     result = train(experiment, tmp_path / "run")
-    assert {row["organ"] for row in result.rows} == set(experiment.vocabulary)
+    assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
     card = json.loads((tmp_path / "run" / "model" / "model.json").read_text())
     assert card["inference"]["patch_size"] == [16, 16, 1]
     check_predictions(tmp_path / "run", experiment)
@@ -55,7 +54,7 @@ def test_a_network_of_slices_learns(tiny, tmp_path):
     training = {"rounds": 30, "local_steps": 4, "validate_every": 10, "optimizer": {"learning_rate": 0.02}}
     training["sampling"] = {"patch_size": [24, 24, 1], "batch_size": 8}
     result = train(tiny(network={**SLICES, "features": [8, 16, 16]}, training=training), tmp_path / "run")
-    liver = [row["dice"] for row in result.rows if row["organ"] == "liver"]
+    liver = [row["dice"] for row in result.scores if row["organ"] == "liver"]
     assert np.mean(liver) > 0.6
 
 

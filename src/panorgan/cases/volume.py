@@ -23,6 +23,7 @@ FINEST_MM = 0.01
 LONGEST_MM = 5000.0
 # How far axes may be from right angles. Resampling takes them for right ones.
 _SHEAR_DEGREES = 0.1
+_ARRAY = "the given array"
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,28 @@ class Volume:
 
 def read_scan(path: Path, slices: Sequence[Path] = ()) -> Volume:
     """Read an image, checked to be finite; `slices` as for `read_volume`."""
-    volume = read_volume(path, slices)
+    return _finite(read_volume(path, slices), path)
+
+
+def scan_from_array(voxels: NDArray[Any], affine: NDArray[Any]) -> Volume:
+    """A scan that is in memory already, held to what a file is held to."""
+    affine = np.asarray(affine, dtype=np.float64)
+    if affine.shape != (4, 4):
+        raise DataError(
+            "The affine of a scan must be a 4×4 matrix from voxel indices to RAS millimetres.",
+            where=_ARRAY,
+            why=f"its shape is {affine.shape}",
+            fix="Pass the affine of the image, such as nibabel's image.affine.",
+            code="bad-affine",
+        )
+    return _finite(_checked(np.asarray(voxels), affine, _ARRAY), _ARRAY)
+
+
+def _finite(volume: Volume, where: Path | str) -> Volume:
     if not np.isfinite(volume.voxels).all():
         raise DataError(
             "A scan holds values that are not finite numbers.",
-            where=str(path),
+            where=str(where),
             fix="Export it again, or replace NaN and infinity by the value of air (-1024 HU for CT).",
             code="not-finite",
         )
@@ -77,6 +95,11 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             fix="The file is damaged or of a kind that is not read. Copy it again from its source, or remove the case.",
             code="file-unreadable",
         ) from error
+    return _checked(voxels, affine, path)
+
+
+def _checked(voxels: NDArray[Any], affine: NDArray[np.float64], path: Path | str) -> Volume:
+    """A volume, or an error where it is not a 3D scan (or one flat slice) with a usable geometry."""
     if not (np.issubdtype(voxels.dtype, np.integer) or np.issubdtype(voxels.dtype, np.floating)):
         raise DataError(
             f"A scan must hold one real number per voxel, this one holds {voxels.dtype}.",
@@ -102,7 +125,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
     return volume
 
 
-def _check_geometry(volume: Volume, path: Path) -> None:
+def _check_geometry(volume: Volume, path: Path | str) -> None:
     """Refuse what would fail, or fill the memory, much later."""
     shape, affine = volume.voxels.shape, volume.affine
     if 0 in shape:

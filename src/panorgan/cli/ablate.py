@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from panorgan.cli.compare import FAILED, metric_tables, print_result, show_ending, summary, train_missing
+from panorgan import load_experiment
+from panorgan.cli.compare import FAILED, ComparisonView, metric_tables, print_result, show_ending, summary
 from panorgan.cli.console import Console
-from panorgan.config import load_experiment
 from panorgan.evaluation.comparison import ALL_ORGANS, FEDERATION, Comparison, Place
 from panorgan.report.ablation import (
     PAPER_NOTE,
@@ -31,6 +31,7 @@ from panorgan.report.comparison_results import ComparisonFiles, Results, compare
 from panorgan.report.comparison_tables import heading, over_seeds
 from panorgan.report.tables import NOTHING, number
 from panorgan.runs.ablate import Ablation, plan_ablation
+from panorgan.runs.train_comparison import train_missing
 
 _GAP = 2
 """Blanks between columns where there is room; else one."""
@@ -57,7 +58,8 @@ def run_ablate(request: AblateRequest) -> int:
     experiment = load_experiment(request.experiment, request.overrides)
     ablation = plan_ablation(experiment, request.method, request.rows, request.seeds, request.reference, request.run)
     console = Console(quiet=request.as_json)
-    failures = train_missing(console, ablation.plan, request.report_only, request.at_once, request.as_json)
+    view = ComparisonView(console, request.as_json)
+    failures = train_missing(ablation.plan, request.at_once, view, report_only=request.report_only)
     results = compare_runs(ablation.plan, failures)
     files = write_ablation(ablation, results)
     if request.as_json:

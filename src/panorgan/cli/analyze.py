@@ -18,7 +18,7 @@ from panorgan.report.analyses import curvature_row, write_figures
 from panorgan.report.tables import number
 from panorgan.runs.analysis_files import Analysis
 from panorgan.runs.analyze import AnalysisSettings, analyze
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 from panorgan.settings import validated
 
 
@@ -35,7 +35,7 @@ class AnalyzeRequest:
 
 def run_analyze(request: AnalyzeRequest) -> None:
     """Analyse, write tables and figures, write the report anew, show the numbers."""
-    settings, run = validated(AnalysisSettings, request.settings, "panorgan analyze"), RunFolder(request.run)
+    settings, run = validated(AnalysisSettings, request.settings, "panorgan analyze"), Run(request.run)
     with watch(f"analysing {request.run}", request.as_json) as listener:
         analysis = analyze(run.path, settings, request.against, request.device, (listener,))
     figures = write_figures(run)
@@ -47,7 +47,7 @@ def run_analyze(request: AnalyzeRequest) -> None:
     console.print(_curvature_table(analysis))
     if analysis.similarity:
         console.print(_similarity_table(analysis))
-    for path in (run.analysis, run.analysis_files, f"Report: {report}"):
+    for path in (run.analysis_file, run.analysis_folder, f"Report: {report}"):
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -75,13 +75,13 @@ def _similarity_table(analysis: Analysis) -> Table:
     return table
 
 
-def _summary(run: RunFolder, analysis: Analysis, figures: Sequence[str], report: Path) -> dict[str, Any]:
+def _summary(run: Run, analysis: Analysis, figures: Sequence[str], report: Path) -> dict[str, Any]:
     """The figures that papers quote, and where the rest lies."""
-    tables = sorted(path.name for path in run.analysis_files.glob("*.csv"))
+    tables = sorted(path.name for path in run.analysis_folder.glob("*.csv"))
     return {
         "run": str(run.path),
-        "analysis": str(run.analysis),
-        "files": [str(run.analysis_files / name) for name in (*tables, *figures)],
+        "analysis": str(run.analysis_file),
+        "files": [str(run.analysis_folder / name) for name in (*tables, *figures)],
         "report": str(report),
         "curvature": {
             place.place: {

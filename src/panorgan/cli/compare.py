@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,16 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from panorgan import ComparisonObserver, compare, load_experiment
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
-from panorgan.config import load_experiment
 from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
 from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener
-from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import wrapped
 from panorgan.report.comparison_metrics import left_out, metric_mean, metrics_shown
-from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
+from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.comparison_tables import (
     mark,
     over_seeds,
@@ -37,8 +36,7 @@ from panorgan.report.comparison_tables import (
 )
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_line
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
-from panorgan.runs.compare_at_once import run_missing_at_once
+from panorgan.runs.compare import Failure, Plan, Planned
 
 FAILED = 2
 _WIDE = 100
@@ -61,40 +59,22 @@ class CompareRequest:
 
 def run_compare(request: CompareRequest) -> int:
     """Train what is missing, compare, show; returns the exit code."""
-    experiment = load_experiment(request.experiment, request.overrides)
-    plan = plan_comparison(experiment, request.methods, request.seeds, request.reference, request.run)
     console = Console(quiet=request.as_json)
-    failures = train_missing(console, plan, request.report_only, request.at_once, request.as_json)
-    results = compare_runs(plan, failures)
-    files = write_comparison(results)
+    results = compare(
+        load_experiment(request.experiment, request.overrides),
+        request.methods,
+        request.seeds,
+        request.run,
+        reference=request.reference,
+        at_once=request.at_once,
+        report_only=request.report_only,
+        observer=ComparisonView(console, request.as_json),
+    )
     if request.as_json:
-        print_result(summary(results, files))
+        print_result(summary(results, results.files))
     else:
-        _show(console, results, files)
-    return FAILED if failures else 0
-
-
-def train_missing(console: Console, plan: Plan, report_only: bool, at_once: int, as_json: bool) -> list[Failure]:
-    """Check a plan and train what is not finished, `at_once` runs at a time; tells what fails and returns it."""
-    check_comparison(plan, data=not report_only)
-    if report_only:
-        return []
-    if plan.finished:
-        console.print(f"{len(plan.finished)} of {len(plan.runs)} runs are finished already.", highlight=False)
-
-    def watch_run(run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
-        return watch(f"run {number} of {total} · {run.title}", as_json)
-
-    if at_once > 1:
-        console.print(f"{len(plan.missing)} runs, {at_once} at once", highlight=False)
-        with AtOnceView(console, plan, as_json) as view:
-            failures = run_missing_at_once(plan, at_once, view.started, view.ended)
-    else:
-        failures = run_missing(plan, watch_run)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    for failure in failures:
-        errors.print(f"{failure.run.title} failed: {failure.error}")
-    return failures
+        _show(console, results, results.files)
+    return FAILED if results.failures else 0
 
 
 def print_result(content: dict[str, Any]) -> None:
@@ -102,23 +82,43 @@ def print_result(content: dict[str, Any]) -> None:
     print(json.dumps({"result": content}, allow_nan=False), flush=True)
 
 
-class AtOnceView:
-    """Which runs are under way, as a line that stays at the bottom of a terminal; what has ended, line by line."""
+class ComparisonView(ComparisonObserver):
+    """Shows how a comparison goes on.
 
-    def __init__(self, console: Console, plan: Plan, as_json: bool) -> None:
+    Run by run a live view. Of several at once, which are under way, as a line that stays at the bottom of a terminal,
+    and what has ended, line by line.
+    """
+
+    def __init__(self, console: Console, as_json: bool) -> None:
         self._console, self._as_json = console, as_json
-        self._done, self._total = len(plan.finished), len(plan.runs)
+        self._done = self._total = 0
         self._under_way: list[str] = []
         self._live = console.is_terminal and not as_json
         self._status = console.status("preparing cases")
 
-    def __enter__(self) -> AtOnceView:
-        if self._live:
-            self._status.start()
-        return self
+    @contextmanager
+    def begin(self, plan: Plan, at_once: int) -> Iterator[None]:
+        """Say how much there is to do; the line at the bottom stays until all is done."""
+        self._done, self._total = len(plan.finished), len(plan.runs)
+        if plan.finished:
+            self._console.print(f"{self._done} of {self._total} runs are finished already.", highlight=False)
+        if at_once > 1:
+            self._console.print(f"{len(plan.missing)} runs, {at_once} at once", highlight=False)
+            if self._live:
+                self._status.start()
+        try:
+            yield
+        finally:
+            self._status.stop()
 
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
+    def watch(self, run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
+        """The view of a single run."""
+        return watch(f"run {number} of {total} · {run.title}", self._as_json)
+
+    def failed(self, failure: Failure) -> None:
+        """Why, on standard error."""
+        errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        errors.print(f"{failure.run.title} failed: {failure.error}")
 
     def started(self, run: Planned) -> None:
         """A run is under way."""
@@ -166,7 +166,7 @@ def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
         "files": [str(path) for path in files.all],
         "reference": results.plan.reference,
         "missing": results.missing,
-        "delivered": {label: [delivered_as_json(r) for r in some] for label, some in results.records.items()},
+        "delivered": {label: [delivered_as_json(r) for r in some] for label, some in results.runs.items()},
         "methods": methods,
     }
 
@@ -193,8 +193,8 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
         markup=False,
         highlight=False,
     )
-    console.print(delivered_line(results.records), style="dim", markup=False, highlight=False)
-    for text in delivered_early(results.records):
+    console.print(delivered_line(results.runs), style="dim", markup=False, highlight=False)
+    for text in delivered_early(results.runs):
         console.print(Text(text, style="yellow"))
     for text in results.missing:
         console.print(Text(f"Not finished: {text}", style="yellow"))

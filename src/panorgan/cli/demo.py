@@ -11,13 +11,11 @@ from typing import Any
 import yaml
 from rich.table import Table
 
+from panorgan import Experiment, load_experiment, train, write_report
 from panorgan.cli.console import Console
-from panorgan.cli.training import in_words
+from panorgan.cli.train import in_words
 from panorgan.cli.view import watch
-from panorgan.config import Experiment, parse_experiment
 from panorgan.evaluation.statistics import organ_site_table
-from panorgan.report import write_report
-from panorgan.runs.execute import train
 
 FEDERATED, NAIVE = "fedavg", "central_naive"
 
@@ -26,7 +24,7 @@ def demo_experiment(seed: int) -> Experiment:
     """The built-in phantom experiment (the same file as examples/phantom.yaml)."""
     text = (resources.files("panorgan.cli") / "demo.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
-    return parse_experiment({**content, "seed": seed, "phantom": {**content["phantom"], "seed": seed}}, "demo")
+    return load_experiment(content, {"seed": seed, "phantom.seed": seed})
 
 
 def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
@@ -37,13 +35,13 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
     console.print("Three hospitals label different organs. No image leaves its hospital.", style="bold")
     for name, organs in owners.items():
         console.print(f"  {name:<8}{'labels ' + ', '.join(sorted(organs)) if organs else 'external: never trained on'}")
-    rows = {}
+    rows: dict[str, Sequence[dict[str, Any]]] = {}
     reports = {}
     for method in (FEDERATED, NAIVE):
         with watch(f"demo · {method}", as_json) as listener:
-            result = train(experiment.with_method(method), folder / method, resume, (listener,))
-        rows[method] = result.rows
-        reports[method] = write_report(folder / method)
+            run = train(experiment.with_method(method), folder / method, resume, (listener,))
+        rows[method] = run.scores
+        reports[method] = write_report(run)
     comparison = compare(rows, owners)
     if as_json:
         print(json.dumps({"result": comparison, "report": str(reports[FEDERATED])}), flush=True)
@@ -56,7 +54,7 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
     console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True, markup=False, highlight=False)
 
 
-def compare(rows: dict[str, list[dict[str, Any]]], owners: dict[str, set[str]]) -> dict[str, Any]:
+def compare(rows: dict[str, Sequence[dict[str, Any]]], owners: dict[str, set[str]]) -> dict[str, Any]:
     """Mean Dice per organ and method, at sites that label the organ and at sites that do not."""
 
     def mean(chosen: Sequence[dict[str, Any]]) -> float | None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from panorgan.cases.doctor import Checkup, Finding, Severity, Source
+import panorgan
+from panorgan.cases.doctor import Checkup, Severity
 from panorgan.cli.console import Console, say
 from panorgan.errors import DataError
 
 CLEAN, WARNED, FAILED = 0, 1, DataError.exit_code
 PAGE = Path("doctor.html")
-_EXPERIMENT_ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,15 @@ class DoctorRequest:
 
 def run_doctor(request: DoctorRequest) -> int:
     """Check everything, tell it, and return the exit code."""
-    from panorgan.cases.doctor.examine import examine
     from panorgan.cases.doctor.headers import check_place, fix_headers
     from panorgan.cli import doctor_view
+    from panorgan.runs.doctor import find_sources
 
     page = _page_path(request.html)
     with reading() as show:
-        sources = find_sources(request.paths, request.layout, show)
-        if request.fix_headers is not None:
-            check_place(request.fix_headers, sources)
-        checkup = examine(sources, request.workers, lambda done, total: show("reading cases", done, total))
-        if checkup.worst != Severity.error:  # else the errors in the data say more
-            checkup = replace(checkup, findings=(*_refusals(request.paths), *checkup.findings))
+        if request.fix_headers is not None:  # before the long reading, and not after it
+            check_place(request.fix_headers, find_sources(request.paths, request.layout, show))
+        checkup = panorgan.doctor(*request.paths, layout=request.layout, workers=request.workers, on_progress=show)
         fixed = None
         if request.fix_headers is not None:
             fixed = fix_headers(checkup, request.fix_headers, lambda done, total: show("writing files", done, total))
@@ -68,65 +65,6 @@ def exit_code(checkup: Checkup, strict: bool) -> int:
     if checkup.worst == Severity.error:
         return FAILED
     return WARNED if strict else CLEAN
-
-
-def find_sources(
-    paths: Sequence[Path], layout: str = "auto", on_progress: Callable[[str, int, int], None] | None = None
-) -> tuple[Source, ...]:
-    """What the paths hold: data folders, tables of cases, and all sites of experiment files."""
-    found: list[Source] = []
-    for path in paths:
-        if not path.exists():
-            raise DataError(
-                "There is no such file or folder.", code="path-missing", where=str(path), fix="Check the path."
-            )
-        if path.is_file() and path.suffix in _EXPERIMENT_ENDINGS:
-            from panorgan.config import load_experiment
-            from panorgan.runs.sources import sources_of
-
-            found += sources_of(load_experiment(path), progress=on_progress)
-        elif path.is_dir() or path.suffix == ".csv":
-            found.append(folder_source(path, layout))
-        else:
-            raise DataError(
-                "This is not something the doctor can look at.",
-                code="not-examinable",
-                where=str(path),
-                why="it takes a data folder, a table of cases (.csv) or an experiment file (.yaml)",
-                fix="Give the folder that holds the scans and labels.",
-            )
-    return told_apart(found)
-
-
-def _refusals(paths: Sequence[Path]) -> Iterator[Finding]:
-    """What training would refuse although every folder is fine: an organ that nobody labels, a misspelled case."""
-    for path in paths:
-        if path.is_file() and path.suffix in _EXPERIMENT_ENDINGS:
-            from panorgan.config import load_experiment
-            from panorgan.runs.sources import refusal_of
-
-            if refusal := refusal_of(load_experiment(path)):
-                yield refusal
-
-
-def folder_source(path: Path, layout: str = "auto") -> Source:
-    """A data folder, or the CSV file that lists its cases, named after the folder."""
-    place = path.resolve()
-    return Source(site=(place.parent if place.suffix == ".csv" else place).name or "data", folder=path, layout=layout)
-
-
-def told_apart(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The same sources under different names: a name that is taken gets a number, `liver`, `liver-2`."""
-    taken: set[str] = set()
-    found = []
-    for source in sources:
-        name, number = source.site, 1
-        while name in taken:
-            number += 1
-            name = f"{source.site}-{number}"
-        taken.add(name)
-        found.append(replace(source, site=name))
-    return tuple(found)
 
 
 def _page_path(html: Path | None) -> Path | None:

@@ -21,7 +21,7 @@ from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.status import FederationStatus, read_status, status_of
 from panorgan.federation.events import Event, Listener
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 _LOOK_SECONDS = 1.0
 _ENDED = ("finished", "failed", "stopped")
@@ -110,7 +110,7 @@ def _follow_json(kit: ServerKit) -> str:
 
 def _follow_lines(kit: ServerKit, status: FederationStatus) -> str:
     """The picture once, then a line per event and per change of state."""
-    tail = EventsTail(RunFolder(kit.run(load_coordinator_file(kit))).events)
+    tail = EventsTail(Run(kit.run(load_coordinator_file(kit))).events_file)
     federation_view.show(Console(), status)
     state = status.state
     while status.state not in _ENDED:
@@ -199,7 +199,7 @@ def _now() -> str:
 
 def score_and_show(kit: SiteKit, as_json: bool) -> None:
     """Score the delivered model at a site."""
-    from panorgan.cli.training import score_table
+    from panorgan.cli.train import score_table
     from panorgan.deployment.score import score_site
 
     with reading() as show:

@@ -14,7 +14,8 @@ import typer
 import panorgan
 from panorgan.cli.console import Console, say
 from panorgan.cli.federation import app as federation_app
-from panorgan.cli.listing import print_methods, print_organs
+from panorgan.cli.methods import print_methods
+from panorgan.cli.organs import print_organs
 from panorgan.errors import PanorganError
 
 # On a shared machine, CPU threads that spin long while they wait slow each other down many times over. A short spin
@@ -166,7 +167,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
-    from panorgan.cli.training import train_and_report
+    from panorgan.cli.train import train_and_report
 
     others = [method.strip() for method in beside.split(",") if method.strip()]
     train_and_report(experiment, run, resume, overrides or [], others, as_json)
@@ -249,7 +250,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Measure the sites' scans and show the plan that training would follow; trains nothing."""
-    from panorgan.cli.planning import show_plan
+    from panorgan.cli.plan import show_plan
 
     show_plan(experiment, overrides or [], as_json)
 
@@ -272,7 +273,7 @@ def phantom(
 @app.command()
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
     """Score the model of a finished run again and rewrite metrics.csv."""
-    from panorgan.cli.training import evaluate_run
+    from panorgan.cli.evaluate import evaluate_run
 
     evaluate_run(run, as_json)
 
@@ -289,7 +290,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Segment scans: a label map on each scan's own grid, organ names in a JSON file beside it."""
-    from panorgan.cli.prediction import predict_scans
+    from panorgan.cli.predict import predict_scans
 
     predict_scans(model, scans, out, device, as_json)
 
@@ -343,9 +344,7 @@ def analyze(
 @app.command()
 def report(run: RunPath, as_json: AsJson = False) -> None:
     """Write report.html for a finished run."""
-    from panorgan.report import write_report
-
-    path = write_report(run)
+    path = panorgan.write_report(run)
     say(json.dumps({"report": str(path)}) if as_json else f"Report: {path}")
 
 

@@ -26,9 +26,9 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
-from panorgan.runs.deliver import deliver
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
+from panorgan.runs.model_bundle import deliver
+from panorgan.runs.run import Run
 from panorgan.runs.tensorboard import tensorboard_listener
 
 
@@ -82,13 +82,13 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
 def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport, job: str) -> None:
     """The next rounds of the run, and after the last one the model."""
     agreement = load_agreed(kit, settings.experiment_fingerprint)
-    run, control = RunFolder(kit.run(settings)), Control(kit.control(settings))
+    run, control = Run(kit.run(settings)), Control(kit.control(settings))
     run.path.mkdir(parents=True, exist_ok=True)
     with only_one_process(run.path, wait=ORPHANS_END_WITHIN):
         resumed = run.started
         manifest = _manifest(run, agreement, settings)
-        mend_tail(run.events)
-        events = EventLog(run.events, (JobNews(control.job), tensorboard_listener(run.tensorboard)))
+        mend_tail(run.events_file)
+        events = EventLog(run.events_file, (JobNews(control.job), tensorboard_listener(run.tensorboard_folder)))
         events.record("resumed" if resumed else "started", run=manifest["run"], job=job)
         coordinator = Coordinator(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
         coordinator.run(settings.rounds.per_segment, control.should_end)
@@ -119,10 +119,10 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
     )
 
 
-def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -> dict[str, Any]:
+def _manifest(run: Run, agreement: Agreement, settings: CoordinatorFile) -> dict[str, Any]:
     """What this run is; written once."""
     if run.started:
-        manifest = run.read_manifest()
+        manifest = run.manifest
         if manifest["fingerprint"] != agreement.fingerprint():
             raise RunError(
                 "The run in this folder is another experiment.",
@@ -140,11 +140,11 @@ def _manifest(run: RunFolder, agreement: Agreement, settings: CoordinatorFile) -
         "fingerprint": agreement.fingerprint(),
         "versions": versions_here(),
     }
-    write_atomically(run.manifest, sealed_json(manifest, indent=1), durable=True)
+    write_atomically(run.manifest_file, sealed_json(manifest, indent=1), durable=True)
     return manifest
 
 
-def _finish(run: RunFolder, control: Control, agreement: Agreement, coordinator: Coordinator, events: EventLog) -> None:
+def _finish(run: Run, control: Control, agreement: Agreement, coordinator: Coordinator, events: EventLog) -> None:
     """Write the model, and send it to every site that does not have it yet."""
     assert coordinator.state.plan is not None
     card = deliver(run, agreement, Plan(**coordinator.state.plan), coordinator)

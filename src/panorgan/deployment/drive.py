@@ -31,8 +31,8 @@ from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
+from panorgan.runs.run import Run
 
 _LOOK_EVERY = 1.0
 _GRACE = 20.0
@@ -91,10 +91,10 @@ class Driver:
         self.kit, self._on_event = kit, on_event
         self.settings = load_coordinator_file(kit)
         self.control = Control(kit.control(self.settings))
-        self.run_folder = RunFolder(kit.run(self.settings))
+        self.run_folder = Run(kit.run(self.settings))
         self.min_sites = load_agreement(kit.experiment).training.min_sites
         self._session = open_session(kit.admin, self.settings.coordinator)
-        self._tail = EventsTail(self.run_folder.events)
+        self._tail = EventsTail(self.run_folder.events_file)
         self._state: dict[str, Any] = {
             "segment": int(read_json(self.control.driver).get("segment", 0)),
             "pid": os.getpid(),
@@ -176,7 +176,7 @@ class Driver:
     def _members(self, connected: dict[str, float]) -> dict[str, float]:
         """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
         listed = self.settings.sites.keys()
-        events = EventLog(self.run_folder.events)
+        events = EventLog(self.run_folder.events_file)
         for name, code, why in self._door.new():
             events.record("refused", number=0, site=name, code=code, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):

@@ -22,7 +22,7 @@ from panorgan.deployment.site_status import Driver, Known, SiteStatus, read_job,
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.failures import MEANING
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 RunState = Literal["new", "waiting", "running", "silent", "interrupted", "stopped", "failed", "finished"]
 
@@ -110,7 +110,7 @@ def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
 
 def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> FederationStatus:
     """The same with settings that are read already."""
-    events = list(read_events(RunFolder(kit.run(settings)).events))
+    events = list(read_events(Run(kit.run(settings)).events_file))
     control = Control(kit.control(settings))
     driver = Driver.read(control, now)
     done = _rounds(events)
@@ -119,7 +119,7 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
     ended = any(event.kind == "finished" for event in events)
     state, why, advice = _run_state(kit, driver, bool(events), ended)
     if state == "finished":
-        advice = f"The model is in {RunFolder(kit.run(settings)).model}"
+        advice = f"The model is in {Run(kit.run(settings)).model_folder}"
     job = read_job(control, driver, events, number) if state in ("running", "silent") else {}
     delivered = frozenset(read_json(control.delivered).get("sites", ()))
     name, method, planned = _plan(kit)

@@ -33,7 +33,7 @@ def write_ablation(ablation: Ablation, results: Results) -> ComparisonFiles:
         tables.markdown(results, f"modules of {ablation.method}", markdown_lines(ablation, results)),
         tables.scores_csv(
             results.comparison,
-            lambda label: {**ticks(ablation, label), **delivered_columns(results.records.get(label, ()))},
+            lambda label: {**ticks(ablation, label), **delivered_columns(results.runs.get(label, ()))},
         ),
         as_json(ablation, results),
     )

@@ -17,7 +17,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.report.figures import DASHES, INK, LINE_COLOURS, Picture, dots, draw_chart
 from panorgan.report.tables import NOTHING, number
 from panorgan.runs.analysis_files import ALL_SITES, Analysis, PlaceCurvature, Similarity, read_analysis
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 _LEVELS = 12
 # Light enough for dark text on it everywhere.
@@ -51,7 +51,7 @@ class AnalysisSection:
     heat_maps: dict[str, Picture]
 
 
-def analysis_section(run: RunFolder) -> AnalysisSection | None:
+def analysis_section(run: Run) -> AnalysisSection | None:
     """The section of a run; None where nothing was analysed."""
     analysis = read_analysis(run)
     if analysis is None:
@@ -66,7 +66,7 @@ def analysis_section(run: RunFolder) -> AnalysisSection | None:
     )
 
 
-def write_figures(run: RunFolder) -> list[str]:
+def write_figures(run: Run) -> list[str]:
     """Write every figure as an SVG file beside the tables, and return their names."""
     section = analysis_section(run)
     if section is None:
@@ -78,7 +78,7 @@ def write_figures(run: RunFolder) -> list[str]:
     for name, picture in pictures.items():
         if picture is not None:
             names.append(f"{name}.svg")
-            write_atomically(run.analysis_files / names[-1], base64.b64decode(picture.uri.removeprefix(_PREFIX)))
+            write_atomically(run.analysis_folder / names[-1], base64.b64decode(picture.uri.removeprefix(_PREFIX)))
     return names
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
 from panorgan.report.delivered_rounds import delivered_words
 from panorgan.report.method_words import describe_method
-from panorgan.report.record import RunRecord, read_record, title
-from panorgan.report.tables import heat_colour, number
-from panorgan.runs.folder import RunFolder
-from panorgan.runs.scoring import Row, read_metrics
+from panorgan.report.tables import heat_colour, number, title
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row, read_metrics
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,17 @@ class BesideCell:
     spoken: str
 
 
-def beside_models(record: RunRecord) -> tuple[BesideModel, ...]:
+def beside_models(run: Run) -> tuple[BesideModel, ...]:
     """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
     # A comparison on other cases would be none.
-    tested = record.manifest.get("test_fingerprint")
-    found = record.folder.beside().items()
-    others = {method: run for method, run in found if run.read_manifest().get("test_fingerprint") == tested}
+    tested = run.manifest.get("test_fingerprint")
+    found = run.beside().items()
+    others = {method: other for method, other in found if other.manifest.get("test_fingerprint") == tested}
     if not others:
         return ()
-    models = [_model(record.manifest["experiment"]["method"]["name"], "this run", record.rows, record, True)]
-    for method, folder in others.items():
-        other = read_record(folder.path)
-        models += [*_own_models(other, method), _model(method, _in_words(folder, method), other.rows, other)]
+    models = [_model(run.manifest["experiment"]["method"]["name"], "this run", run.scores, run, is_this_run=True)]
+    for method, other in others.items():
+        models += [*_own_models(other, method), _model(method, _in_words(other, method), other.scores, other)]
     return tuple(models)
 
 
@@ -57,23 +55,22 @@ def beside_rows(models: Sequence[BesideModel], organs: Sequence[str]) -> list[tu
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
 
 
-def _own_models(run: RunRecord, method: str) -> list[BesideModel]:
+def _own_models(run: Run, method: str) -> list[BesideModel]:
     """Every site's own model, where the method kept them."""
-    if not run.folder.own_models.is_file():
+    if not run.own_models_file.is_file():
         return []
-    rows = read_metrics(run.folder.own_models)
-    words = f"{method}: its own data only"
+    rows, words = read_metrics(run.own_models_file), f"{method}: its own data only"
     owners = sorted({row["model"] for row in rows})
     return [_model(f"{o} alone", words, [r for r in rows if r["model"] == o], run) for o in owners]
 
 
-def _in_words(folder: RunFolder, method: str) -> str:
-    if folder.own_models.is_file():
+def _in_words(run: Run, method: str) -> str:
+    if run.own_models_file.is_file():
         return "the sites’ own models together"
     return "all cases in one place" if describe_method(method).pooled else "federated"
 
 
-def _model(name: str, words: str, rows: Sequence[Row], run: RunRecord, is_this_run: bool = False) -> BesideModel:
+def _model(name: str, words: str, rows: Sequence[Row], run: Run, is_this_run: bool = False) -> BesideModel:
     table = organ_site_table([row for row in rows if row["split"] == TEST_SPLIT])
     return BesideModel(name, words, table.organs, table.overall, delivered_words([run]), is_this_run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from panorgan.anatomy import catalogue
 from panorgan.checksums import sealed_json
@@ -20,7 +21,7 @@ from panorgan.report.templates import fill_in
 
 def write_comparison(results: Results) -> ComparisonFiles:
     """Write all files of a comparison into its folder."""
-    scores = tables.scores_csv(results.comparison, lambda label: delivered_columns(results.records.get(label, ())))
+    scores = tables.scores_csv(results.comparison, lambda label: delivered_columns(results.runs.get(label, ())))
     return write_files(results, render(results), tables.markdown(results), scores, tables.as_json(results))
 
 
@@ -39,11 +40,11 @@ def write_files(
     return files
 
 
-def render(results: Results, template: str = "comparison.html.j2", **more: object) -> str:
+def render(results: Results, template: str = "comparison.html.j2", **more: Any) -> str:
     """The page as text; a template that extends the usual one may ask for `more`."""
     plan, comparison = results.plan, results.comparison
     styles = figures.looks(plan.labels, plan.reference)
-    runs = [(label, record) for label, records in results.records.items() for record in records]
+    runs = [(label, run) for label, runs in results.runs.items() for run in runs]
     return fill_in(
         template,
         {**FILTERS, **tables.FILTERS, **metrics.FILTERS},
@@ -55,8 +56,8 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         first=runs[0][1],
         runs=runs,
         heat_scale=heat_scale(),
-        delivered={label: delivered_words(records) for label, records in results.records.items()},
-        delivered_early=delivered_early(results.records),
+        delivered={label: delivered_words(runs) for label, runs in results.runs.items()},
+        delivered_early=delivered_early(results.runs),
         all_organs=ALL_ORGANS,
         summary_places=tables.summary_places(comparison),
         table_places=tables.table_places(comparison),
@@ -67,9 +68,9 @@ def render(results: Results, template: str = "comparison.html.j2", **more: objec
         how=tables.how(results),
         cost_notes=tables.cost_notes(results),
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},
-        curve=figures.mean_curve(results.records, styles),
-        organ_curves=figures.organ_curves(results.records, styles, comparison.organs),
+        curve=figures.mean_curve(results.runs, styles),
+        organ_curves=figures.organ_curves(results.runs, styles, comparison.organs),
         boxes={o: figures.case_boxes(results.scores, styles, o) for o in comparison.organs},
-        created=max(record.manifest["created"] for _, record in runs).replace("T", " ", 1).replace("+0000", " UTC"),
+        created=max(run.manifest["created"] for _, run in runs).replace("T", " ", 1).replace("+0000", " UTC"),
         **more,
     )

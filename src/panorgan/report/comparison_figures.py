@@ -19,8 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from panorgan.evaluation.comparison import Score
 from panorgan.evaluation.statistics import EXTERNAL_SPLIT
 from panorgan.report.figures import DASHES, INK, LINE_COLOURS, MARKERS, QUIET, Picture, dots, draw_chart
-from panorgan.report.record import RoundRecord, RunRecord, title
-from panorgan.report.tables import number
+from panorgan.report.tables import number, title
+from panorgan.runs.run import Run
+from panorgan.runs.run_log import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,20 @@ Curve = dict[int, list[float]]
 """Round → Dice of every seed."""
 
 
-def mean_curve(records: Mapping[str, Sequence[RunRecord]], styles: Mapping[str, Look]) -> Picture | None:
+def mean_curve(runs: Mapping[str, Sequence[Run]], styles: Mapping[str, Look]) -> Picture | None:
     """Mean validation Dice against the round, one line per method; None when nothing was validated."""
-    return _curves(records, styles, "Mean over sites", lambda round_: round_.mean_dice, 2.9)
+    return _curves(runs, styles, "Mean over sites", lambda round_: round_.mean_dice, 2.9)
 
 
 def organ_curves(
-    records: Mapping[str, Sequence[RunRecord]], styles: Mapping[str, Look], organs: Sequence[str]
+    runs: Mapping[str, Sequence[Run]], styles: Mapping[str, Look], organs: Sequence[str]
 ) -> dict[str, Picture]:
     """The same for each organ that two methods validate (or the only one does), unions such as both kidneys last."""
-    validated = {method: _validated(runs) for method, runs in records.items()}
+    validated = {method: _validated(seeds) for method, seeds in runs.items()}
     found = [structure for some in validated.values() for structure in sorted(some)]
     needed = min(2, sum(bool(some) for some in validated.values()))
     shown = [s for s in dict.fromkeys([*organs, *found]) if found.count(s) >= needed > 0]
-    drawn = {organ: _curves(records, styles, title(organ), partial(_organ_dice, organ=organ), 2.9) for organ in shown}
+    drawn = {organ: _curves(runs, styles, title(organ), partial(_organ_dice, organ=organ), 2.9) for organ in shown}
     return {organ: picture for organ, picture in drawn.items() if picture is not None}
 
 
@@ -74,19 +75,19 @@ def _organ_dice(round_: RoundRecord, organ: str) -> float:
     return round_.organ_dice(organ)
 
 
-def _validated(runs: Sequence[RunRecord]) -> set[str]:
+def _validated(runs: Sequence[Run]) -> set[str]:
     rounds = [round_ for run in runs for round_ in run.rounds]
     return {structure for round_ in rounds for own in (round_.validation or {}).values() for structure in own}
 
 
 def _curves(
-    records: Mapping[str, Sequence[RunRecord]],
+    runs: Mapping[str, Sequence[Run]],
     styles: Mapping[str, Look],
     what: str,
     dice: Callable[[RoundRecord], float],
     height: float,
 ) -> Picture | None:
-    curves = {method: _over_seeds(runs, dice) for method, runs in records.items()}
+    curves = {method: _over_seeds(seeds, dice) for method, seeds in runs.items()}
     curves = {method: curve for method, curve in curves.items() if curve}
     if not curves:
         return None
@@ -112,7 +113,7 @@ def _curves(
     return Picture(uri, f"{what}: validation Dice at the end of training: {', '.join(ends)}.")
 
 
-def _over_seeds(runs: Sequence[RunRecord], dice: Callable[[RoundRecord], float]) -> Curve:
+def _over_seeds(runs: Sequence[Run], dice: Callable[[RoundRecord], float]) -> Curve:
     """Rounds that every seed validated, so that a mean never jumps because a seed drops out."""
     found: Curve = {}
     for run in runs:

@@ -11,9 +11,8 @@ from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, Com
 from panorgan.evaluation.metric_means import MetricMean
 from panorgan.evaluation.metrics import METRICS, Metric, Where
 from panorgan.report.comparison_results import Results
-from panorgan.report.record import title
 from panorgan.report.table_text import csv_text, plain, table_lines
-from panorgan.report.tables import NOTHING
+from panorgan.report.tables import NOTHING, title
 
 
 def metrics_shown(results: Results, where: Where = "comparison") -> list[Metric]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from panorgan.checksums import read_json
 from panorgan.errors import RunError
@@ -13,10 +14,10 @@ from panorgan.evaluation.comparison import Comparison, Score, compare_scores, re
 from panorgan.evaluation.forgetting import Forgetting, forgetting
 from panorgan.evaluation.metric_means import Means, compare_means
 from panorgan.evaluation.metrics import METRICS, further_metrics
-from panorgan.report.record import RunRecord, read_record
 from panorgan.runs.compare import Failure, Plan
 from panorgan.runs.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
-from panorgan.runs.scoring import read_metrics
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Table, read_metrics
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,13 @@ class ComparisonFiles:
 class Results:
     """Everything that a comparison tells.
 
-    `records` and `scores` by method, seeds in order. `patients_known` is false when the data was not there to say which
+    `runs` and `scores` by method, seeds in order. `patients_known` is false when the data was not there to say which
     cases are of one patient; every case then counts as a patient of its own. `labelled` are the pairs of a site and an
     organ that it labels itself.
     """
 
     plan: Plan
-    records: Mapping[str, tuple[RunRecord, ...]]
+    runs: Mapping[str, tuple[Run, ...]]
     scores: Mapping[str, tuple[Score, ...]]
     comparison: Comparison
     means: Means
@@ -116,6 +117,11 @@ class Results:
         return (site, organ) in self.labelled
 
     @property
+    def table(self) -> Table:
+        """Every figure: one row per method, organ (`all` for all together) and place, with mean, interval and p."""
+        return Table(figure_rows(self.comparison))
+
+    @property
     def files(self) -> ComparisonFiles:
         """Where it is written."""
         return files_of(self.plan)
@@ -125,6 +131,15 @@ class Results:
         """Runs that are not there, each with the reason if it failed just now."""
         titles = [run.title for run in self.plan.missing]
         return [f"{title}: {self.failures[title]}" if title in self.failures else title for title in titles]
+
+
+def figure_rows(
+    comparison: Comparison, more: Callable[[str], Mapping[str, object]] = lambda _: {}
+) -> Iterator[dict[str, Any]]:
+    """One row per method, organ (`all` for all together) and place; `more` columns may follow that of the method."""
+    for (method, organ, place), figure in comparison.figures.items():
+        where = {"organ": organ or "all", "place": place.kind, "site": place.site}
+        yield {"method": method, **more(method), **where, **asdict(figure)}
 
 
 def files_of(plan: Plan) -> ComparisonFiles:
@@ -137,33 +152,34 @@ def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | Non
     if not plan.finished:
         raise RunError(
             f"Not one run of this {plan.kind.name} is finished.",
+            code="no-finished-run",
             where=str(plan.folder),
             why="; ".join(f"{failure.run.title}: {failure.error.what}" for failure in failures),
             fix=f"Run the {plan.kind.name} (again, without --report-only).",
         )
-    found = [(run, read_record(run.folder.path)) for run in plan.finished]
+    found = [(planned, Run(planned.folder.path)) for planned in plan.finished]  # read anew: they may just have ended
     patients = patients_of(plan, cache)
     scores: dict[str, list[Score]] = {label: [] for label in plan.labels}
 
     def labelled(site: str, organ: str) -> bool:
         # A method that trains on withheld labels says that every site labels everything; the others know better.
-        return all(record.labelled_itself(site, organ) for _, record in found)
+        return all(run.labelled_itself(site, organ) for _, run in found)
 
-    for run, record in found:
-        scores[run.entry.label] += read_scores(record.rows, run.seed, labelled, patients or {})
+    for planned, run in found:
+        scores[planned.entry.label] += read_scores(run.scores, planned.seed, labelled, patients or {})
     scored = {score.organ for some in scores.values() for score in some}
-    organs = [organ for organ in dict.fromkeys(o for _, r in found for o in r.organs) if organ in scored]
-    records = {label: tuple(r for run, r in found if run.entry.label == label) for label in plan.labels}
-    comparison = compare_scores(scores, plan.reference, organs)
+    organs = dict.fromkeys(organ for _, run in found for organ in run.organs if organ in scored)
+    runs = {label: tuple(run for planned, run in found if planned.entry.label == label) for label in plan.labels}
+    comparison = compare_scores(scores, plan.reference, list(organs))
     return Results(
         plan=plan,
-        records=records,
+        runs=runs,
         scores={label: tuple(some) for label, some in scores.items()},
         comparison=comparison,
         means=metric_means(scores, comparison),
         costs=measure_costs(plan),
         inference=time_inference(plan, _known_times(files_of(plan).data), cache),
-        forgetting=_forgetting(records),
+        forgetting=_forgetting(runs),
         failures={failure.run.title: failure.error.what for failure in failures},
         patients_known=patients is not None,
         labelled=frozenset((s.site, s.organ) for some in scores.values() for s in some if s.labelled),
@@ -185,19 +201,19 @@ def _known_times(path: Path) -> InferenceTimes | None:
         return None
 
 
-def _forgetting(records: Mapping[str, Sequence[RunRecord]]) -> dict[str, MethodForgetting]:
+def _forgetting(runs: Mapping[str, Sequence[Run]]) -> dict[str, MethodForgetting]:
     """Per method, means over the seeds whose local models were scored."""
     found = {}
-    for label, runs in records.items():
-        told = [_of_local_models(run) for run in runs if run.folder.local_models.is_file()]
+    for label, seeds in runs.items():
+        told = [_of_local_models(run) for run in seeds if run.local_models_file.is_file()]
         if told:
             found[label] = MethodForgetting.of(told)
     return found
 
 
-def _of_local_models(record: RunRecord) -> Forgetting:
-    owned = {site.name: site.labelled for site in record.training_sites}
-    return forgetting(read_metrics(record.folder.local_models), owned)
+def _of_local_models(run: Run) -> Forgetting:
+    owned = {site.name: site.labelled for site in run.training_sites}
+    return forgetting(read_metrics(run.local_models_file), owned)
 
 
 def _mean(values: Sequence[float]) -> float:

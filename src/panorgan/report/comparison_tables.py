@@ -19,11 +19,10 @@ from panorgan.evaluation.comparison import (
     Place,
 )
 from panorgan.report.comparison_metrics import metric_as_json, metric_markdown, metrics_shown
-from panorgan.report.comparison_results import Results
+from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
-from panorgan.report.record import title
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
-from panorgan.report.tables import NOTHING, heat_colour, number, size
+from panorgan.report.tables import NOTHING, heat_colour, number, size, title
 from panorgan.runs.compare_costs import Cost
 
 PLACE_WORDS = {
@@ -228,9 +227,9 @@ def _summary_lines(results: Results) -> list[str]:
         cells = [_cell(comparison.figure(method, ALL_ORGANS, place)) for place in places]
         difference = "reference" if method == comparison.reference else signed(whole.difference if whole else None)
         p = p_value(whole).removeprefix("p ").removeprefix("= ") or NOTHING
-        delivered = delivered_words(results.records.get(method, ()))
+        delivered = delivered_words(results.runs.get(method, ()))
         rows.append([plain(method), *cells, difference, p, str(whole.seeds if whole else 0), delivered])
-    early = [f"- {plain(text)}" for text in delivered_early(results.records)]
+    early = [f"- {plain(text)}" for text in delivered_early(results.runs)]
     return [*table_lines(header, rows), *(["", "**Delivered early:**", "", *early] if early else [])]
 
 
@@ -314,21 +313,8 @@ def _forgetting_lines(results: Results) -> list[str]:
 
 
 def scores_csv(comparison: Comparison, more: Callable[[str], Mapping[str, object]] = lambda _: {}) -> str:
-    """One line per method, organ (`all` for all together) and place; floats in full precision.
-
-    `more` columns may follow that of the method.
-    """
-    return csv_text(
-        {
-            "method": method,
-            **more(method),
-            "organ": organ or "all",
-            "place": place.kind,
-            "site": place.site,
-            **asdict(figure),
-        }
-        for (method, organ, place), figure in comparison.figures.items()
-    )
+    """The rows of `figure_rows` as lines; floats in full precision."""
+    return csv_text(figure_rows(comparison, more))
 
 
 def costs_csv(results: Results) -> str:
@@ -353,15 +339,15 @@ def as_json(results: Results) -> dict[str, Any]:
         "runs": [
             {
                 "method": label,
-                "seed": record.manifest["experiment"]["seed"],
-                "run": record.manifest["run"],
-                "fingerprint": record.manifest["fingerprint"],
-                "test_fingerprint": record.manifest.get("test_fingerprint"),
-                "hardware": record.manifest["hardware"],
-                **delivered_as_json(record),
+                "seed": run.manifest["experiment"]["seed"],
+                "run": run.manifest["run"],
+                "fingerprint": run.manifest["fingerprint"],
+                "test_fingerprint": run.manifest.get("test_fingerprint"),
+                "hardware": run.manifest["hardware"],
+                **delivered_as_json(run),
             }
-            for label, records in results.records.items()
-            for record in records
+            for label, runs in results.runs.items()
+            for run in runs
         ],
         "missing": results.missing,
         "patients_known": results.patients_known,

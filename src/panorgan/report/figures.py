@@ -20,9 +20,9 @@ from matplotlib.ticker import MaxNLocator
 
 from panorgan.anatomy import catalogue
 from panorgan.evaluation.statistics import EXTERNAL_SPLIT, TEST_SPLIT
-from panorgan.report.record import RunRecord, title
-from panorgan.report.tables import duration, number, plural, size
-from panorgan.runs.scoring import Row
+from panorgan.report.tables import duration, number, plural, size, title
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row
 
 INK, QUIET = "#1c2733", "#8a949e"
 FEDERATION, EXTERNAL = "#2b6c94", "#b0662a"
@@ -72,17 +72,17 @@ class Picture:
     alt: str
 
 
-def loss_curve(record: RunRecord) -> Picture | None:
+def loss_curve(run: Run) -> Picture | None:
     """Training loss of every site against the round; None when no loss was logged."""
-    sites = sorted({site for round_ in record.rounds for site in round_.losses})
+    sites = sorted({site for round_ in run.rounds for site in round_.losses})
     if not sites:
         return None
-    numbers = [round_.number for round_ in record.rounds]
+    numbers = [round_.number for round_ in run.rounds]
     ends: list[str] = []
 
     def draw(axes: Axes) -> None:
         for index, site in enumerate(sites):
-            values = [round_.losses.get(site, math.nan) for round_ in record.rounds]
+            values = [round_.losses.get(site, math.nan) for round_ in run.rounds]
             style = DASHES[index // len(LINE_COLOURS) % len(DASHES)]
             colour = LINE_COLOURS[index % len(LINE_COLOURS)]
             axes.plot(numbers, values, linestyle=style, color=colour, label=site, **dots(values))
@@ -90,19 +90,19 @@ def loss_curve(record: RunRecord) -> Picture | None:
             ends.append(f"{site} from {number(known[0])} to {number(known[-1])}")
         axes.set_ylabel("training loss")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        _finish_rounds(axes, record)
+        _finish_rounds(axes, run)
 
     uri = draw_chart(draw, 3.5, legend_columns=3, entries=len(sites))
     return Picture(uri, f"Training loss over {plural(len(numbers), 'round')}: {'; '.join(ends)}.")
 
 
-def dice_curve(record: RunRecord) -> Picture | None:
+def dice_curve(run: Run) -> Picture | None:
     """Validation Dice per organ and the mean that selects the model; None when nothing was validated."""
-    rounds = [round_ for round_ in record.rounds if not math.isnan(round_.mean_dice)]
+    rounds = [round_ for round_ in run.rounds if not math.isnan(round_.mean_dice)]
     if not rounds:
         return None
     numbers = [round_.number for round_ in rounds]
-    organs = _validated_organs(record)
+    organs = _validated_organs(run)
     means = [round_.mean_dice for round_ in rounds]
 
     def draw(axes: Axes) -> None:
@@ -113,7 +113,7 @@ def dice_curve(record: RunRecord) -> Picture | None:
         axes.plot(numbers, means, color=INK, linewidth=2.6, label="Mean", **dots(means))
         axes.set_ylabel("validation Dice")
         axes.set_ylim(0, 1.02)
-        _finish_rounds(axes, record)
+        _finish_rounds(axes, run)
 
     uri = draw_chart(draw, 3.5, legend_columns=3, entries=len(organs) + 1)
     best = max(range(len(means)), key=lambda i: means[i])
@@ -124,21 +124,21 @@ def dice_curve(record: RunRecord) -> Picture | None:
     return Picture(uri, alt)
 
 
-def dice_boxes(record: RunRecord) -> Picture | None:
+def dice_boxes(run: Run) -> Picture | None:
     """Dice of every case, per organ, within the federation and outside; hollow where the site never labelled it."""
-    if not record.rows:
+    if not run.scores:
         return None
     groups = [(TEST_SPLIT, FEDERATION, "o", 0.2), (EXTERNAL_SPLIT, EXTERNAL, "D", -0.2)]
-    present = [group for group in groups if any(row["split"] == group[0] for row in record.rows)]
+    present = [group for group in groups if any(row["split"] == group[0] for row in run.scores)]
     if len(present) == 1:
         present = [(*present[0][:3], 0.0)]
-    organs = [organ for organ in reversed(record.organs) if any(row["organ"] == organ for row in record.rows)]
+    organs = [organ for organ in reversed(run.organs) if any(row["organ"] == organ for row in run.scores)]
 
     def draw(axes: Axes) -> None:
         for place, organ in enumerate(organs):
             for split, colour, marker, shift in present:
-                rows = [row for row in record.rows if row["organ"] == organ and row["split"] == split]
-                _one_box(axes, record, rows, place + shift, colour, marker)
+                rows = [row for row in run.scores if row["organ"] == organ and row["split"] == split]
+                _one_box(axes, run, rows, place + shift, colour, marker)
         axes.set_yticks(range(len(organs)), [title(organ) for organ in organs])
         axes.set_ylim(-0.6, len(organs) - 0.4)
         axes.set_xlim(-0.02, 1.02)
@@ -148,38 +148,38 @@ def dice_boxes(record: RunRecord) -> Picture | None:
     keys = [_box_key(split, colour, marker) for split, colour, marker, _ in present]
     handles = [key for pair in keys for key in pair]
     uri = draw_chart(draw, 0.8 + 0.56 * len(organs), handles=handles, legend_columns=1, width=5.8)
-    return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(record, organs[::-1])}")
+    return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(run, organs[::-1])}")
 
 
-def time_bars(record: RunRecord) -> Picture | None:
+def time_bars(run: Run) -> Picture | None:
     """Seconds per round, stacked by phase."""
-    if not record.rounds:
+    if not run.rounds:
         return None
-    phases = {p: style for p, style in _PHASES.items() if any(p in r.seconds for r in record.rounds)}
+    phases = {p: style for p, style in _PHASES.items() if any(p in r.seconds for r in run.rounds)}
 
     def draw(axes: Axes) -> None:
-        layers = [[r.seconds.get(phase, 0.0) for r in record.rounds] for phase in phases]
-        _stack(axes, record, layers, list(phases.values()))
+        layers = [[r.seconds.get(phase, 0.0) for r in run.rounds] for phase in phases]
+        _stack(axes, run, layers, list(phases.values()))
         axes.set_ylabel("seconds")
 
-    total = sum(sum(r.seconds.values()) for r in record.rounds) / len(record.rounds)
+    total = sum(sum(r.seconds.values()) for r in run.rounds) / len(run.rounds)
     uri = draw_chart(draw, 3.3, legend_columns=2, entries=len(phases))
     return Picture(uri, f"Time per round by phase; {duration(total)} on average.")
 
 
-def traffic_bars(record: RunRecord) -> Picture | None:
+def traffic_bars(run: Run) -> Picture | None:
     """Megabytes per round in both directions."""
-    if not any(r.bytes_sent or r.bytes_received for r in record.rounds):
+    if not any(r.bytes_sent or r.bytes_received for r in run.rounds):
         return None
 
     def draw(axes: Axes) -> None:
-        sent = [r.bytes_sent / 1e6 for r in record.rounds]
-        received = [r.bytes_received / 1e6 for r in record.rounds]
+        sent = [r.bytes_sent / 1e6 for r in run.rounds]
+        received = [r.bytes_received / 1e6 for r in run.rounds]
         styles = [("from server to sites", "#8fbcd4"), ("from sites to server", "#2b6c94")]
-        _stack(axes, record, [sent, received], styles)
+        _stack(axes, run, [sent, received], styles)
         axes.set_ylabel("megabytes")
 
-    total = sum(r.bytes_sent + r.bytes_received for r in record.rounds) / len(record.rounds)
+    total = sum(r.bytes_sent + r.bytes_received for r in run.rounds) / len(run.rounds)
     uri = draw_chart(draw, 3.3, legend_columns=2, entries=2)
     return Picture(uri, f"Traffic per round in both directions; {size(total)} on average.")
 
@@ -228,19 +228,19 @@ def dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
     return {"marker": marker, "markersize": 4.5, "markevery": max(1, len(values) // 12)}
 
 
-def _finish_rounds(axes: Axes, record: RunRecord) -> None:
+def _finish_rounds(axes: Axes, run: Run) -> None:
     """Whole rounds below, a line at the delivered one, and stage names when there are several stages."""
-    first, last = record.rounds[0].number, record.rounds[-1].number
+    first, last = run.rounds[0].number, run.rounds[-1].number
     margin = max(0.5, 0.02 * (last - first))
     axes.set_xlim(first - margin, last + margin)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
     axes.set_xlabel("round")
-    if record.delivered_round is not None:
-        axes.axvline(record.delivered_round, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-        late = record.delivered_round > (first + last) / 2
+    if run.delivered_round is not None:
+        axes.axvline(run.delivered_round, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+        late = run.delivered_round > (first + last) / 2
         axes.annotate(
-            f"delivered: round {record.delivered_round} ",
-            (record.delivered_round, 1.0),
+            f"delivered: round {run.delivered_round} ",
+            (run.delivered_round, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(-3 if late else 3, 3),
             textcoords="offset points",
@@ -248,20 +248,20 @@ def _finish_rounds(axes: Axes, record: RunRecord) -> None:
             va="bottom",
             fontsize=9.5,
         )
-    stages = list(dict.fromkeys(round_.stage for round_ in record.rounds))
+    stages = list(dict.fromkeys(round_.stage for round_ in run.rounds))
     for stage in stages[1:]:
-        start = next(round_.number for round_ in record.rounds if round_.stage == stage)
+        start = next(round_.number for round_ in run.rounds if round_.stage == stage)
         axes.axvline(start - 0.5, color=QUIET, linewidth=1)
         axes.annotate(stage, (start - 0.4, 0.02), xycoords=("data", "axes fraction"), fontsize=9.5, color=QUIET)
 
 
-def _validated_organs(record: RunRecord) -> list[str]:
+def _validated_organs(run: Run) -> list[str]:
     """Structures that some round validated, the vocabulary first."""
-    found = {s for r in record.rounds for scores in (r.validation or {}).values() for s in scores}
-    return [organ for organ in record.vocabulary if organ in found] + sorted(found - set(record.vocabulary))
+    found = {s for r in run.rounds for scores in (r.validation or {}).values() for s in scores}
+    return [organ for organ in run.vocabulary if organ in found] + sorted(found - set(run.vocabulary))
 
 
-def _one_box(axes: Axes, record: RunRecord, rows: Sequence[Row], place: float, colour: str, marker: str) -> None:
+def _one_box(axes: Axes, run: Run, rows: Sequence[Row], place: float, colour: str, marker: str) -> None:
     if not rows:
         return
     values = [row["dice"] for row in rows]
@@ -282,7 +282,7 @@ def _one_box(axes: Axes, record: RunRecord, rows: Sequence[Row], place: float, c
     # Spread the points over the box in a fixed pattern, so that equal scores stay visible.
     for index, row in enumerate(sorted(rows, key=lambda row: (row["site"], row["case"]))):
         offset = ((index * 0.382) % 1 - 0.5) * 0.24
-        own = record.labelled_itself(row["site"], row["organ"])
+        own = run.labelled_itself(row["site"], row["organ"])
         face = colour if own else "white"
         axes.plot(row["dice"], place + offset, marker, ms=4.2, mfc=face, mec=colour, mew=0.9, zorder=3)
 
@@ -299,20 +299,20 @@ def _box_key(split: str, colour: str, marker: str) -> list[Line2D]:
     ]
 
 
-def _describe_boxes(record: RunRecord, organs: Sequence[str]) -> str:
+def _describe_boxes(run: Run, organs: Sequence[str]) -> str:
     parts = []
     for organ in organs:
         for split, name in ((TEST_SPLIT, "federation"), (EXTERNAL_SPLIT, "external")):
-            values = [row["dice"] for row in record.rows if row["organ"] == organ and row["split"] == split]
+            values = [row["dice"] for row in run.scores if row["organ"] == organ and row["split"] == split]
             if values:
                 parts.append(f"{title(organ)}, {name}: median {number(float(np.median(values)))}")
     return "; ".join(parts) + "."
 
 
-def _stack(axes: Axes, record: RunRecord, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]) -> None:
+def _stack(axes: Axes, run: Run, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]) -> None:
     """Bars on bars, one per round: one shape per layer, so that a thousand rounds stay a small file."""
-    first, last = record.rounds[0].number, record.rounds[-1].number
-    places = [round_.number - first for round_ in record.rounds]
+    first, last = run.rounds[0].number, run.rounds[-1].number
+    places = [round_.number - first for round_ in run.rounds]
     base = np.zeros(last - first + 1)
     edges = np.arange(first, last + 2) - 0.5
     for layer, (name, colour) in zip(layers, styles, strict=True):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from panorgan.config import parse_experiment
 from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
 from panorgan.federation.local_models import kept_round
-from panorgan.report.record import RunRecord, title
-from panorgan.report.tables import HeatCell, heat_colour, number
-from panorgan.runs.scoring import read_metrics
+from panorgan.report.tables import HeatCell, heat_colour, number, title
+from panorgan.runs.run import Run
+from panorgan.runs.tables import read_metrics
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,14 @@ class ForgettingTable:
     scores: Forgetting
 
 
-def forgetting_table(record: RunRecord) -> ForgettingTable | None:
+def forgetting_table(run: Run) -> ForgettingTable | None:
     """The table of a run; None where no local models were kept."""
-    if not record.folder.local_models.is_file():
+    if not run.local_models_file.is_file():
         return None
-    owned = {site.name: site.labelled for site in record.training_sites}
-    scores = forgetting(read_metrics(record.folder.local_models), owned)
+    owned = {site.name: site.labelled for site in run.training_sites}
+    scores = forgetting(read_metrics(run.local_models_file), owned)
     found = {organ for model in scores.local.values() for organ in model.organs}
-    organs = tuple(organ for organ in record.organs if organ in found)
+    organs = tuple(organ for organ in run.organs if organ in found)
 
     def row(name: str, words: str, model: ModelScores, own: frozenset[str]) -> ForgettingRow:
         cells = (_cell(name, title(o), model.organs.get(o, math.nan), o in own) for o in organs)
@@ -55,12 +54,12 @@ def forgetting_table(record: RunRecord) -> ForgettingTable | None:
         for site, model in scores.local.items()
     )
     averaged = row("Global model", "after averaging", scores.averaged, frozenset()) if scores.averaged else None
-    return ForgettingTable(_round_of(record), organs, local, averaged, scores)
+    return ForgettingTable(_round_of(run), organs, local, averaged, scores)
 
 
-def _round_of(record: RunRecord) -> int:
+def _round_of(run: Run) -> int:
     """The round whose models were kept."""
-    experiment = parse_experiment(record.manifest["experiment"], str(record.folder.manifest))
+    experiment = run.experiment
     return kept_round(experiment.build_method().stages(experiment.training.rounds), experiment.local_models)
 
 

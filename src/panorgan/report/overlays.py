@@ -25,8 +25,8 @@ from panorgan.cases.volume import Volume, read_volume, same_grid
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import structure_mask
 from panorgan.evaluation.metrics import dice
-from panorgan.report.record import RunRecord
-from panorgan.runs.scoring import Row
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row
 
 WINDOW_HU = (-160.0, 240.0)
 """The abdominal window, for CT."""
@@ -75,16 +75,16 @@ class _Choice:
         return self.row["site"], self.row["case"]
 
 
-def draw_overlays(record: RunRecord, cases: Mapping[CaseKey, Case]) -> dict[str, list[Overlay]]:
+def draw_overlays(run: Run, cases: Mapping[CaseKey, Case]) -> dict[str, list[Overlay]]:
     """Pictures per organ, best first. Every scan is read once and let go before the next.
 
     Raises DataError when a scan, its labels or its prediction is missing, or is not what was scored.
     """
-    choices = [choice for organ in record.organs for choice in choose(record.rows, organ)]
+    choices = [choice for organ in run.organs for choice in choose(run.scores, organ)]
     drawn: dict[tuple[str, str], Overlay] = {}
     for key in sorted({choice.key for choice in choices}):
         wanted = [choice for choice in choices if choice.key == key]
-        for overlay in _draw_case(record, cases, key, wanted):
+        for overlay in _draw_case(run, cases, key, wanted):
             drawn[overlay.organ, overlay.rank] = overlay
     found: dict[str, list[Overlay]] = {}
     for choice in choices:
@@ -104,30 +104,34 @@ def choose(rows: Iterable[Row], organ: str) -> list[_Choice]:
     return [_Choice("Best", ranked[0]), *middle, _Choice("Worst", ranked[-1])]
 
 
-def _draw_case(
-    record: RunRecord, cases: Mapping[CaseKey, Case], key: CaseKey, wanted: Sequence[_Choice]
-) -> Iterator[Overlay]:
+def _draw_case(run: Run, cases: Mapping[CaseKey, Case], key: CaseKey, wanted: Sequence[_Choice]) -> Iterator[Overlay]:
     site, case_id = key
     if key not in cases:
-        raise DataError("A scored case is no longer in its site's test split.", where=f"{site}/{case_id}")
+        raise DataError(
+            "A scored case is no longer in its site's test split.", code="case-not-tested", where=f"{site}/{case_id}"
+        )
     image = cases[key].read_image()
     truths = cases[key].read_masks(image)
-    labels = _read_prediction(record.folder.predictions / site / f"{case_id}.nii.gz", image)
+    labels = _read_prediction(run.predictions_folder / site / f"{case_id}.nii.gz", image)
     grid = Grid.of(image)
     for choice in wanted:
         truth = truths.get(choice.row["organ"])
         if truth is None:
-            raise DataError("A scored structure is no longer annotated.", where=f"{site}/{case_id}")
-        predicted = structure_mask(labels, choice.row["organ"], record.vocabulary)
+            raise DataError(
+                "A scored structure is no longer annotated.", code="not-annotated", where=f"{site}/{case_id}"
+            )
+        predicted = structure_mask(labels, choice.row["organ"], run.vocabulary)
         if abs(dice(predicted, truth) - choice.row["dice"]) > 1e-3:
-            raise DataError("The files no longer give the score that was recorded.", where=f"{site}/{case_id}")
-        yield _draw_slice(choice, grid, image, truth, predicted, record.is_ct)
+            raise DataError(
+                "The files no longer give the score that was recorded.", code="score-differs", where=f"{site}/{case_id}"
+            )
+        yield _draw_slice(choice, grid, image, truth, predicted, run.is_ct)
 
 
 def _read_prediction(path: Path, image: Volume) -> NDArray[np.uint8]:
     volume = read_volume(path)
     if not same_grid(volume, image):
-        raise DataError("A prediction lies on another grid than its scan.", where=str(path))
+        raise DataError("A prediction lies on another grid than its scan.", code="grid-mismatch", where=str(path))
     labels: NDArray[np.uint8] = np.rint(volume.voxels).astype(np.uint8)
     return labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import cache as remembered
 from pathlib import Path
@@ -11,7 +12,6 @@ import yaml
 
 from panorgan.anatomy import catalogue
 from panorgan.cases.case import Case
-from panorgan.config import parse_experiment
 from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
@@ -20,66 +20,71 @@ from panorgan.report.beside import beside_models, beside_rows
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
-from panorgan.report.record import RunRecord, read_record
 from panorgan.report.sections import MethodSection, method_section, try_to_draw
 from panorgan.report.templates import fill_in
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import cache_folder, read_sites
 
 
-def write_report(run_folder: Path, cache: Path | None = None) -> Path:
+def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a scored run into its folder and return its path.
 
-    `cache` is where prepared cases are kept (default as for training). When the scans cannot be read any more, the
-    page says so in place of the pictures.
+    When the scans cannot be read any more, the page says so in place of the pictures.
+
+    Parameters
+    ----------
+    run : a run or its folder.
+    cache : where prepared cases are kept, as for `train`.
     """
-    record = read_record(run_folder)
-    cases = remembered(lambda: _test_cases(record, cache))
-    overlays, missing = try_to_draw(lambda: draw_overlays(record, cases()))
-    page = render(record, overlays or {}, missing, method_section(record, cases))
-    write_atomically(record.folder.report, page)
-    return record.folder.report
+    run = Run(run.path if isinstance(run, Run) else run)
+    _ = run.manifest, run.scores, run.sites, run.rounds  # what is no finished run is refused before anything is drawn
+    cases = remembered(lambda: _test_cases(run, Path(cache) if cache else cache_folder()))
+    overlays, missing = try_to_draw(lambda: draw_overlays(run, cases()))
+    page = render(run, overlays or {}, missing, method_section(run, cases))
+    write_atomically(run.report_file, page)
+    return run.report_file
 
 
 def render(
-    record: RunRecord,
+    run: Run,
     overlays: dict[str, list[Overlay]],
     overlays_missing: str = "",
     section: MethodSection | None = None,
 ) -> str:
     """The page as text. `overlays_missing` is said where there are no overlays; `section` is the method's own."""
-    scores = tables.make_scores(record)
-    beside = beside_models(record)
+    scores = tables.make_scores(run)
+    beside = beside_models(run)
     return fill_in(
         "template.html.j2",
         tables.FILTERS,
         [section.package] if section else [],
-        record=record,
-        experiment=record.manifest["experiment"],
-        method=describe_method(record.manifest["experiment"]["method"]["name"]),
+        run=run,
+        experiment=run.manifest["experiment"],
+        method=describe_method(run.manifest["experiment"]["method"]["name"]),
         scores=scores,
-        matrix=tables.annotation_matrix(record),
-        heat=tables.heat_map(record, scores),
+        matrix=tables.annotation_matrix(run),
+        heat=tables.heat_map(run, scores),
         heat_scale=tables.heat_scale(),
         beside=beside,
-        beside_rows=beside_rows(beside, record.organs),
-        forgetting=forgetting_table(record),
-        analyses=analysis_section(record.folder),
-        cost=tables.make_cost(record),
-        colours={organ: catalogue()[organ].colour for organ in record.organs},
+        beside_rows=beside_rows(beside, run.organs),
+        forgetting=forgetting_table(run),
+        analyses=analysis_section(run),
+        cost=tables.make_cost(run),
+        colours={organ: catalogue()[organ].colour for organ in run.organs},
         pictures={
-            "loss": figures.loss_curve(record),
-            "dice": figures.dice_curve(record),
-            "boxes": figures.dice_boxes(record),
-            "time": figures.time_bars(record),
-            "traffic": figures.traffic_bars(record),
+            "loss": figures.loss_curve(run),
+            "dice": figures.dice_curve(run),
+            "boxes": figures.dice_boxes(run),
+            "time": figures.time_bars(run),
+            "traffic": figures.traffic_bars(run),
         },
         overlays=overlays,
         overlays_missing=overlays_missing,
         section=section,
         phase_names=figures.PHASE_NAMES,
-        happenings=[describe_happening(event) for event in record.happenings],
-        created=record.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
-        experiment_yaml=yaml.safe_dump(record.manifest["experiment"], sort_keys=False, allow_unicode=True),
+        happenings=[describe_happening(event) for event in run.notable_events],
+        created=run.manifest["created"].replace("T", " ", 1).replace("+0000", " UTC"),
+        experiment_yaml=yaml.safe_dump(run.manifest["experiment"], sort_keys=False, allow_unicode=True),
     )
 
 
@@ -106,8 +111,7 @@ def describe_happening(event: Event) -> tuple[str, str]:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(event.time)), what
 
 
-def _test_cases(record: RunRecord, cache: Path | None) -> dict[CaseKey, Case]:
+def _test_cases(run: Run, cache: Path) -> dict[CaseKey, Case]:
     """The scored cases with the labels they were scored with, by site and id."""
-    experiment = parse_experiment(record.manifest["experiment"], str(record.folder.manifest))
-    sites = read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
+    sites = read_sites(run.experiment, cache, lambda what, done, total: None)
     return {(site.name, case.id): case for site in sites for case in site.test}

@@ -11,7 +11,7 @@ from panorgan.cases.case import Case
 from panorgan.errors import ConfigError, PanorganError
 from panorgan.methods.registry import find_method
 from panorgan.report.overlays import CaseKey
-from panorgan.report.record import RunRecord
+from panorgan.runs.run import Run
 
 Drawn = TypeVar("Drawn")
 
@@ -30,15 +30,15 @@ class MethodSection:
     content: Mapping[str, Any]
 
 
-def method_section(record: RunRecord, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
+def method_section(run: Run, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
     """What the run's method adds to the page; `cases` are the scored ones, read when they are asked for."""
     try:
-        module = find_method(record.manifest["experiment"]["method"]["name"]).report_section
+        module = find_method(run.manifest["experiment"]["method"]["name"]).report_section
     except ConfigError:  # a method that is not installed here
         return None
     if not module:
         return None
-    made: MethodSection | None = importlib.import_module(module).section(record, cases)
+    made: MethodSection | None = importlib.import_module(module).section(run, cases)
     return made
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from panorgan.anatomy import catalogue
 from panorgan.evaluation.metrics import LEADING, Metric, further_metrics
 from panorgan.evaluation.statistics import (
     EXTERNAL_SPLIT,
@@ -17,8 +18,8 @@ from panorgan.evaluation.statistics import (
     organ_site_table,
     summarise,
 )
-from panorgan.report.record import RunRecord, title
-from panorgan.runs.scoring import Row
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Row
 
 NOTHING = "–"
 
@@ -93,14 +94,14 @@ class Cost:
         return sum(self.seconds.values())
 
 
-def make_scores(record: RunRecord) -> Scores:
+def make_scores(run: Run) -> Scores:
     """Summarise the rows of metrics.csv; intervals resample cases."""
-    rows = record.rows
+    rows = run.scores
     further = further_metrics("report", rows)
     metrics = (LEADING, *(metric.name for metric in further))
     test = [row for row in rows if row["split"] == TEST_SPLIT]
-    own = [row for row in test if record.labelled_itself(row["site"], row["organ"])]
-    others = [row for row in test if not record.labelled_itself(row["site"], row["organ"])]
+    own = [row for row in test if run.labelled_itself(row["site"], row["organ"])]
+    others = [row for row in test if not run.labelled_itself(row["site"], row["organ"])]
     outside = [row for row in rows if row["split"] == EXTERNAL_SPLIT]
     # Seen by themselves, the external sites are summarised per organ exactly as the federation is.
     relabelled = [{**row, "split": TEST_SPLIT} for row in outside]
@@ -115,26 +116,26 @@ def make_scores(record: RunRecord) -> Scores:
     )
 
 
-def heat_map(record: RunRecord, scores: Scores) -> list[HeatRow]:
-    """Mean Dice per organ and site, in the order of the record, and a last row over all organs."""
+def heat_map(run: Run, scores: Scores) -> list[HeatRow]:
+    """Mean Dice per organ and site, in the order of the run, and a last row over all organs."""
     table = scores.dice
 
     def row(organ: str, summaries: Mapping[str, Summary], federation: Summary | None) -> HeatRow:
         words = title(organ) if organ else "All organs"
         cells = {
             site.name: _heat_cell(words, site.name, summaries.get(site.name), organ in site.labelled)
-            for site in record.sites
+            for site in run.sites
         }
         return HeatRow(
             organ=organ,
-            inside=tuple(cells[site.name] for site in record.training_sites),
+            inside=tuple(cells[site.name] for site in run.training_sites),
             federation=_heat_cell(words, "federation", federation, own=False),
-            outside=tuple(cells[site.name] for site in record.external_sites),
+            outside=tuple(cells[site.name] for site in run.external_sites),
         )
 
     rows = [
         row(organ, {site: s for (o, site), s in table.cells.items() if o == organ}, table.organs.get(organ))
-        for organ in record.organs
+        for organ in run.organs
     ]
     return [*rows, row("", table.sites, table.overall)]
 
@@ -149,34 +150,39 @@ def _heat_cell(words: str, place: str, summary: Summary | None, own: bool) -> He
     return HeatCell(place, number(mean), heat_colour(mean), own, spoken)
 
 
-def annotation_matrix(record: RunRecord) -> list[tuple[str, list[AnnotationCell]]]:
+def annotation_matrix(run: Run) -> list[tuple[str, list[AnnotationCell]]]:
     """Per organ of the vocabulary, what each site knows of it."""
 
     def cell(organ: str, index: int) -> AnnotationCell:
-        site = record.sites[index]
+        site = run.sites[index]
         if site.external:
             return AnnotationCell("external", None)
         if organ in site.labelled:
             return AnnotationCell("annotated", site.labelled_cases.get(organ))
         return AnnotationCell("unknown", None)
 
-    return [(organ, [cell(organ, i) for i in range(len(record.sites))]) for organ in record.vocabulary]
+    return [(organ, [cell(organ, i) for i in range(len(run.sites))]) for organ in run.vocabulary]
 
 
-def make_cost(record: RunRecord) -> Cost | None:
+def make_cost(run: Run) -> Cost | None:
     """Totals over the rounds; None when no round was logged."""
-    if not record.rounds:
+    if not run.rounds:
         return None
-    phases = list(dict.fromkeys(phase for round_ in record.rounds for phase in round_.seconds))
+    phases = list(dict.fromkeys(phase for round_ in run.rounds for phase in round_.seconds))
     return Cost(
-        rounds=len(record.rounds),
-        seconds={phase: sum(r.seconds.get(phase, 0.0) for r in record.rounds) for phase in phases},
-        sent=sum(round_.bytes_sent for round_ in record.rounds),
-        received=sum(round_.bytes_received for round_ in record.rounds),
+        rounds=len(run.rounds),
+        seconds={phase: sum(r.seconds.get(phase, 0.0) for r in run.rounds) for phase in phases},
+        sent=sum(round_.bytes_sent for round_ in run.rounds),
+        received=sum(round_.bytes_received for round_ in run.rounds),
     )
 
 
 # -- words and colours -------------------------------------------------------------------------------------
+
+
+def title(organ: str) -> str:
+    """The organ's name for people."""
+    return catalogue()[organ].title
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -64,6 +64,7 @@ def _table(name: str) -> tuple[AblationRow, ...]:
         known = [other for other, found in methods().items() if found.ablation]
         raise ConfigError(
             f"The method {name!r} has no ablation table.",
+            code="no-ablation-table",
             where="--method",
             why="it declares no rows (Method.ablation)",
             fix=f"Choose one that has: {', '.join(known)}.",
@@ -77,7 +78,7 @@ def _chosen(table: Sequence[AblationRow], text: str | None) -> tuple[AblationRow
         return tuple(table)
     wanted = {_find(table, piece.strip(), "--rows").label for piece in text.split(",") if piece.strip()}
     if not wanted:
-        raise ConfigError("No row is named.", where="--rows", fix=f"Choose from: {_listed(table)}.")
+        raise ConfigError("No row is named.", code="no-row", where="--rows", fix=f"Choose from: {_listed(table)}.")
     return tuple(row for row in table if row.label in wanted)
 
 
@@ -87,6 +88,7 @@ def _find(rows: Sequence[AblationRow], label: str, option: str) -> AblationRow:
     if label.lower() not in known:
         raise ConfigError(
             f"There is no row called {label!r}.",
+            code="unknown-row",
             where=option,
             why=_near(label, known),
             fix=f"Choose from: {_listed(rows)}.",

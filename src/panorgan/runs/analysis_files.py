@@ -13,7 +13,7 @@ from panorgan.checksums import read_json, sealed_json
 from panorgan.csv_cells import escaped
 from panorgan.errors import RunError
 from panorgan.federation.files import write_atomically
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 ALL_SITES = "all sites"
 """The mean of the sites' losses. No site can be called so: names hold no blanks."""
@@ -79,28 +79,28 @@ class Analysis:
     similarity: tuple[Similarity, ...]
 
 
-def write_analysis(run: RunFolder, analysis: Analysis) -> None:
+def write_analysis(run: Run, analysis: Analysis) -> None:
     """The tables first, `analysis.json` last: where it is, the others belong to it."""
     tables = {"hessian.csv": _hessian_rows(analysis)}
     if analysis.landscape is not None:
         tables["landscape.csv"] = _landscape_rows(analysis.landscape)
     if analysis.similarity:
         tables["cka.csv"] = _cka_rows(analysis.similarity)
-    old = (*run.analysis_files.glob("*.csv"), *run.analysis_files.glob("*.svg"))
-    for path in (run.analysis, *old):
+    old = (*run.analysis_folder.glob("*.csv"), *run.analysis_folder.glob("*.svg"))
+    for path in (run.analysis_file, *old):
         path.unlink(missing_ok=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([escaped(cell) for cell in row] for row in rows)
-        write_atomically(run.analysis_files / name, text.getvalue())
+        write_atomically(run.analysis_folder / name, text.getvalue())
     content = _without_nan({"format": _FORMAT, **asdict(analysis)})
-    write_atomically(run.analysis, sealed_json(content, indent=1, allow_nan=False))
+    write_atomically(run.analysis_file, sealed_json(content, indent=1, allow_nan=False))
 
 
-def read_analysis(run: RunFolder) -> Analysis | None:
+def read_analysis(run: Run) -> Analysis | None:
     """What was found before; None where nothing was analysed."""
     try:
-        content = read_json(run.analysis.read_bytes())
+        content = read_json(run.analysis_file.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -119,10 +119,11 @@ def read_analysis(run: RunFolder) -> Analysis | None:
         raise _damaged(run, error) from error
 
 
-def _damaged(run: RunFolder, error: Exception) -> RunError:
+def _damaged(run: Run, error: Exception) -> RunError:
     return RunError(
         "The analysis of this run cannot be read.",
-        where=str(run.analysis),
+        code="analysis-damaged",
+        where=str(run.analysis_file),
         why=f"{type(error).__name__}: {error}",
         fix="Make it anew with 'panorgan analyze', or remove the file.",
     )

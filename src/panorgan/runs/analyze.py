@@ -41,12 +41,12 @@ from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.second_derivatives import use_plain_norms
 from panorgan.runs.analysis_files import ALL_SITES, Analysis, Landscape, PlaceCurvature, Similarity, write_analysis
-from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.device import choose_device, use_hardware
 from panorgan.runs.execute import check_data
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import Model, load_model
 from panorgan.runs.other_models import OtherModel, local_models, other_runs
 from panorgan.runs.prepare import PreparedFederation, PreparedSite, prepare
+from panorgan.runs.run import Run
 from panorgan.settings import Settings
 
 
@@ -68,7 +68,7 @@ class AnalysisSettings(Settings):
 class _Subject:
     """The model, its weights, and every site's loss and patches."""
 
-    model: DeliveredModel
+    model: Model
     parameters: tuple[torch.Tensor, ...]
     losses: Mapping[str, Sequence[Loss]]
     images: Sequence[torch.Tensor]
@@ -96,13 +96,13 @@ def analyze(
     Layers are compared with the models of other runs (`against`), and with those of single sites where the run kept
     them (`local_models`).
     """
-    settings, run = settings or AnalysisSettings(), RunFolder(folder)
-    manifest = run.read_manifest()
+    settings, run = settings or AnalysisSettings(), Run(folder)
+    manifest = run.manifest
     _check(run, settings)
-    experiment = parse_experiment(manifest["experiment"], str(run.manifest))
+    experiment = parse_experiment(manifest["experiment"], str(run.manifest_file))
     where = choose_device(device, "--device")
     use_hardware(experiment.hardware.model_copy(update={"device": where.type}))
-    model = load_model(run.model, where)
+    model = load_model(run.model_folder, where)
     use_plain_norms(model.network)
     others = other_runs(model, against, where)
     events = EventLog(None, listeners)
@@ -124,10 +124,11 @@ def analyze(
     return analysis
 
 
-def _check(run: RunFolder, settings: AnalysisSettings) -> None:
+def _check(run: Run, settings: AnalysisSettings) -> None:
     if not run.complete:
         raise RunError(
             "This run is not finished.",
+            code="run-not-finished",
             where=str(run.path),
             why="it has no metrics.csv, which is written last",
             fix="Finish it with 'panorgan train --resume', then analyse it.",
@@ -135,12 +136,14 @@ def _check(run: RunFolder, settings: AnalysisSettings) -> None:
     if settings.grid == 1:
         raise ConfigError(
             "A loss landscape of one point shows nothing.",
+            code="grid-too-small",
             where="--grid",
             fix="Use 3 or more, or 0 to leave the landscape out.",
         )
     if settings.grid and settings.grid % 2 == 0:
         raise ConfigError(
             f"The grid of the loss landscape has an even number of points, {settings.grid}.",
+            code="grid-even",
             where="--grid",
             why="the model itself should be its middle",
             fix=f"Use {settings.grid + 1}, or 0 to leave the landscape out.",
@@ -148,7 +151,7 @@ def _check(run: RunFolder, settings: AnalysisSettings) -> None:
 
 
 def _subject(
-    model: DeliveredModel,
+    model: Model,
     experiment: Experiment,
     prepared: PreparedFederation,
     settings: AnalysisSettings,
@@ -169,7 +172,7 @@ def _subject(
 
 def _patches(
     site: PreparedSite,
-    model: DeliveredModel,
+    model: Model,
     experiment: Experiment,
     settings: AnalysisSettings,
     device: torch.device,
@@ -179,6 +182,7 @@ def _patches(
     if not cases:
         raise DataError(
             f"Site {site.name} has no {settings.split} cases.",
+            code="split-empty",
             where=f"sites.{site.name}",
             fix="Analyse the training cases instead: --split train.",
         )
@@ -204,6 +208,7 @@ def _all_digits() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise RunError(
             "The device has not enough memory for this analysis.",
+            code="out-of-memory",
             why=str(error).split(". ")[0],
             fix="Use smaller batches (--batch-size 1, more --batches), or the CPU (--device cpu).",
         ) from error

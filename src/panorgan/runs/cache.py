@@ -26,6 +26,7 @@ def cache_limit(own_gb: float | None = None) -> int | None:
     if found is None:
         raise ConfigError(
             f"The limit of the cache cannot be understood: {text!r}.",
+            code="cache-limit",
             where=f"{VARIABLE} in the environment",
             fix="Give a number of GB ('200'), or one with a unit ('500MB', '2TB'), or 'none'.",
         )

@@ -18,7 +18,7 @@ from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.federation.events import Listener
 from panorgan.federation.files import write_atomically
 from panorgan.runs.execute import check_run, train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
 
 SECTIONS = ("network", "training")
 """Sections of an experiment that a method entry may set besides the method's own numbers."""
@@ -80,7 +80,7 @@ class Planned:
     entry: Entry
     seed: int
     experiment: Experiment
-    folder: RunFolder
+    folder: Run
 
     @property
     def title(self) -> str:
@@ -95,7 +95,7 @@ class Planned:
     @property
     def begun_with(self) -> int | None:
         """CPU threads with which the run began; None if it has not."""
-        return self.folder.read_manifest().get("hardware", {}).get("threads") if self.folder.started else None
+        return self.folder.manifest.get("hardware", {}).get("threads") if self.folder.started else None
 
     def with_threads(self, otherwise: int | None = None) -> Experiment:
         """The experiment with the threads the run began with: another number would change its bits.
@@ -118,7 +118,7 @@ class Failure:
     def of(cls, run: Planned, error: Exception) -> Failure:
         """Whatever went wrong, in words alone: an exception holds on to the memory of the run that it ended."""
         if isinstance(error, PanorganError):
-            return cls(run, RunError(error.what, where=error.where, why=error.why, fix=error.fix))
+            return cls(run, RunError(error.what, code=error.code, where=error.where, why=error.why, fix=error.fix))
         message = str(error).strip()
         no_memory = isinstance(error, MemoryError) or "out of memory" in message.lower()
         fix = "Give it more memory (fewer runs --at-once, a smaller training.sampling.batch_size)" if no_memory else ""
@@ -132,6 +132,7 @@ class Failure:
             run,
             RunError(
                 f"{type(error).__name__}: {message.splitlines()[0]}" if message else f"{type(error).__name__}.",
+                code="out-of-memory" if no_memory else "unexpected-error",
                 where=where,
                 why="" if no_memory else "nothing that panorgan expects: the machine, or a defect",
                 fix=f"{fix or 'Mend the cause'}, then give the same command again: the run goes on where it stopped.",
@@ -168,12 +169,16 @@ class Plan:
 
 
 def plan_comparison(
-    experiment: Experiment, methods: str, seeds: str, reference: str | None = None, folder: Path | None = None
+    experiment: Experiment,
+    methods: str | Sequence[str],
+    seeds: str | Sequence[int],
+    reference: str | None = None,
+    folder: Path | None = None,
 ) -> Plan:
     """Everything that a comparison will run, checked as far as it can be without data.
 
-    `methods` and `seeds` are lists as on the command line. Only the seed differs between the runs of a method: phantoms
-    stay the same.
+    `methods` and `seeds` are lists, or written with commas as on the command line. Only the seed differs between the
+    runs of a method: phantoms stay the same.
     """
     entries = parse_methods(methods)
     if reference is None:
@@ -196,13 +201,15 @@ def plan_runs(
     if reference not in labels:
         raise ConfigError(
             f"The reference {reference!r} is not among the {kind.thing}s.",
+            code="unknown-reference",
             where="--reference",
             why=did_you_mean(reference, labels),
             fix=f"Use one of: {', '.join(labels)}.",
         )
-    if RunFolder(folder).started:
+    if Run(folder).started:
         raise RunError(
             f"{folder} is the folder of a single run.",
+            code="folder-is-a-run",
             where="--run",
             why=f"the runs of {kind.name} have folders of their own inside one",
             fix="Name another folder, which need not exist.",
@@ -215,7 +222,7 @@ def plan_runs(
             entry,
             seed,
             applied[entry.label].model_copy(update={"seed": seed}),
-            RunFolder(folder / entry.folder / f"seed-{seed}"),
+            Run(folder / entry.folder / f"seed-{seed}"),
         )
         for seed in seeds
         for entry in entries
@@ -223,12 +230,16 @@ def plan_runs(
     return Plan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
 
 
-def parse_methods(text: str) -> list[Entry]:
-    """`a,b+key=value,label=c` as entries. Commas inside brackets belong to a value."""
+def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
+    """`a,b+key=value,label=c`, or a list of such, as entries. Commas inside brackets belong to a value."""
+    text = methods if isinstance(methods, str) else ",".join(methods)
     pieces = [piece.strip() for piece in _split_at_commas(text) if piece.strip()]
     if not pieces:
         raise ConfigError(
-            "No method is named.", where="--methods", fix="Write them with commas: --methods solo,fedavg."
+            "No method is named.",
+            code="no-method",
+            where="--methods",
+            fix="Write them with commas: --methods solo,fedavg.",
         )
     return [_parse_entry(piece) for piece in pieces]
 
@@ -250,6 +261,7 @@ def _parse_entry(text: str) -> Entry:
     if equals and (not re.fullmatch(_LABEL, label) or not method):
         raise ConfigError(
             f"A method cannot be written {text!r}.",
+            code="method-not-understood",
             where="--methods",
             fix="Use method, method+setting=value or name=method+setting=value.",
         )
@@ -259,6 +271,7 @@ def _parse_entry(text: str) -> Entry:
         if not key or not equals_here:
             raise ConfigError(
                 f"A setting must look like name=value, not {change!r}.",
+                code="setting-not-understood",
                 where=f"--methods {text}",
                 fix="Write it without spaces: flkd+local_weight=0.",
             )
@@ -267,6 +280,7 @@ def _parse_entry(text: str) -> Entry:
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"The value of a setting is not valid YAML: {value!r}.",
+                code="invalid-yaml",
                 where=f"--methods {text}",
                 why=str(error),
                 fix="Close its brackets and quotes.",
@@ -274,12 +288,14 @@ def _parse_entry(text: str) -> Entry:
     return Entry(label if equals else text, method if equals else head, settings)
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0,1,2` as numbers."""
+def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
+    """`0,1,2`, or a list, as numbers."""
+    text = seeds if isinstance(seeds, str) else ",".join(map(str, seeds))
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
     if not pieces or not all(piece.isdecimal() for piece in pieces) or len(set(map(int, pieces))) < len(pieces):
         raise ConfigError(
             f"Seeds cannot be written {text!r}.",
+            code="seeds-not-understood",
             where="--seeds",
             why="they are different whole numbers from 0 on",
             fix="Write them with commas: --seeds 0,1,2.",
@@ -296,6 +312,7 @@ def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
                 f"Two {kind.thing}s are called {entry.label!r}."
                 if taken[folder] == entry.label
                 else f"{taken[folder]!r} and {entry.label!r} would share a folder.",
+                code="same-folder",
                 where=kind.option,
                 fix=f"Leave one out, or give it a name of its own{kind.naming}.",
             )
@@ -312,6 +329,7 @@ def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
         if other != label:
             raise ConfigError(
                 f"{other!r} and {label!r} are the same.",
+                code="same-experiment",
                 where=kind.option,
                 why="all of their settings are equal",
                 fix=kind.mend,
@@ -339,6 +357,7 @@ def _check_threads(run: Planned) -> None:
         raise RunError(
             f"{run.title} was begun with {begun} CPU thread{'' if begun == 1 else 's'}, "
             f"hardware.threads now says {wished}.",
+            code="other-threads",
             where=str(run.folder.path),
             why="with another number it would not end in the same bits",
             fix=f"Leave hardware.threads out or set it to {begun}, or remove the folder to begin that run again.",
@@ -347,12 +366,13 @@ def _check_threads(run: Planned) -> None:
 
 def _check_same_cases(runs: Sequence[Planned]) -> None:
     """Within a seed, every method must be scored on the same cases."""
-    tested = {run.title: run.folder.read_manifest().get("test_fingerprint") for run in runs}
+    tested = {run.title: run.folder.manifest.get("test_fingerprint") for run in runs}
     usual = max(tested.values(), key=list(tested.values()).count, default=None)
     odd = [title for title, fingerprint in tested.items() if fingerprint is None or fingerprint != usual]
     if odd:
         raise RunError(
             f"These runs are not scored on the same cases as the others: {', '.join(odd)}.",
+            code="other-test-cases",
             where=", ".join(str(run.folder.path) for run in runs if run.title in odd),
             why="the data has changed in between, or they are of an older panorgan version",
             fix="Remove their folders to train them again, or compare in a new folder with --run.",
@@ -383,6 +403,6 @@ def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Fai
     return failures
 
 
-def beside(plan: Plan, run: Planned) -> RunFolder | None:
+def beside(plan: Plan, run: Planned) -> Run | None:
     """A finished run of the same seed: the new one must be scored on the same cases."""
     return next((other.folder for other in plan.finished if other.seed == run.seed), None)

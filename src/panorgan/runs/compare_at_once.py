@@ -21,9 +21,9 @@ from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
 from panorgan.runs.compare import Failure, Plan, Planned, beside
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.gpu_sharing import shared_gpu
 from panorgan.runs.prepare import prepare
+from panorgan.runs.run import Run
 
 _SHARED_MARK = "shared_machine.json"
 _SECONDS_TO_END = 10.0
@@ -34,7 +34,7 @@ OnEnd = Callable[[Planned, PanorganError | None], None]
 """Told of a run that has ended, and why it failed if it did."""
 
 
-def shared_machine(folder: RunFolder) -> bool:
+def shared_machine(folder: Run) -> bool:
     """Whether a run, or a piece of it, was trained while others were: its times then say little."""
     return (folder.path / _SHARED_MARK).is_file()
 
@@ -117,6 +117,7 @@ def _died(run: Planned, code: int) -> RunError:
         f"The process of this run was killed ({_signal_name(-code)})."
         if killed
         else f"The process of this run ended with code {code}.",
+        code="process-killed" if killed else "process-failed",
         where=str(run.folder.path),
         why="often the system does that when memory runs out" if killed else "what it printed last may say more",
         fix="Give the same command again, perhaps with fewer runs --at-once: the run goes on where it stopped.",
@@ -155,7 +156,7 @@ def _end(processes: Iterable[BaseProcess]) -> None:
             process.join()
 
 
-def _train_alone(answers: Connection, run: Planned, at_once: int, cache: Path | None, other: RunFolder | None) -> None:
+def _train_alone(answers: Connection, run: Planned, at_once: int, cache: Path | None, other: Run | None) -> None:
     """The whole life of a child. It shares the machine: one thread, unless the experiment says otherwise."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 

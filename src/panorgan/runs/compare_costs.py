@@ -21,9 +21,9 @@ from panorgan.evaluation.inference import predict_probabilities
 from panorgan.federation.events import DAMAGED, read_events
 from panorgan.runs.compare import Plan, Planned
 from panorgan.runs.compare_at_once import shared_machine
-from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.execute import setup_device
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import Model, load_model
+from panorgan.runs.run import Run
 from panorgan.runs.site_cases import SiteCases, cache_folder, read_sites
 
 _REPEATS = 3
@@ -112,7 +112,7 @@ def _timed(runs: Sequence[Planned]) -> Sequence[Planned]:
 
 def _machine(runs: Sequence[Planned]) -> set[tuple[Any, ...]]:
     """What the times of some runs depend on besides the method."""
-    told = [run.folder.read_manifest().get("hardware", {}) for run in _timed(runs)]
+    told = [run.folder.manifest.get("hardware", {}) for run in _timed(runs)]
     return {tuple(one.get(key) for key in ("machine", "device", "cores", "threads")) for one in told}
 
 
@@ -126,15 +126,16 @@ class _Rounds:
     all_bytes: int
 
     @classmethod
-    def read(cls, folder: RunFolder) -> _Rounds:
+    def read(cls, folder: Run) -> _Rounds:
         """From events.jsonl. A round that a kill made happen twice counts as it went the last time."""
         cases: dict[str, int] = {}
         rounds: dict[int, dict[str, Any]] = {}
-        for event in read_events(folder.events):
+        for event in read_events(folder.events_file):
             if event.kind == DAMAGED:
                 raise RunError(
                     "The log of a run is damaged: what it cost cannot be told.",
-                    where=f"{folder.events}, line {event.facts['line']}",
+                    code="log-damaged",
+                    where=f"{folder.events_file}, line {event.facts['line']}",
                     fix="Restore the file from a backup, or train this run again.",
                 )
             if event.kind == "joined":
@@ -171,9 +172,9 @@ def _training_bytes(facts: Mapping[str, Any]) -> int | None:
 class _StepCount:
     """How many optimiser steps a site makes in a round of a stage, from the settings of the run."""
 
-    def __init__(self, folder: RunFolder, cases: Mapping[str, int]) -> None:
-        manifest = folder.read_manifest()
-        experiment = parse_experiment(manifest["experiment"], str(folder.manifest))
+    def __init__(self, folder: Run, cases: Mapping[str, int]) -> None:
+        manifest = folder.manifest
+        experiment = parse_experiment(manifest["experiment"], str(folder.manifest_file))
         method = experiment.build_method()
         sites = {name: site for name, site in manifest["sites"].items() if not site["external"]}
         self._training, self._cases = experiment.training, cases
@@ -193,10 +194,10 @@ class _StepCount:
         return self._training.steps_per_round(one_pass, self._pooled_sites)
 
 
-def _parameters(folder: RunFolder) -> int | None:
+def _parameters(folder: Run) -> int | None:
     """From the model's card; None when the model was taken away."""
     try:
-        return int(read_json((folder.model / "model.json").read_bytes())["parameters"])
+        return int(read_json((folder.model_folder / "model.json").read_bytes())["parameters"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -209,14 +210,14 @@ def time_inference(plan: Plan, known: InferenceTimes | None = None, cache: Path 
     chosen = {run.entry.label: run for run in reversed(plan.finished)}  # of each method the first seed
     chosen = {label: chosen[label] for label in plan.labels if label in chosen}
     try:
-        runs = {label: str(run.folder.read_manifest()["run"]) for label, run in chosen.items()}
+        runs = {label: str(run.folder.manifest["run"]) for label, run in chosen.items()}
         if not runs or (known is not None and runs == dict(known.runs)):
             return known
         experiment = next(iter(chosen.values())).experiment
         device = setup_device(experiment)
         sites = read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
         volume = next(case for site in sites for case in site.test).read_image()
-        models = {label: load_model(run.folder.model, device) for label, run in chosen.items()}
+        models = {label: load_model(run.folder.model_folder, device) for label, run in chosen.items()}
     except (PanorganError, OSError, StopIteration):
         return None
     images = {label: prepare_image(volume, m.plan, Grid.of(volume, m.plan)) for label, m in models.items()}
@@ -229,7 +230,7 @@ def time_inference(plan: Plan, known: InferenceTimes | None = None, cache: Path 
     return InferenceTimes(name, tuple(next(iter(images.values())).shape), seconds, runs)
 
 
-def _seconds(model: DeliveredModel, image: torch.Tensor, device: torch.device) -> float:
+def _seconds(model: Model, image: torch.Tensor, device: torch.device) -> float:
     """Time of one pass over a prepared scan."""
     began = time.perf_counter()
     predict_probabilities(model.network, image, model.inference)

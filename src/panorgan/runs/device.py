@@ -14,9 +14,11 @@ def choose_device(name: str, where: str) -> torch.device:
     """The device of that name, `auto` for the best there is; `where` says in an error who asked."""
     torch.set_flush_denormal(True)  # tiny activations otherwise slow a CPU down many times
     if name not in DEVICES:
-        raise ConfigError(f"There is no device called {name!r}.", where=where, fix=f"Use {', '.join(DEVICES)}.")
+        raise ConfigError(
+            f"There is no device called {name!r}.", code="unknown-device", where=where, fix=f"Use {', '.join(DEVICES)}."
+        )
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("No CUDA device was found.", where=where, fix="Use auto or cpu.")
+        raise ConfigError("No CUDA device was found.", code="no-cuda", where=where, fix="Use auto or cpu.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.splits import RULE
 from panorgan.checksums import sealed_json
-from panorgan.config import Experiment, parse_experiment
+from panorgan.config import Experiment
 from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
@@ -24,53 +24,52 @@ from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.runs.deliver import deliver
-from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.device import use_hardware
-from panorgan.runs.folder import RunFolder
 from panorgan.runs.lock import only_one_process
 from panorgan.runs.manifest import data_fingerprint, make_manifest, scored_fingerprint
+from panorgan.runs.model_bundle import Model, deliver, load_model
 from panorgan.runs.prepare import PreparedFederation, PreparedSite, prepare
-from panorgan.runs.scoring import (
-    Row,
-    read_metrics,
-    score_federation,
-    score_local_models,
-    write_metrics,
-)
+from panorgan.runs.run import Run
+from panorgan.runs.scoring import score_federation, score_local_models
 from panorgan.runs.site_cases import cache_folder, read_sites
+from panorgan.runs.tables import Row, write_metrics
 from panorgan.runs.tensorboard import tensorboard_listener
 
 POOLED = "pooled"
 """Name of the one participant that stands for all sites when data is pooled."""
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run."""
-
-    folder: RunFolder
-    rows: list[Row]
-
-
 def train(
     experiment: Experiment,
-    folder: Path,
+    folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    listeners: tuple[Listener, ...] = (),
-    cache: Path | None = None,
-    beside: RunFolder | None = None,
-) -> RunResult:
-    """Train and score an experiment in a run folder; with `resume`, go on where a killed run stopped.
+    listeners: Sequence[Listener] = (),
+    cache: str | os.PathLike[str] | None = None,
+    beside: Run | None = None,
+) -> Run:
+    """Simulate a federation on this machine: train, deliver the model, score it on the test cases.
 
-    Nothing is written into the folder before the experiment and its data have been checked. `beside` is a run that this
-    one will be compared with: it must have been scored on the same cases.
+    Nothing is written into the folder before the experiment and its data have been checked.
+
+    Parameters
+    ----------
+    experiment : from `load_experiment`.
+    folder : the run folder, new or empty; `runs/<name>` if left out.
+    resume : go on where a killed run stopped, with the same final bits.
+    listeners : called with every `Event`: `event.kind` such as `round`, `event.facts` as plain data.
+    cache : where prepared cases are kept; `PANORGAN_CACHE` or the user's cache if left out.
+    beside : a run that this one will be compared with: it must have been scored on the same cases.
+
+    Returns
+    -------
+    Run : the finished run, with its scores, events, curves and model.
     """
-    run = RunFolder(folder)
+    run = Run(Path("runs") / experiment.name if folder is None else folder)
+    cache, listeners = None if cache is None else Path(cache), tuple(listeners)
     _check_folder(run, experiment, resume)
     if resume and run.complete:
-        _check_comparable(beside, run.read_manifest().get("test_fingerprint"))
-        return RunResult(run, read_metrics(run.metrics))
+        _check_comparable(beside, run.manifest.get("test_fingerprint"))
+        return _scored(run)
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
     prepared = prepare(
@@ -87,7 +86,7 @@ def train(
 
 
 def _train_and_score(
-    run: RunFolder,
+    run: Run,
     experiment: Experiment,
     prepared: PreparedFederation,
     workers: dict[str, SiteWorker],
@@ -95,10 +94,10 @@ def _train_and_score(
     device: torch.device,
     listeners: tuple[Listener, ...],
     resumed: bool,
-) -> RunResult:
+) -> Run:
     """The rounds that are left, the model, the scores."""
-    mend_tail(run.events)
-    events = EventLog(run.events, (*listeners, tensorboard_listener(run.tensorboard)))
+    mend_tail(run.events_file)
+    events = EventLog(run.events_file, (*listeners, tensorboard_listener(run.tensorboard_folder)))
     events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
     events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
     if prepared.shared_scans:
@@ -108,38 +107,58 @@ def _train_and_score(
     )
     coordinator.run()
     deliver(run, experiment, prepared.plan, coordinator)
-    rows = _score(run, load_model(run.model, device), prepared, events)
+    rows = _score(run, load_model(run.model_folder, device), prepared, events)
     events.record("finished", rows=len(rows))
-    return RunResult(run, rows)
+    return Run(run.path)
 
 
-def evaluate(folder: Path, listeners: tuple[Listener, ...] = (), cache: Path | None = None) -> RunResult:
-    """Score the delivered model of a run again, on the data of its manifest."""
-    run = RunFolder(folder)
-    manifest = run.read_manifest()
-    experiment = parse_experiment(manifest["experiment"], str(run.manifest))
+def evaluate(
+    run: str | os.PathLike[str] | Run,
+    listeners: Sequence[Listener] = (),
+    cache: str | os.PathLike[str] | None = None,
+) -> Run:
+    """Score the delivered model of a run again, on the data of its manifest, and rewrite `metrics.csv`.
+
+    Parameters
+    ----------
+    run : a run or its folder.
+    listeners, cache : as for `train`.
+
+    Returns
+    -------
+    Run : the same run with its new scores.
+    """
+    run = Run(run.path if isinstance(run, Run) else run)
+    experiment = run.experiment
     device = setup_device(experiment)
-    events = EventLog(None, listeners)
-    model = load_model(run.model, device)
+    events, cache = EventLog(None, tuple(listeners)), None if cache is None else Path(cache)
+    model = load_model(run.model_folder, device)
     # Scans that are used twice were looked for when the run began; what came since, `check_data` tells.
     prepared = prepare(experiment.model_copy(update={"allow_shared_scans": True}), cache)
-    check_data(run, manifest, prepared)
-    return RunResult(run, _score(run, model, prepared, events))
+    check_data(run, run.manifest, prepared)
+    _score(run, model, prepared, events)
+    return run
 
 
-def _score(run: RunFolder, model: DeliveredModel, prepared: PreparedFederation, events: EventLog) -> list[Row]:
+def _scored(run: Run) -> Run:
+    """The run, with its scores read: that they are damaged must not show later."""
+    _ = run.scores
+    return run
+
+
+def _score(run: Run, model: Model, prepared: PreparedFederation, events: EventLog) -> list[Row]:
     """Predict and score the test cases; metrics.csv appears when all are done."""
 
     def on_case(site: str, done: int, total: int) -> None:
         events.transient("score", site=site, done=done, total=total)
 
-    scores = score_federation(model, prepared, run.predictions, on_case)
+    scores = score_federation(model, prepared, run.predictions_folder, on_case)
     if scores.own_models:
-        write_metrics(run.own_models, scores.own_models, own_models=True)
-    if files := read_local_models(run.local_weights):
+        write_metrics(run.own_models_file, scores.own_models, own_models=True)
+    if files := read_local_models(run.local_models_folder):
         local = score_local_models(model, scores.rows, files, prepared, on_case)
-        write_metrics(run.local_models, local, own_models=True)
-    write_metrics(run.metrics, scores.rows)
+        write_metrics(run.local_models_file, local, own_models=True)
+    write_metrics(run.scores_file, scores.rows)
     return scores.rows
 
 
@@ -151,7 +170,7 @@ def setup_device(experiment: Experiment) -> torch.device:
 def build_workers(
     experiment: Experiment,
     prepared: PreparedFederation,
-    run: RunFolder,
+    run: Run,
     device: torch.device,
     events: EventLog,
 ) -> dict[str, SiteWorker]:
@@ -178,7 +197,7 @@ def build_workers(
     def on_step(site: str, step: int, steps: int) -> None:
         events.transient("step", site=site, step=step, steps=steps)
 
-    return {name: SiteWorker(name, own, setup, run.site(name), on_step) for name, own in data.items()}
+    return {name: SiteWorker(name, own, setup, run.site_folder(name), on_step) for name, own in data.items()}
 
 
 def _watch_all(sites: Sequence[PreparedSite]) -> dict[str, str]:
@@ -186,7 +205,7 @@ def _watch_all(sites: Sequence[PreparedSite]) -> dict[str, str]:
     return {f"{site.name}/{case}": key for site in sites for case, key in site.watch().items()}
 
 
-def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan: Plan) -> CoordinatorSetup:
+def _coordinator_setup(experiment: Experiment, folder: Run, run: str, plan: Plan) -> CoordinatorSetup:
     method = experiment.build_method()
     # Where sites' models are never averaged, they are scored one by one already.
     apart = method.pooled or type(method).own_models is not Method.own_models
@@ -201,7 +220,7 @@ def _coordinator_setup(experiment: Experiment, folder: RunFolder, run: str, plan
         plan=plan,
         limits=_limits(experiment, method),
         joins_at=experiment.late_sites(),
-        keep_local_models=folder.local_weights if experiment.local_models and not apart else None,
+        keep_local_models=folder.local_models_folder if experiment.local_models and not apart else None,
         local_models_after=experiment.local_models,
     )
 
@@ -214,12 +233,13 @@ def _limits(experiment: Experiment, method: Method) -> LimitSettings:
     return experiment.limits.model_copy(update={"most_cases_per_site": experiment.limits.most_cases_per_site * sites})
 
 
-def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
+def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
     """A new run needs an empty place; a resumed one must be the same experiment."""
     if not run.started:
         if run.path.exists() and not _is_vacant(run.path):
             raise RunError(
                 "The run folder exists and holds something else.",
+                code="folder-not-empty",
                 where=str(run.path),
                 fix="Choose another folder with --run.",
             )
@@ -227,13 +247,15 @@ def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
     if not resume:
         raise RunError(
             "A run already lives in this folder.",
+            code="run-exists",
             where=str(run.path),
             fix="Continue it with --resume, or choose another folder with --run.",
         )
-    known = _known_experiment(run)
+    known = run.experiment
     if known.fingerprint() != experiment.fingerprint():
         raise RunError(
             "The run in this folder is another experiment.",
+            code="other-experiment",
             where=str(run.path),
             why="these settings differ: " + ", ".join(_differences(known.as_json(), experiment.as_json())),
             fix="Resume with the same file and the same --set options, or choose another folder.",
@@ -242,19 +264,15 @@ def _check_folder(run: RunFolder, experiment: Experiment, resume: bool) -> None:
 
 def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None) -> None:
     """What can be known to be wrong before hours of training: the folder, the experiment, the lists of cases."""
-    _check_folder(RunFolder(folder), experiment, resume)
+    _check_folder(Run(folder), experiment, resume)
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
 
 
-def _known_experiment(run: RunFolder) -> Experiment:
-    """The experiment of a run, read anew: settings that came later have their defaults."""
-    return parse_experiment(run.read_manifest()["experiment"], str(run.manifest))
-
-
-def _check_comparable(beside: RunFolder | None, tested: str | None) -> None:
-    if beside is not None and tested != beside.read_manifest().get("test_fingerprint"):
+def _check_comparable(beside: Run | None, tested: str | None) -> None:
+    if beside is not None and tested != beside.manifest.get("test_fingerprint"):
         raise RunError(
             "Two runs side by side must be scored on the same cases.",
+            code="other-test-cases",
             where=str(beside.path),
             why="the data has changed since that run, or it is of an older panorgan version",
             fix="Train both again in a new folder.",
@@ -275,23 +293,24 @@ def _is_vacant(path: Path) -> bool:
 
 
 def _start_or_check(
-    run: RunFolder, experiment: Experiment, prepared: PreparedFederation, device: torch.device
+    run: Run, experiment: Experiment, prepared: PreparedFederation, device: torch.device
 ) -> dict[str, Any]:
     """Write the manifest of a new run; for a resumed one, make sure that the data is the same."""
     if not run.started:
         manifest = make_manifest(experiment, prepared, device)
-        write_atomically(run.manifest, sealed_json(manifest, indent=1))
+        write_atomically(run.manifest_file, sealed_json(manifest, indent=1))
         return manifest
-    manifest = run.read_manifest()
+    manifest = run.manifest
     check_data(run, manifest, prepared)
     return manifest
 
 
-def check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
+def check_data(run: Run, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
     """Other data, or another rule to split it, would score training cases as test cases."""
     if manifest.get("split_rule") != RULE and manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "This run was split by an older panorgan version, in another way.",
+            code="other-split-rule",
             where=str(run.path),
             why="today's test cases may have been trained on",
             fix="Use the version that began the run, or start a new run.",
@@ -300,6 +319,7 @@ def check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFeder
     if "plan" in manifest and manifest["plan"] != prepared.plan.as_json():
         raise RunError(
             "The plan of this run can no longer be made.",
+            code="plan-changed",
             where=str(run.path),
             why="the data has changed, or panorgan measures it in another way: "
             + ", ".join(_differences(manifest["plan"], prepared.plan.as_json())),
@@ -308,6 +328,7 @@ def check_data(run: RunFolder, manifest: dict[str, Any], prepared: PreparedFeder
     if manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "The data has changed since this run began.",
+            code="data-changed",
             where=str(run.path),
             fix="Put the data back as it was, or start a new run.",
         )

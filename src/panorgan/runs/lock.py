@@ -40,6 +40,7 @@ def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
                     continue
                 raise BusyError(
                     "Another process is working in this run folder.",
+                    code="run-busy",
                     where=str(folder),
                     fix="Wait until it has finished, or stop it, then resume.",
                 ) from error

@@ -16,8 +16,8 @@ from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.similarity import layers_of
 from panorgan.federation.local_models import load_weights, read_local_models
 from panorgan.networks import SegmentationNetwork, UNetSettings
-from panorgan.runs.delivered import DeliveredModel, load_model
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.model_bundle import Model, load_model
+from panorgan.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OtherModel:
     network: Callable[[], SegmentationNetwork]
 
 
-def other_runs(model: DeliveredModel, against: Sequence[Path], device: torch.device) -> list[OtherModel]:
+def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> list[OtherModel]:
     """The models to compare with; those that cannot be compared are refused before anything is computed."""
     found: list[OtherModel] = []
     runs: set[str] = set()
@@ -37,7 +37,9 @@ def other_runs(model: DeliveredModel, against: Sequence[Path], device: torch.dev
         other = load_model(folder, torch.device("cpu"))
         _check_comparable(model, other, folder)
         if other.card["run"] in runs:
-            raise ConfigError("The same run is named twice.", where=f"--against {folder}", fix="Name it once.")
+            raise ConfigError(
+                "The same run is named twice.", code="run-named-twice", where=f"--against {folder}", fix="Name it once."
+            )
         runs.add(other.card["run"])
         name = f"{other.card['method']['name']} ({other.card['name']})"
         if name in {known.name for known in found}:
@@ -47,11 +49,12 @@ def other_runs(model: DeliveredModel, against: Sequence[Path], device: torch.dev
     return found
 
 
-def _check_comparable(model: DeliveredModel, other: DeliveredModel, folder: Path) -> None:
+def _check_comparable(model: Model, other: Model, folder: Path) -> None:
     """The same patches must mean the same to both, and some layers must have a partner."""
     if other.plan != model.plan:
         raise RunError(
             "The two models expect differently prepared scans.",
+            code="other-plan",
             where=str(folder),
             why="voxel size or intensities of their plans differ",
             fix="Compare runs of the same experiment, or give both the same 'plan'.",
@@ -60,6 +63,7 @@ def _check_comparable(model: DeliveredModel, other: DeliveredModel, folder: Path
     if own != others:
         raise RunError(
             "The two networks cannot be compared layer by layer.",
+            code="other-levels",
             where=str(folder),
             why=f"the levels of one have strides {_in_words(own)}, those of the other {_in_words(others)}",
             fix="Compare runs with the same number of levels, 'dimensions' and 'strides' under 'network'.",
@@ -68,6 +72,7 @@ def _check_comparable(model: DeliveredModel, other: DeliveredModel, folder: Path
     if not set(here) & set(there):
         raise RunError(
             "The two networks have no layer in common.",
+            code="no-common-layer",
             where=str(folder),
             why=f"layers are called {', '.join(here[:2])}… here and {', '.join(there[:2])}… there",
             fix="Compare runs whose methods share parts of the network; a 'solo' run with other 'solo' runs.",
@@ -82,7 +87,7 @@ def _in_words(strides: Sequence[Sequence[int]]) -> str:
     return " ".join("×".join(map(str, level)) for level in strides)
 
 
-def local_models(run: RunFolder, model: DeliveredModel) -> list[OtherModel]:
+def local_models(run: Run, model: Model) -> list[OtherModel]:
     """Every site's model of one round before it was averaged, where the run kept them."""
 
     def with_weights(path: Path) -> SegmentationNetwork:
@@ -90,5 +95,5 @@ def local_models(run: RunFolder, model: DeliveredModel) -> list[OtherModel]:
         network.load_state_dict(load_weights(path))
         return network
 
-    sites = {name: path for name, path in read_local_models(run.local_weights).items() if name != GLOBAL_MODEL}
+    sites = {name: path for name, path in read_local_models(run.local_models_folder).items() if name != GLOBAL_MODEL}
     return [OtherModel(site, "local", partial(with_weights, path)) for site, path in sites.items()]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +14,13 @@ from numpy.typing import NDArray
 from panorgan.cases.case import Case
 from panorgan.cases.labels import shown
 from panorgan.cases.volume import Volume, write_labels
-from panorgan.csv_cells import escaped_row, unescaped
-from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
-from panorgan.evaluation.inference import cleaned, predict_organs, predict_volume, structure_mask
-from panorgan.evaluation.metrics import METRICS, score
-from panorgan.federation.files import read_with_checksum, write_with_checksum
+from panorgan.evaluation.inference import predict_organs, structure_mask
+from panorgan.evaluation.metrics import score
 from panorgan.federation.local_models import load_weights
-from panorgan.runs.delivered import DeliveredModel
+from panorgan.runs.model_bundle import Model
 from panorgan.runs.prepare import PreparedFederation
-
-Row = dict[str, Any]
+from panorgan.runs.tables import Row
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class FederationScores:
 
 
 def score_federation(
-    model: DeliveredModel,
+    model: Model,
     prepared: PreparedFederation,
     predictions: Path | None = None,
     on_case: Callable[[str, int, int], None] | None = None,
@@ -62,7 +55,7 @@ def score_federation(
 
 
 def score_local_models(
-    model: DeliveredModel,
+    model: Model,
     delivered: Sequence[Row],
     files: Mapping[str, Path],
     prepared: PreparedFederation,
@@ -90,15 +83,15 @@ def score_local_models(
     return [{"model": name, **row} for name in files for row in rows[name]]
 
 
-def _is_delivered(model: DeliveredModel, file: Path) -> bool:
+def _is_delivered(model: Model, file: Path) -> bool:
     delivered = model.network.state_dict()
     return all(torch.equal(value, delivered[key].cpu()) for key, value in load_weights(file).items())
 
 
-def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path | None) -> list[Row]:
+def score_case(model: Model, case: Case, split: str, predictions: Path | None) -> list[Row]:
     """One row per annotated structure of the case that the model knows."""
     volume = case.read_image()
-    labels = predict_labels(model, volume)
+    labels = model.label_map(volume)
     if predictions is not None:
         path = predictions / case.site / f"{case.id}.nii.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +100,7 @@ def score_case(model: DeliveredModel, case: Case, split: str, predictions: Path 
     return _rows(model, case, volume, split, lambda structure: structure_mask(labels, structure, vocabulary))
 
 
-def score_case_by_organ(model: DeliveredModel, case: Case, split: str) -> list[Row]:
+def score_case_by_organ(model: Model, case: Case, split: str) -> list[Row]:
     """The same with every organ by itself: an organ that a model sees everywhere does not hide the others."""
     volume = case.read_image()
     organs = predict_organs(model.network, volume, model.plan, model.inference, model.postprocess)
@@ -121,7 +114,7 @@ def score_case_by_organ(model: DeliveredModel, case: Case, split: str) -> list[R
 
 
 def _rows(
-    model: DeliveredModel,
+    model: Model,
     case: Case,
     volume: Volume,
     split: str,
@@ -134,49 +127,3 @@ def _rows(
         values = score(predicted(structure), truth, volume.spacing)
         rows.append({"split": split, "site": case.site, "case": case.id, "organ": structure, **values})
     return sorted(rows, key=lambda row: str(row["organ"]))
-
-
-def predict_labels(model: DeliveredModel, volume: Volume) -> NDArray[np.uint8]:
-    """Label map on the scan's own grid, post-processed as the model asks."""
-    labels = predict_volume(model.network, volume, model.plan, model.inference)
-    return cleaned(labels, model.network.vocabulary, model.postprocess)
-
-
-def columns(own_models: bool = False) -> tuple[str, ...]:
-    """The columns of `metrics.csv`; scores of sites' `own_models` say first whose model it is."""
-    return (*(("model",) if own_models else ()), "split", "site", "case", "organ", *METRICS)
-
-
-def write_metrics(path: Path, rows: Iterable[Row], own_models: bool = False) -> None:
-    """Write `metrics.csv`; floats in full precision, so equal runs give equal files."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns(own_models), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        plain = {name: repr(float(value)) if name in METRICS else value for name, value in row.items()}
-        writer.writerow(escaped_row(plain))
-    write_with_checksum(path, text.getvalue())
-
-
-def read_metrics(path: Path) -> list[Row]:
-    """The rows of a `metrics.csv`, metrics as floats."""
-    if not path.is_file():
-        raise RunError(
-            "The run has no scores yet.",
-            where=str(path),
-            fix="Finish it with 'panorgan train --resume', or run 'panorgan evaluate'.",
-        )
-    try:
-        return list(_parsed(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
-    except ValueError as error:
-        raise RunError(
-            "The scores of a run are damaged.",
-            where=str(path),
-            why=str(error),
-            fix="Score the model again with 'panorgan evaluate'.",
-        ) from error
-
-
-def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
-    for row in rows:
-        yield {name: float(value) if name in METRICS else unescaped(value) for name, value in row.items()}

@@ -63,7 +63,13 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
     labels = experiment.build_method().labels
     read = {name: read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
     if all(site.external for site in settings.values()):
-        raise ConfigError("No site trains.", where="sites", why="all of them are external", fix="Add a training site.")
+        raise ConfigError(
+            "No site trains.",
+            code="no-training-site",
+            where="sites",
+            why="all of them are external",
+            fix="Add a training site.",
+        )
     sites = tuple(by_split(name, settings[name].external, own, experiment) for name, own in read.items())
     check_coverage(vocabulary, {site.name: facts_of(site) for site in sites if not site.external})
     return sites
@@ -143,6 +149,7 @@ def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
     if labels == "withheld" and scored is None:
         raise ConfigError(
             "This method needs full labels, and the site has none.",
+            code="full-labels-missing",
             where=f"sites.{name}.withheld",
             fix="Give a folder with full labels, or choose another method.",
         )
@@ -150,6 +157,7 @@ def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
     if not own:
         raise ConfigError(
             f"Site {name} annotates nothing of the vocabulary.",
+            code="nothing-annotated",
             where=f"sites.{name}",
             why=f"the vocabulary is {', '.join(vocabulary)}",
             fix="Correct 'vocabulary', or mark the site 'external: true'.",
@@ -157,6 +165,7 @@ def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str
     if len({case.patient for case in own}) < 2:
         raise DataError(
             f"Site {name} has too few patients to train and test on.",
+            code="too-few-patients",
             where=str(site.folder),
             fix="Give it at least two, or mark it 'external: true'.",
         )
@@ -176,6 +185,7 @@ def _without(cases: list[Case], site: SiteSettings, names: set[str], where: str)
         elsewhere = f"it is in the folder, but not in part {list(site.part or ())} that this site uses"
         raise ConfigError(
             f"There is no case or patient {name!r} to leave out.",
+            code="unknown-case",
             where=where,
             why=elsewhere if name in names else did_you_mean(name, names),
             fix="Name it under the site that uses it." if name in names else "Correct the name, or remove it.",

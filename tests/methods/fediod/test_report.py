@@ -18,14 +18,14 @@ from panorgan.methods.fediod import report as attention
 from panorgan.methods.fediod.head_attribution import head_weights
 from panorgan.methods.fediod.report import choose_cases, head_table, heat_gradient, heat_rgba, scale_top
 from panorgan.report.page import write_report
-from panorgan.report.record import read_record
 from panorgan.runs.execute import train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.run import Run
+from panorgan.runs.tables import Table
 
 
 @pytest.fixture(scope="module")
-def run(tiny, tmp_path_factory) -> RunFolder:
-    folder = RunFolder(tmp_path_factory.mktemp("attention") / "run")
+def run(tiny, tmp_path_factory) -> Run:
+    folder = Run(tmp_path_factory.mktemp("attention") / "run")
     training = {"rounds": 2, "local_steps": 1, "validate_every": 0, **SLICES["training"]}
     train(tiny(method=FEDIOD, network=SLICES["network"], training=training, local_models=True), folder.path)
     return folder
@@ -90,7 +90,7 @@ def test_every_picture_has_words_a_scan_and_a_map_of_its_own(page):
 def test_without_scans_the_page_says_so(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run.path, copy)
-    manifest = RunFolder(copy).read_manifest()
+    manifest = Run(copy).manifest
     content = manifest["experiment"]
     content["phantom"] = None
     content["sites"] = {"north": {"folder": str(tmp_path / "gone"), "annotated": ["liver"]}}
@@ -125,15 +125,14 @@ def test_a_network_of_volumes_is_shown_on_axial_slices(tiny, tmp_path):
 
 
 def test_of_a_site_the_median_and_the_worst_case(run, monkeypatch):
-    record = read_record(run.path)
+    changed = Run(run.path)
     dice = {"a": 0.9, "b": 0.5, "c": 0.7}
-    rows = tuple(
+    changed.scores = Table(
         {"site": site, "case": case, "organ": organ, "dice": value + change}
         for site in ("north", "south")
         for case, value in dice.items()
         for organ, change in (("liver", 0.1), ("spleen", -0.1))
     )
-    changed = type(record)(**{**vars(record), "rows": rows})
     assert choose_cases(changed) == [("north", "c"), ("north", "b"), ("south", "c"), ("south", "b")]
     monkeypatch.setattr(attention, "_MOST_CASES", 2)
     # One each, of two sites at most, and the external one (which has no scores here) comes first.
@@ -170,11 +169,11 @@ def test_the_scale_ends_at_a_power_of_two(most, top):
 
 
 def test_head_shares_are_those_of_the_delivered_round(run):
-    record = read_record(run.path)
+    record = Run(run.path)
     table = head_table(record)
     assert table is not None
     assert (table.round, table.heads, table.even) == (2, (3, 3), "50")
-    rounds = [json.loads(line) for line in run.events.read_text().splitlines()]
+    rounds = [json.loads(line) for line in run.events_file.read_text().splitlines()]
     told = next(facts["sites"] for facts in rounds if facts["event"] == "round" and facts["number"] == 2)
     importance = {site: {k: v for k, v in own.items() if k.startswith("attribution/")} for site, own in told.items()}
     cases = {site.name: float(site.cases["train"]) for site in record.training_sites}
@@ -192,12 +191,11 @@ def test_head_shares_by_hand(run, tmp_path):
         {"number": 2, "sites": {"north": {"loss": 1.0}, "south": {"attribution/0.0": 1.0, "attribution/1.0": 5.0}}},
         {"number": 3, "sites": {"north": {"attribution/0.0": 0.0}}},
     ]
-    record = read_record(run.path)
-    assert record.delivered_round == 2
-    copy = RunFolder(tmp_path)
+    copy = Run(shutil.copytree(run.path, tmp_path / "copy"))
+    assert copy.delivered_round == 2
     texts = [json.dumps({"time": 0, "event": "round", **line}) for line in lines]
-    copy.events.write_text("\n".join(texts) + "\n")
-    table = head_table(type(record)(**{**vars(record), "folder": copy}))
+    copy.events_file.write_text("\n".join(texts) + "\n")
+    table = head_table(copy)
     assert table is not None
     assert table.heads == (1, 1)
     assert [(site, [cell.text for layer in layers for cell in layer]) for site, layers in table.rows] == [
@@ -212,6 +210,6 @@ def test_head_shares_by_hand(run, tmp_path):
 
 
 def test_without_attribution_there_is_no_table(run, tmp_path):
-    record = read_record(run.path)
-    quiet = type(record)(**{**vars(record), "folder": RunFolder(tmp_path)})
+    quiet = Run(shutil.copytree(run.path, tmp_path / "copy"))
+    quiet.events_file.unlink()
     assert head_table(quiet) is None

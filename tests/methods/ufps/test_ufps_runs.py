@@ -158,7 +158,7 @@ def test_on_slices(tiny, tmp_path):
     training = {**TRAINING, "rounds": 3, "sampling": sampling}
     experiment = tiny(method=LONG, training=training, network={"dimensions": 2})
     result = train(experiment, tmp_path / "run")
-    assert {row["organ"] for row in result.rows} == set(experiment.vocabulary)
+    assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
 
 
 def test_lower_precision(tiny, tmp_path):

@@ -39,11 +39,11 @@ from panorgan.report.overlays import (
     radiological,
     ruler_length,
 )
-from panorgan.report.record import RunRecord, title
 from panorgan.report.sections import MethodSection, try_to_draw
-from panorgan.report.tables import NOTHING, number
-from panorgan.runs.delivered import load_model
+from panorgan.report.tables import NOTHING, number, title
+from panorgan.runs.model_bundle import load_model
 from panorgan.runs.other_models import local_models
+from panorgan.runs.run import Run
 
 _MOST_CASES = 8
 _CASES_PER_SITE = 2
@@ -141,10 +141,10 @@ class HeadTable:
     rows: tuple[tuple[str, tuple[tuple[HeadCell, ...], ...]], ...]
 
 
-def section(record: RunRecord, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
+def section(run: Run, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
     """Pictures and shares, as far as the run has them."""
-    pictures, missing = try_to_draw(lambda: attention_pictures(record, cases()))
-    heads = head_table(record)
+    pictures, missing = try_to_draw(lambda: attention_pictures(run, cases()))
+    heads = head_table(run)
     if pictures is None and heads is None:
         return None
     content = {"attention": pictures, "missing": missing, "heads": heads}
@@ -154,25 +154,25 @@ def section(record: RunRecord, cases: Callable[[], Mapping[CaseKey, Case]]) -> M
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def attention_pictures(record: RunRecord, cases: Mapping[CaseKey, Case]) -> AttentionPictures | None:
+def attention_pictures(run: Run, cases: Mapping[CaseKey, Case]) -> AttentionPictures | None:
     """Slices of a few cases per site, as the delivered model and the kept models of single sites look at them.
 
     None where the model has no attention. Raises PanorganError or OSError where scans or models cannot be read.
     """
-    if not has_attention(record.folder.model):
+    if not has_attention(run.model_folder):
         return None
-    model = load_model(record.folder.model, torch.device("cpu"))
-    chosen = [key for key in choose_cases(record) if key in cases]
+    model = load_model(run.model_folder, torch.device("cpu"))
+    chosen = [key for key in choose_cases(run) if key in cases]
     patches = [
         (Shown(*key, number, len(found)), patch)
         for key in chosen
         if (found := list(patches_of(cases[key], model.plan, model.inference.patch_size)))
         for number, patch in enumerate(found, start=1)
     ]
-    local = local_models(record.folder, model)
+    local = local_models(run, model)
     seen = [_looks(model.network, patches)]
     seen += [_looks(other.network(), patches) for other in local]
-    rows = [("Global model", "delivered"), *((other.name, _labels(record, other.name)) for other in local)]
+    rows = [("Global model", "delivered"), *((other.name, _labels(run, other.name)) for other in local)]
     every = [looks for of_model in seen for looks in of_model]
     if not every:
         return None
@@ -181,7 +181,7 @@ def attention_pictures(record: RunRecord, cases: Mapping[CaseKey, Case]) -> Atte
         scale_top([found for looks in every for found in looks.from_organ.values()]),
     )
     slices = tuple(
-        _slice(record, shown, patch, model.plan, [(*rows[m], seen[m][index]) for m in range(len(rows))], tops)
+        _slice(run, shown, patch, model.plan, [(*rows[m], seen[m][index]) for m in range(len(rows))], tops)
         for index, (shown, patch) in enumerate(patches)
     )
     places = " × ".join(map(str, every[0].received.shape))
@@ -199,15 +199,15 @@ def has_attention(model: Path) -> bool:
         return False
 
 
-def choose_cases(record: RunRecord) -> list[CaseKey]:
+def choose_cases(run: Run) -> list[CaseKey]:
     """Of every site the case with the median score and the worst one; of many sites the median alone, of some."""
-    per_site = max(1, min(_CASES_PER_SITE, _MOST_CASES // max(1, len(record.sites))))
+    per_site = max(1, min(_CASES_PER_SITE, _MOST_CASES // max(1, len(run.sites))))
     # Few external sites take part in many federations; they are not to be crowded out.
-    names = [site.name for site in (*record.external_sites, *record.training_sites)][:_MOST_CASES]
+    names = [site.name for site in (*run.external_sites, *run.training_sites)][:_MOST_CASES]
     chosen: list[CaseKey] = []
-    for site in (site.name for site in record.sites if site.name in names):
+    for site in (site.name for site in run.sites if site.name in names):
         scores: dict[str, list[float]] = {}
-        for row in record.rows:
+        for row in run.scores:
             if row["site"] == site:
                 scores.setdefault(row["case"], []).append(row["dice"])
         ranked = sorted(scores, key=lambda case: (-sum(scores[case]) / len(scores[case]), case))
@@ -221,13 +221,13 @@ def _looks(network: object, patches: Sequence[tuple[Shown, ScanPatch]]) -> list[
     return [look(network, patch) for _, patch in patches]
 
 
-def _labels(record: RunRecord, site: str) -> str:
-    labelled = next((known.labelled for known in record.training_sites if known.name == site), frozenset())
-    return "labels " + ", ".join(title(organ) for organ in record.vocabulary if organ in labelled)
+def _labels(run: Run, site: str) -> str:
+    labelled = next((known.labelled for known in run.training_sites if known.name == site), frozenset())
+    return "labels " + ", ".join(title(organ) for organ in run.vocabulary if organ in labelled)
 
 
 def _slice(
-    record: RunRecord,
+    run: Run,
     shown: Shown,
     patch: ScanPatch,
     plan: Plan,
@@ -238,7 +238,7 @@ def _slice(
     scan = radiological(patch.plane(patch.image).numpy())
     outlines = {o: outline(radiological(patch.plane(m).numpy() > 0), mm_x, mm_y) for o, m in patch.masks.items()}
     width, height = scan.shape[1] * mm_x, scan.shape[0] * mm_y
-    organs = tuple(organ for organ in record.organs if organ in patch.masks)
+    organs = tuple(organ for organ in run.organs if organ in patch.masks)
     plane, *sides = _PLANES[patch.across]
     rows = []
     for name, words, looks in models:
@@ -248,7 +248,7 @@ def _slice(
         rows.append(ModelLooks(name, words, tuple(pictures)))
     return AttentionSlice(
         shown,
-        shown.site in {site.name for site in record.external_sites},
+        shown.site in {site.name for site in run.external_sites},
         plane,
         (sides[0], sides[1]),
         organs,
@@ -322,20 +322,20 @@ def _encode(rgba: NDArray[np.uint8]) -> str:
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-def head_table(record: RunRecord) -> HeadTable | None:
+def head_table(run: Run) -> HeadTable | None:
     """λ of the delivered round (of the last, where that is not known), from the log; None where heads have no λ."""
     importance: dict[str, dict[str, float]] = {}
     answered: tuple[str, ...] = ()
     done = 0
-    for event in read_events(record.folder.events):
-        if event.kind != "round" or int(event.facts["number"]) > (record.delivered_round or math.inf):
+    for event in read_events(run.events_file):
+        if event.kind != "round" or int(event.facts["number"]) > (run.delivered_round or math.inf):
             continue
         done, answered = int(event.facts["number"]), tuple(event.facts["sites"])
         for site, numbers in event.facts["sites"].items():
             told = {name: value for name, value in numbers.items() if name.startswith(ATTRIBUTION)}
             importance |= {site: told} if told else {}
     known = {site: importance.get(site, {}) for site in answered}
-    shares = head_weights(known, _weights(record, answered)) if any(known.values()) else {}
+    shares = head_weights(known, _weights(run, answered)) if any(known.values()) else {}
     if not shares:
         return None
     order = sorted(shares, key=_layer_and_head)
@@ -347,11 +347,11 @@ def head_table(record: RunRecord) -> HeadTable | None:
     return HeadTable(done, tuple(heads), f"{100 / len(answered):.0f}", tuple(rows))
 
 
-def _weights(record: RunRecord, sites: Sequence[str]) -> dict[str, float]:
+def _weights(run: Run, sites: Sequence[str]) -> dict[str, float]:
     """What sites count by where no head says otherwise."""
-    if record.manifest["experiment"]["method"].get("weighting", "cases") != "cases":
+    if run.manifest["experiment"]["method"].get("weighting", "cases") != "cases":
         return dict.fromkeys(sites, 1.0)
-    cases = {site.name: float(site.cases["train"]) for site in record.sites}
+    cases = {site.name: float(site.cases["train"]) for site in run.sites}
     return {site: cases[site] for site in sites}
 
 

@@ -7,24 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from panorgan.anatomy import catalogue
+from panorgan import Model, load_model
 from panorgan.cases.dicom import case_names, read_tree
 from panorgan.cases.formats import ITK_ENDINGS, import_pydicom
-from panorgan.cases.volume import read_scan, write_labels
 from panorgan.cli.console import Console
 from panorgan.errors import DataError, PanorganError
-from panorgan.evaluation.inference import label_ids
-from panorgan.federation.files import write_atomically
-from panorgan.runs.delivered import DeliveredModel, load_model
 from panorgan.runs.device import choose_device
-from panorgan.runs.scoring import predict_labels
 
 _ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
-# SNOMED CT codes of the sides, as DICOM-SEG carries them.
-_LATERALITY = {
-    "left": {"value": "7771000", "meaning": "Left"},
-    "right": {"value": "24028007", "meaning": "Right"},
-}
 
 
 @dataclass(frozen=True)
@@ -40,12 +30,12 @@ def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as
     """Predict every scan that can be read, then fail for those that cannot; nothing is written for them."""
     files = _found(scans)
     _refuse_overwriting(files, out)
-    delivered = load_model(model, choose_device(device, "--device"))
+    loaded = load_model(model, choose_device(device, "--device"))
     out.mkdir(parents=True, exist_ok=True)
     failures: list[DataError] = []
     for scan in files:
         try:
-            shown = _predict_one(delivered, scan, out)
+            shown = _predict_one(loaded, scan, out)
         except DataError as error:
             failures.append(error)
             continue
@@ -66,18 +56,10 @@ def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as
         )
 
 
-def _predict_one(delivered: DeliveredModel, scan: Scan, out: Path) -> dict[str, str]:
-    """Write the label map and its names; the map appears only once it is complete."""
-    target, side = _target(scan, out), out / f"{scan.name}.json"
-    volume = read_scan(scan.path, scan.slices)
-    labels = predict_labels(delivered, volume)
-    scratch = target.with_name(f".incomplete-{target.name}")
-    try:
-        write_labels(scratch, labels, volume.affine)
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
-    write_atomically(side, json.dumps(describe(delivered, scan.path), indent=1))
+def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, str]:
+    """Write the label map and its names."""
+    target = _target(scan, out)
+    side = model.predict(scan.path, slices=scan.slices).save(target)
     return {"scan": str(scan.path), "labels": str(target), "names": str(side)}
 
 
@@ -97,27 +79,6 @@ def _refuse_overwriting(files: Sequence[Scan], out: Path) -> None:
 
 def _target(scan: Scan, out: Path) -> Path:
     return out / f"{scan.name}.nii.gz"
-
-
-def describe(model: DeliveredModel, scan: Path) -> dict[str, object]:
-    """What the integers in a label map mean."""
-    organs = catalogue()
-    return {
-        "scan": scan.name,
-        "model": model.card["name"],
-        "run": model.card["run"],
-        "labels": label_ids(model.network.vocabulary),
-        "snomed": {
-            organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
-            for organ in model.network.vocabulary
-        },
-        # The code of a kidney is the same on both sides; DICOM tells them apart by a modifier.
-        "laterality": {
-            organ: _LATERALITY[side]
-            for organ in model.network.vocabulary
-            if (side := organs[organ].side) in _LATERALITY
-        },
-    }
 
 
 def _found(scans: Sequence[Path]) -> list[Scan]:

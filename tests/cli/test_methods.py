@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from panorgan.cli.listing import print_methods
 from panorgan.cli.main import app
+from panorgan.cli.methods import print_methods
 from panorgan.errors import ConfigError
 from panorgan.methods.base import Method
 from panorgan.methods.registry import methods

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from panorgan.checksums import read_json
 from panorgan.errors import RunError
-from panorgan.runs.delivered import load_model
 from panorgan.runs.execute import train
+from panorgan.runs.model_bundle import load_model
 
 CPU = torch.device("cpu")
 
@@ -36,8 +36,9 @@ def test_another_format_is_refused(model, found):
     card = read_json((model / "model.json").read_bytes())
     assert card["format"] == 1
     (model / "model.json").write_text(json.dumps({**card, "format": found}))
-    with pytest.raises(RunError, match="format") as caught:
+    with pytest.raises(RunError) as caught:
         load_model(model, CPU)
+    assert caught.value.code == "model-format"
     assert card["panorgan"] in caught.value.why
 
 
@@ -47,8 +48,9 @@ def test_weights_that_are_not_finite_are_refused(model, value):
     key = sorted(weights)[0]
     weights[key].view(-1)[0] = value
     save_file(weights, model / "model.safetensors")
-    with pytest.raises(RunError, match="not finite") as caught:
+    with pytest.raises(RunError) as caught:
         load_model(model, CPU)
+    assert caught.value.code == "weights-not-finite"
     assert key in caught.value.why
 
 

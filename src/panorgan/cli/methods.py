@@ -1,4 +1,4 @@
-"""`panorgan methods` and `panorgan organs`: what there is, from the registries."""
+"""`panorgan methods`: what there is, from the registry."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from panorgan.anatomy import catalogue
 from panorgan.cli.console import Console, say_lines
 
 if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
     from panorgan.methods.about.describing import FieldDescription, MethodDescription
 
 _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
-# Columns a terminal needs for the table with codes.
-_WIDE = 110
 
 
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
@@ -180,32 +177,3 @@ def _inline(text: str) -> Text:
         shown.append(found[1] or found[2], style="cyan" if found[1] else "italic")
         end = found.end()
     return shown.append(text[end:])
-
-
-def print_organs(as_json: bool) -> None:
-    """Every organ of the catalogue."""
-    organs = catalogue().values()
-    if as_json:
-        fields = (
-            "name",
-            "title",
-            "region",
-            "kind",
-            "parent",
-            "relation",
-            "side",
-            "snomed_value",
-            "snomed_meaning",
-        )
-        print(json.dumps([{f: getattr(o, f) for f in fields} | {"aliases": list(o.aliases)} for o in organs]))
-        return
-    console = Console()
-    wide = console.width >= _WIDE
-    codes = ["SNOMED CT"] if wide else []  # in a narrow terminal the names matter more; --json has the codes
-    table = Table("", "organ", "belongs to", *codes, "also known as", title="Organs", title_justify="left")
-    for organ in organs:
-        belongs = f"{organ.relation} of {organ.parent}" if organ.relation == "part" else f"inside {organ.parent}"
-        names = ", ".join(organ.aliases[:5]) + (" …" if len(organ.aliases) > 5 else "")
-        code = [f"{organ.snomed_value} {organ.snomed_meaning}"] if wide else []
-        table.add_row(f"[{organ.colour}]■[/]", organ.name, belongs if organ.parent else "", *code, names)
-    console.print(table)

@@ -1,4 +1,4 @@
-"""`panorgan train` and `panorgan evaluate`."""
+"""`panorgan train`: an experiment, and the same with other methods beside it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any
 
 from rich.table import Table
 
+from panorgan import Experiment, Run, load_experiment, train, write_report
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
-from panorgan.config import Experiment, load_experiment
 from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
-from panorgan.report import write_report
 from panorgan.report.beside import BesideModel, beside_models
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_words
-from panorgan.report.record import read_record
-from panorgan.runs.execute import RunResult, check_run, evaluate, train
-from panorgan.runs.folder import RunFolder
+from panorgan.runs.execute import check_run
 
 
 def train_and_report(
@@ -35,54 +32,41 @@ def train_and_report(
             where="--beside",
             fix="Name other methods only; 'panorgan methods' lists them.",
         )
-    folder = RunFolder(run or Path("runs") / experiment.name)
+    place = Run(run or Path("runs") / experiment.name)
     for other in others:  # what is wrong with them should not show after hours of training
-        check_run(other, folder.beside_method(other.method["name"]).path, resume)
-    result = _train_one(experiment, folder, resume, as_json)
-    report = write_report(folder.path)
+        check_run(other, place.beside_method(other.method["name"]).path, resume)
+    trained = _train_one(experiment, place, resume, as_json)
+    report = write_report(trained)
     for other in others:
-        _train_one(other, folder.beside_method(other.method["name"]), resume, as_json, beside=folder)
+        _train_one(other, trained.beside_method(other.method["name"]), resume, as_json, beside=trained)
     if others:
-        write_report(folder.path)
-    _show(result, report, as_json)
+        write_report(trained)
+    show_scores(trained, report, as_json)
 
 
-def _train_one(
-    experiment: Experiment, folder: RunFolder, resume: bool, as_json: bool, beside: RunFolder | None = None
-) -> RunResult:
+def _train_one(experiment: Experiment, run: Run, resume: bool, as_json: bool, beside: Run | None = None) -> Run:
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, folder.path, resume, (listener,), beside=beside)
+        return train(experiment, run.path, resume, (listener,), beside=beside)
 
 
-def evaluate_run(run: Path, as_json: bool) -> None:
-    """Score a finished run again."""
-    with watch(f"scoring {run}", as_json) as listener:
-        result = evaluate(run, (listener,))
-    _show(result, write_report(run), as_json)
-
-
-def _show(result: RunResult, report: Path, as_json: bool) -> None:
-    table = organ_site_table(result.rows)
-    record = read_record(result.folder.path)
-    models = beside_models(record)
+def show_scores(run: Run, report: Path, as_json: bool) -> None:
+    """The scores of a finished run, and of those beside it."""
+    table = organ_site_table(run.scores)
+    models = beside_models(run)
     if as_json:
-        summary: dict[str, Any] = {
-            "run": str(result.folder.path),
-            "report": str(report),
-            **delivered_as_json(record),
-            "dice": _numbers(table.overall),
-        }
+        summary: dict[str, Any] = {"run": str(run.path), "report": str(report), **delivered_as_json(run)}
+        summary["dice"] = _numbers(table.overall)
         summary["external_dice"] = _numbers(table.external)
         if models:
             summary["beside"] = {model.name: _numbers(model.overall) for model in models if not model.is_this_run}
         print(json.dumps({"result": summary}), flush=True)
         return
     console = Console()
-    console.print(score_table(result.rows, "Dice on test cases (mean over cases)"))
+    console.print(score_table(run.scores, "Dice on test cases (mean over cases)"))
     console.print(f"In the federation {in_words(table.overall)}")
     if table.external is not None and table.external.n:
         console.print(f"At external sites {in_words(table.external)}")
-    console.print(f"Delivered: round {delivered_words([record])}", highlight=False)
+    console.print(f"Delivered: round {delivered_words([run])}", highlight=False)
     if models:
         console.print(beside_table(models))
     console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,94 @@
+"""A predicted label map, with what its integers mean."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from panorgan.anatomy import Vocabulary, catalogue
+from panorgan.cases.volume import write_labels
+from panorgan.errors import DataError
+from panorgan.evaluation.inference import label_ids, structure_mask
+from panorgan.federation.files import write_atomically
+
+_ENDINGS = (".nii.gz", ".nii")
+# SNOMED CT codes of the sides, as DICOM-SEG carries them.
+_LATERALITY = {
+    "left": {"value": "7771000", "meaning": "Left"},
+    "right": {"value": "24028007", "meaning": "Right"},
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Organs found in a scan.
+
+    Attributes
+    ----------
+    labels : [X, Y, Z] uint8 on the scan's own grid, 0 for background.
+    affine : [4, 4] from voxel indices to RAS millimetres, that of the scan.
+    vocabulary : the organs; organ i has the label i + 1.
+    about : the names of the scan, the model and the run.
+    """
+
+    labels: NDArray[np.uint8]
+    affine: NDArray[np.float64]
+    vocabulary: Vocabulary
+    about: Mapping[str, str]
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The integer that stands for each organ."""
+        return label_ids(self.vocabulary)
+
+    def mask(self, structure: str) -> NDArray[np.bool_]:
+        """Where an organ is, or a union of organs such as `kidney`: [X, Y, Z]."""
+        return structure_mask(self.labels, structure, self.vocabulary)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the label map as NIfTI (`.nii.gz`, `.nii`), and what its integers mean as JSON beside it.
+
+        The map appears only once it is complete. Returns the path of the JSON file.
+        """
+        target = Path(path)
+        stem = next((target.name.removesuffix(e) for e in _ENDINGS if target.name.endswith(e)), None)
+        if stem is None:
+            raise DataError(
+                "A label map is written as NIfTI.",
+                code="not-a-nifti-name",
+                where=str(target),
+                fix="Give a path that ends in .nii.gz.",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".incomplete-{target.name}")
+        try:
+            write_labels(scratch, self.labels, self.affine)
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        side = target.with_name(f"{stem}.json")
+        write_atomically(side, json.dumps(self.describe(), indent=1))
+        return side
+
+    def describe(self) -> dict[str, Any]:
+        """What the integers mean, with SNOMED CT codes."""
+        organs = catalogue()
+        return {
+            **self.about,
+            "labels": self.names,
+            "snomed": {
+                organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
+                for organ in self.vocabulary
+            },
+            # The code of a kidney is the same on both sides; DICOM tells them apart by a modifier.
+            "laterality": {
+                organ: _LATERALITY[side] for organ in self.vocabulary if (side := organs[organ].side) in _LATERALITY
+            },
+        }
