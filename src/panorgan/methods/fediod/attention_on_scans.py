@@ -113,7 +113,8 @@ def seen_from(attention: torch.Tensor, grid: Sequence[int], mask: torch.Tensor) 
     """
     covered = F.interpolate(mask[None, None].float(), size=tuple(grid), mode="area")[0, 0].flatten()
     row = covered @ attention / covered.sum()
-    return (row * len(row)).unflatten(0, tuple(grid))
+    seen: torch.Tensor = (row * len(row)).unflatten(0, tuple(grid))
+    return seen
 
 
 def on_plane(found: torch.Tensor, patch: ScanPatch) -> torch.Tensor:
