@@ -49,8 +49,11 @@ def test_the_example_method_works(monkeypatch):
         def keys(self, site):
             return ("decoder.w", "head.w")
 
+        def array(self, site, key):
+            return torch.ones(1)
+
         def mean(self, weight):
-            return {"decoder.w": torch.ones(1), "head.w": torch.ones(1)}
+            return {key: self.array("a", key) for key in self.keys("a")}
 
     rule.aggregate(Answers())
     assert rule.weights["decoder.w"].item() == 0.25

@@ -290,7 +290,7 @@ def test_without_radius_and_average_it_is_fedavg_bit_for_bit(tiny, tmp_path, net
         coordinator = run(tiny(method=method, network=network, training=TRAINING), tmp_path / folder)
         return coordinator.state.weights, coordinator.delivered_weights()[1]
 
-    fedavg, fedavg_delivered = delivered("fedavg", name="fedavg", server_step=1)
+    fedavg, fedavg_delivered = delivered("fedavg", name="fedavg")
     weights, plain = delivered("plain", name="fedasam", rho=0, swa_start=None)
     assert same(weights, fedavg)
     assert same(plain, fedavg_delivered)

@@ -241,8 +241,11 @@ def test_when_all_sites_own_all_organs_it_is_fedavg(tiny, tmp_path, kind):
 
 def test_with_partial_labels_who_averages_a_head_matters(tiny, tmp_path):
     """Owners alone keep what they learned; everyone waters it down with heads that were never touched."""
-    owners = run(tiny(method={"name": "multihead"}, training=SHORT), tmp_path / "owners")
-    everyone = run(tiny(method={"name": "multihead", "organ_parts": "everyone"}, training=SHORT), tmp_path / "all")
+    owners = run(tiny(method={"name": "multihead", "server_step": 1}, training=SHORT), tmp_path / "owners")
+    everyone = run(
+        tiny(method={"name": "multihead", "server_step": 1, "organ_parts": "everyone"}, training=SHORT),
+        tmp_path / "all",
+    )
     fedavg = run(tiny(method=PLAIN, network={"organs": "heads"}, training=SHORT), tmp_path / "fedavg")
     assert same(owners.state.weights, fedavg.state.weights)
     assert not same(owners.state.weights, everyone.state.weights)
@@ -261,7 +264,9 @@ def test_fedprox_on_a_multi_head_network(tiny, tmp_path):
         ).state.weights
         for mu in (0.0, 1.0)
     }
-    fedavg = run(tiny(method={"name": "multihead"}, training={**SHORT, "local_steps": 2}), tmp_path / "fedavg")
+    fedavg = run(
+        tiny(method={"name": "multihead", "server_step": 1}, training={**SHORT, "local_steps": 2}), tmp_path / "fedavg"
+    )
     assert same(runs[0.0], fedavg.state.weights)
     assert not same(runs[0.0], runs[1.0])
 

@@ -85,3 +85,18 @@ def test_control_variates_on_pseudo_labels_leave_teachers_and_the_first_round_al
         for teacher in ("teacher/north", "teacher/south"):
             assert same(other.vault.get(teacher), plain.vault.get(teacher))
         assert same(other.state.weights, plain.state.weights) == (rounds == 1)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4], ids=["in pretrain", "after the exchange", "in training"])
+def test_pieces_keep_their_states_beside_each_other(added, tiny, tmp_path, stop):
+    """Stopped and resumed, the run ends in the same bits: teachers, control variates and the mean over rounds."""
+    added(supervision=PSEUDO_LABELS, local_step=CONTROL_VARIATES, average=SWA)
+    training = {"validate_every": 0, "rounds": 3, "local_steps": 1}
+    experiment = tiny(method={"name": "new", "pretrain": 0.6, "swa_start": 0.3, "swa_cycle": 1}, training=training)
+    whole = run(experiment, tmp_path / "whole")
+    run(experiment, tmp_path / "resumed", rounds=stop)
+    resumed = run(experiment, tmp_path / "resumed")
+    assert resumed.finished
+    assert same(resumed.state.weights, whole.state.weights)
+    assert same(resumed.delivered_weights()[1], whole.delivered_weights()[1])
+    assert not same(whole.delivered_weights()[1], whole.state.weights)

@@ -43,10 +43,14 @@ class PullingSite(Scaffold.Site):
 
 
 class Toy:
-    """A federation of `PullingSite`s; `targets` are their b."""
+    """A federation of `PullingSite`s; `targets` are their b. The mean is plain, as in the paper."""
 
     def __init__(self, folder: Path, targets: dict[str, float], cases: Sequence[int] = (), **config: str) -> None:
-        self.folder, self.targets, self.config = folder, targets, ScaffoldConfig(**config)
+        self.folder, self.targets, self.config = (
+            folder,
+            targets,
+            ScaffoldConfig(unlabelled="marginal", server_step=1, **config),
+        )
         counts = dict(zip(targets, cases or [1] * len(targets), strict=True))
         self.facts = {name: SiteFacts(name, counts[name], {"liver": 1}) for name in targets}
         self.server = self._server({"w": torch.tensor([1.0]), "untouched": torch.tensor([0.0])}, list(targets))

@@ -1,7 +1,7 @@
 """The shape of a method: a config, a rule that runs at each site, a rule that runs at the server.
 
-Hooks, from most used to least: `loss(batch)` · `step(batch)` · `before_round` / `after_round` · `update()` ·
-`broadcast(site)` · `aggregate(updates)` · `stages()` · `build_network()`. The defaults are FedAvg.
+Hooks, from most used to least: `loss(batch)` · `step(batch)` · `prepare(batch)` · `before_round` / `after_round` ·
+`update()` · `broadcast(site)` · `aggregate(updates)` · `stages()` · `build_network()`. The defaults are FedAvg.
 """
 
 from __future__ import annotations

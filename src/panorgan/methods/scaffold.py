@@ -107,6 +107,8 @@ class Scaffold(Method):
         def update(self) -> Content:
             """The weights, and the change of the control variate."""
             whole = super().update()
+            if not self.in_training:
+                return whole
             changes = {_PREFIX + name: new - self.control[name] for name, new in self.next_control.items()}
             return Content({**whole.arrays, **changes}, whole.numbers)
 

@@ -15,7 +15,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def fill_in(
-    template: str, filters: Mapping[str, Callable[..., Any]], packages: Sequence[str] = (), **content: Any
+    template: str, filters: Mapping[str, Callable[..., Any]], packages: Sequence[str] = (), /, **content: Any
 ) -> str:
     """A page as text. Templates are those of this room, and of other packages that are named."""
     environment = Environment(

@@ -16,7 +16,7 @@ from panorgan.methods.fediod.attention_maps import fuse, packed, unpacked
 
 def test_attributions_become_the_weights_of_heads():
     """By hand: head 0.0 counts 3 : 1 for b, head 0.1 helps nobody and goes by cases, all else goes by cases."""
-    server = server_of()
+    server = server_of(server_step=1)
     names = {
         "attribution/0.0": "transformer.layers.0.heads.0.query.weight",
         "attribution/0.1": "transformer.layers.0.heads.1.query.weight",

@@ -190,7 +190,7 @@ def test_where_everything_is_annotated_teachers_have_no_say(trial, names):
 def test_the_switches_here_are_all_there_are():
     """A module that is added must come in here too."""
     kept = {"name", "larger_first", "merge", "pretrain", "teacher_cache", "dice_weight", "ce_weight", "weighting"}
-    kept |= {"teacher_select", "organ_parts", "server_step", "dice_over"}
+    kept |= {"teacher_select", "organ_parts", "server_step", "dice_over", "unlabelled"}
     numbers = {"main_teacher_gain", "disagreement", "scale_biases"}
     numbers |= {"schedule_tail", "main_teacher_share", "mean_temperature", "variance_temperature", "rho", "eta"}
     numbers |= {"local_share", "global_share", "gradient_momentum", "augmentation"}

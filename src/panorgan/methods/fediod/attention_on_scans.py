@@ -113,8 +113,8 @@ def seen_from(attention: torch.Tensor, grid: Sequence[int], mask: torch.Tensor) 
     """
     covered = F.interpolate(mask[None, None].float(), size=tuple(grid), mode="area")[0, 0].flatten()
     row = covered @ attention / covered.sum()
-    relative: torch.Tensor = (row * len(row)).unflatten(0, tuple(grid))
-    return relative
+    seen: torch.Tensor = (row * len(row)).unflatten(0, tuple(grid))
+    return seen
 
 
 def on_plane(found: torch.Tensor, patch: ScanPatch) -> torch.Tensor:

@@ -23,7 +23,8 @@ class Piece:
     """A choice along one axis: its settings, what it does at a site and at the server, and what it sends.
 
     Rules call `super()`: they come before those of what they build on, a local step before the supervision whose loss
-    it minimises. `method` brings what is around the rules (stages, network) and what leaves a site.
+    it minimises. `method` says what leaves a site (numbers, tensors, ranges); that of a supervision also what is around
+    the rules (stages, network, labels).
     """
 
     settings: type[Settings] | None = None
