@@ -226,12 +226,16 @@ def message(site: str, channel: str, topic: str, token: str = "", payload: Any =
     return Message(headers, payload)
 
 
+def context_of(machine: str) -> FLContext:
+    context = FLContext()
+    context.set_prop(MACHINE, machine, private=False)
+    return context
+
+
 def registration(kit: SiteKit, machine: str = "a") -> Message:
     shown = Shareable()
     shown[IdentityChallengeKey.CERT] = Credentials.of_site(kit.startup).certificate.read_bytes()
-    context = FLContext()
-    context.set_prop(MACHINE, machine, private=False)
-    shown.set_peer_context(context)
+    shown.set_peer_context(context_of(machine))
     return message(kit.path.name, CellChannel.SERVER_MAIN, CellChannelTopic.Register, payload=shown)
 
 
@@ -286,6 +290,16 @@ def test_a_twin_is_refused_and_written_down(cell, copy):
     assert "10.0.0.1" in json.loads((copy / "server" / "door.json").read_text())["north"]["why"]
     shown = json.loads((copy / "server" / "certificates.json").read_text())
     assert shown == {"north": ends(read_certificate(Credentials.of_site(kit.startup).certificate))}
+
+
+def test_a_server_that_was_restarted_learns_from_a_heartbeat_which_machine_it_hears(cell, copy):
+    alive = Shareable()
+    alive.set_peer_context(context_of("a"))
+    heard = message("north", CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, "of an earlier process", alive)
+    assert cell.receive(heard) is None
+    kit = SiteKit(copy / "sites" / "north")
+    assert cell.receive(registration(kit, "b")).code == "twin"
+    assert cell.receive(registration(kit, "a")) is None, "the same machine, started again"
 
 
 # -- at the site -------------------------------------------------------------------------------------------------
