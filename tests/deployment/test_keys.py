@@ -19,7 +19,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys
+from typer.testing import CliRunner
 
+from panorgan.cli.main import app
 from panorgan.deployment import processes
 from panorgan.deployment.approval import record
 from panorgan.deployment.certificates import Credentials, begins, check_credentials, ends, read_certificate
@@ -300,6 +302,14 @@ def test_a_server_that_was_restarted_learns_from_a_heartbeat_which_machine_it_he
     kit = SiteKit(copy / "sites" / "north")
     assert cell.receive(registration(kit, "b")).code == "twin"
     assert cell.receive(registration(kit, "a")) is None, "the same machine, started again"
+
+
+@pytest.mark.parametrize(("who", "renewed"), [("north", "north"), (federation().coordinator, "server")])
+def test_revoke_says_whom_to_renew(who, renewed, copy):
+    """Without a name everybody would be renewed, and every site had to be restarted."""
+    told = CliRunner().invoke(app, ["federation", "revoke", who, "--kit", str(copy / "server")], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert f"panorgan federation renew {renewed}." in told.stdout
 
 
 # -- at the site -------------------------------------------------------------------------------------------------

@@ -93,9 +93,7 @@ class Gate:
                 self._tokens = {**kept, token: replace(known, token=token, heard=self._clock())}
                 self._holder[name] = token
 
-    def hear(
-        self, name: str, token: str, alive: bool = False, machine: str = "", address: str = ""
-    ) -> Refusal | None:
+    def hear(self, name: str, token: str, alive: bool = False, machine: str = "", address: str = "") -> Refusal | None:
         """A message. `alive`: one by which a machine only says that it is there, so that its answer can be a reason.
 
         `machine` and `address` name a machine whose token is older than this process: it does not register again.

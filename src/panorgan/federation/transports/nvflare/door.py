@@ -69,7 +69,9 @@ class Door(FLComponent):
         if topic == CellChannelTopic.Register:
             refusal = self._check_certificate(message)
         elif topic == CellChannelTopic.HEART_BEAT:
-            refusal = self.gate.hear(*_speaker(message), alive=True, machine=_machine(message), address=_address(message))
+            refusal = self.gate.hear(
+                *_speaker(message), alive=True, machine=_machine(message), address=_address(message)
+            )
             if refusal is not None:
                 self._log_out(_speaker(message)[1])
         else:
