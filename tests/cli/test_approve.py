@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_people_are_told_what_is_other_than_before(kit: SiteKit) -> None:
     assert result.exit_code == 0
     assert "local/egress.yaml" in result.stdout
     assert f"panorgan federation preflight {kit.path}" in result.stdout
+
+
+def test_a_kit_that_is_not_filled_in_is_approved_with_a_word_about_it(kit: SiteKit) -> None:
+    words = CliRunner().invoke(app, ["federation", "approve", str(kit.path)]).stdout
+    assert "data folder is not filled in" in words
+    reopen(kit)
+    kit.settings.write_text(re.sub('folder: ".*"', "folder: /data", kit.settings.read_text()))
+    assert "not filled in" not in CliRunner().invoke(app, ["federation", "approve", str(kit.path)]).stdout
 
 
 def test_a_servers_kit_is_not_approved(made: Path) -> None:

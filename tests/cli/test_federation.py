@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from panorgan.config import Experiment
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
+from panorgan.deployment.processes import running_process, write_process_id
 from panorgan.deployment.settings import FederationSettings
 from panorgan.deployment.status import read_status
 from panorgan.federation.events import Event, EventLog
@@ -102,6 +104,22 @@ def test_stop_at_a_site_stops_what_runs_there(command, site: SiteKit) -> None:
     threading.Thread(target=sleeper.wait).start()  # a real parent collects its dead too
     assert command("stop", site.path, "--json")[1].strip() == '{"stopped": true}'
     assert sleeper.wait(5) == -signal.SIGTERM
+
+
+def test_a_copied_kit_does_not_take_the_process_of_the_first_for_its_own(command, site: SiteKit, tmp_path) -> None:
+    program = "import time; print(flush=True); time.sleep(60)  # panorgan"
+    sleeper = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert sleeper.stdout.readline() == b"\n"
+        write_process_id(site, sleeper.pid)
+        assert running_process(site) == sleeper.pid
+        twin = SiteKit(Path(shutil.copytree(site.path, tmp_path / "twin")))
+        assert running_process(twin) is None
+        assert command("stop", twin.path, "--json")[1].strip() == '{"stopped": false}'
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 @pytest.mark.parametrize("name", ["server", "start", "status"])
@@ -321,9 +339,8 @@ def test_an_interrupted_start_says_what_goes_on(command, server: ServerKit, engi
 def test_stop(command, server: ServerKit, engine: ModuleType, options: tuple[str, ...], now: bool) -> None:
     asked: list[tuple[Path, bool]] = []
 
-    def request_stop(kit: ServerKit, now: bool) -> bool:
+    def request_stop(kit: ServerKit, now: bool) -> None:
         asked.append((kit.path, now))
-        return True
 
     engine.request_stop = request_stop
     code, out, _ = command("stop", server.path, *options)
@@ -331,13 +348,14 @@ def test_stop(command, server: ServerKit, engine: ModuleType, options: tuple[str
     assert "panorgan federation start" in out
 
 
-def test_stop_on_a_finished_run_says_that_it_is_finished(command, server: ServerKit, engine: ModuleType) -> None:
-    engine.request_stop = lambda kit, now: False
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_stop_where_nothing_runs_says_why(command, server: ServerKit, engine: ModuleType, state: str) -> None:
+    engine.request_stop = lambda kit, now: state
     code, out, _ = command("stop", server.path)
     assert code == 0
-    assert "finished" in out
+    assert f"The run is {state}" in out
     assert "start" not in out
-    assert command("stop", server.path, "--json")[1].strip() == '{"stop": null, "state": "finished"}'
+    assert json.loads(command("stop", server.path, "--json")[1]) == {"stop": None, "state": state}
 
 
 # -- in the foreground -------------------------------------------------------------------------------------------

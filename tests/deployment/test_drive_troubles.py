@@ -24,10 +24,18 @@ from panorgan.federation.transports.nvflare.session import NotConnectedError
 @pytest.mark.parametrize("now", [False, True])
 def test_stop_on_a_finished_run_says_so_and_leaves_no_wish_behind(now, pilot):
     pilot.finish()
-    assert not request_stop(pilot.kit, now)
+    assert request_stop(pilot.kit, now) == "finished"
     assert not pilot.control.stop_requested()
     pilot.control.finished.unlink()
-    assert request_stop(pilot.kit)
+    assert request_stop(pilot.kit) is None
+    assert pilot.control.stop_requested()
+
+
+def test_stop_on_a_stopped_run_says_so(pilot):
+    pilot.control.driver.parent.mkdir(parents=True, exist_ok=True)
+    pilot.control.driver.write_text(json.dumps({"state": "stopped", "job": None}))
+    assert request_stop(pilot.kit, now=True) == "stopped"
+    assert not pilot.control.stop_requested()
 
 
 # -- no room on the disk -----------------------------------------------------------------------------------------

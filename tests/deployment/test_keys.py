@@ -20,7 +20,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys
+from typer.testing import CliRunner
 
+from panorgan.cli.main import app
 from panorgan.deployment import processes
 from panorgan.deployment.approval import record
 from panorgan.deployment.certificates import Credentials, begins, check_credentials, ends, read_certificate
@@ -227,12 +229,16 @@ def message(site: str, channel: str, topic: str, token: str = "", payload: Any =
     return Message(headers, payload)
 
 
+def context_of(machine: str) -> FLContext:
+    context = FLContext()
+    context.set_prop(MACHINE, machine, private=False)
+    return context
+
+
 def registration(kit: SiteKit, machine: str = "a") -> Message:
     shown = Shareable()
     shown[IdentityChallengeKey.CERT] = Credentials.of_site(kit.startup).certificate.read_bytes()
-    context = FLContext()
-    context.set_prop(MACHINE, machine, private=False)
-    shown.set_peer_context(context)
+    shown.set_peer_context(context_of(machine))
     return message(kit.path.name, CellChannel.SERVER_MAIN, CellChannelTopic.Register, payload=shown)
 
 
@@ -287,6 +293,24 @@ def test_a_twin_is_refused_and_written_down(cell, copy):
     assert "10.0.0.1" in json.loads((copy / "server" / "door.json").read_text())["north"]["why"]
     shown = json.loads((copy / "server" / "certificates.json").read_text())
     assert shown == {"north": ends(read_certificate(Credentials.of_site(kit.startup).certificate))}
+
+
+def test_a_server_that_was_restarted_learns_from_a_heartbeat_which_machine_it_hears(cell, copy):
+    alive = Shareable()
+    alive.set_peer_context(context_of("a"))
+    heard = message("north", CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, "of an earlier process", alive)
+    assert cell.receive(heard) is None
+    kit = SiteKit(copy / "sites" / "north")
+    assert cell.receive(registration(kit, "b")).code == "twin"
+    assert cell.receive(registration(kit, "a")) is None, "the same machine, started again"
+
+
+@pytest.mark.parametrize(("who", "renewed"), [("north", "north"), (federation().coordinator, "server")])
+def test_revoke_says_whom_to_renew(who, renewed, copy):
+    """Without a name everybody would be renewed, and every site had to be restarted."""
+    told = CliRunner().invoke(app, ["federation", "revoke", who, "--kit", str(copy / "server")], catch_exceptions=False)
+    assert told.exit_code == 0
+    assert f"panorgan federation renew {renewed}." in told.stdout
 
 
 # -- at the site -------------------------------------------------------------------------------------------------

@@ -55,6 +55,13 @@ def test_a_clock_that_differed_from_the_servers_is_said(
     assert seconds in found.what
 
 
+def test_the_server_does_not_compare_its_clock_with_itself(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_is_synchronised", lambda: False)
+    own = Authority().write(tmp_path, "north")
+    assert "the server's" not in check_clock(own).what
+    assert "not compared with the server's" in check_clock(own, seen=tmp_path / "clock.json").what
+
+
 def test_a_clock_without_certificates_cannot_be_judged(tmp_path: Path) -> None:
     own = Authority().write(tmp_path, "north")
     own.root.unlink()
@@ -111,6 +118,12 @@ def test_device(monkeypatch, device: str, need_gb: float, has_gpu: bool, verdict
         assert "nvidia-smi" in found.fix, "what else runs on it may end"
     if need_gb == 32:
         assert "nvidia-smi" not in found.fix, "the card is too small"
+
+
+@pytest.mark.parametrize(("threads", "words"), [(1, "1 CPU thread,"), (3, "3 CPU threads,"), (None, "CPU cores,")])
+def test_without_a_gpu_the_threads_of_site_yaml_are_named(monkeypatch, threads: int | None, words: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert words in check_device(HardwareSettings(threads=threads), 0.0).what
 
 
 def test_port() -> None:

@@ -330,6 +330,15 @@ def test_a_refused_update_is_shown_with_its_reason(run: Run) -> None:
     assert (site.state, site.code, site.detail) == ("refused", "not-finite", "Site south sent NaN.")
 
 
+def test_a_kit_that_was_refused_and_renewed_is_not_shown_as_refused_after_its_next_round(run: Run) -> None:
+    run.begin()
+    run.event(1020, "refused", number=0, site="south", reason="This kit of south was revoked.", why="")
+    run.driver("running", 1031)
+    assert states(run.status(1031))["south"] == "refused"
+    run.round(1030, 1)
+    assert states(run.status(1031))["south"] == "connected"
+
+
 def test_a_refused_introduction_holds_until_the_site_has_joined(run: Run) -> None:
     run.begin()
     run.event(1020, "refused", number=0, site="west", reason="Another vocabulary.", why="")  # as in an older log

@@ -175,6 +175,16 @@ def test_twins_are_noticed_after_the_server_was_restarted(gate, clock):
     assert gate.hear("north", "second", alive=True).code == "twin"
 
 
+def test_after_a_restart_of_the_server_a_machine_is_known_by_what_its_heartbeats_say(gate, clock):
+    assert gate.hear("north", "first", alive=True, machine="a", address="10.0.0.1") is None
+    clock.now += 3
+    refusal = gate.register("north", OLD, "b", "10.0.0.2")
+    assert refusal is not None
+    assert refusal.code == "twin"
+    assert "10.0.0.1" in refusal.why
+    let_in(gate, "north", "second", machine="a")  # the same machine, started again
+
+
 def test_the_gate_does_not_remember_every_start_of_a_site(gate):
     for number in range(1000):
         let_in(gate, "north", f"token {number}", machine="a")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from panorgan.cli.console import say
+from panorgan.errors import ConfigError
 
 
 def approve(
@@ -24,6 +25,7 @@ def approve(
     """
     from panorgan.cli.federation import site_kit
     from panorgan.deployment import approval
+    from panorgan.deployment.kit_files import load_site_file
 
     found = site_kit(kit, "approve")
     if edit:
@@ -39,4 +41,8 @@ def approve(
     for name in (*before.changed, *before.missing, *before.added):
         say(f"  other than before: {name}")
     say(f"Approved: {found.path}. local/ and startup/ are read-only now; what changes there stops the site.")
+    try:
+        load_site_file(found)
+    except ConfigError as error:
+        say(f"local/site.yaml cannot be used yet: {error.what} {error.fix} Then approve again.")
     say(f"Check the rest with: panorgan federation preflight {found.path}")

@@ -134,13 +134,13 @@ def stop(
         return
     from panorgan.deployment.drive import request_stop
 
-    stops = request_stop(found, now)
+    ended = request_stop(found, now)
     when = "now" if now else "after the round in hand"
     if as_json:
-        print(json.dumps({"stop": when} if stops else {"stop": None, "state": "finished"}), flush=True)
+        print(json.dumps({"stop": None, "state": ended} if ended else {"stop": when}), flush=True)
         return
-    if not stops:
-        say("The run is finished: there is nothing to stop.")
+    if ended:
+        say(f"The run is {ended}: there is nothing to stop.")
         return
     say(f"The run will stop {when}. Go on with: panorgan federation start {found.path}")
 

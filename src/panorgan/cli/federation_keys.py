@@ -23,6 +23,7 @@ def revoke(
     By name, all certificates that the site has by now; a kit that is renewed afterwards is let in.
     """
     from panorgan.cli.federation import server_kit
+    from panorgan.deployment.kit_files import load_coordinator_file
     from panorgan.deployment.revoking import revocation_file, revoke_kit
     from panorgan.federation.revocation import written
 
@@ -36,9 +37,10 @@ def revoke(
     say(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}")
     if done.restart:
         say("This server's kit is older than revocation: restart 'panorgan federation server' once.")
+    holder = "server" if done.name == load_coordinator_file(found).coordinator else done.name
     say(
-        f"If {done.name} stays in the federation: panorgan federation renew. If not, take it out of federation.yaml "
-        "and run 'panorgan federation init' again, or a run that waits goes on waiting."
+        f"If {done.name} stays in the federation: panorgan federation renew {holder}. If not, take it out of "
+        "federation.yaml and run 'panorgan federation init' again, or a run that waits goes on waiting."
     )
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from panorgan.checksums import sealed_json
 from panorgan.config import load_agreement
@@ -58,17 +58,20 @@ def drive(kit: ServerKit, on_event: OnEvent = lambda event: None) -> None:
             driver.close()
 
 
-def request_stop(kit: ServerKit, now: bool = False) -> bool:
+def request_stop(kit: ServerKit, now: bool = False) -> Literal["finished", "stopped"] | None:
     """End the run after the current round, or at once. Nothing is lost: `start` goes on from there.
 
-    Returns whether there is something to stop: a finished run stays finished.
+    Returns why there is nothing to stop, or None where there was.
     """
     settings = load_coordinator_file(kit)
     control = Control(kit.control(settings))
     if control.finished.exists():
-        return False
+        return "finished"
+    driver = read_json(control.driver)
+    job = driver.get("job")
+    if driver.get("state") == "stopped" and not job:
+        return "stopped"
     control.request_stop()
-    job = read_json(control.driver).get("job")
     if now and job:
         session = open_session(kit.admin, settings.coordinator)
         try:
@@ -81,7 +84,7 @@ def request_stop(kit: ServerKit, now: bool = False) -> bool:
                 )
         finally:
             session.close()
-    return True
+    return None
 
 
 class Driver:

@@ -33,7 +33,7 @@ class Kit:
 
     @property
     def process_id(self) -> Path:
-        """Holds the process id while the participant runs."""
+        """Holds the process id, and this folder, while the participant runs."""
         return self.path / "panorgan.pid"
 
 

@@ -25,7 +25,7 @@ _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 def check_clock(credentials: Credentials, now: float | None = None, seen: Path | None = None) -> Check:
     """Is the clock right: against the certificates, against the server's when they met last, and is it kept so?
 
-    TLS does not tell the server's time; a site notes the difference when it is connected (`seen`).
+    TLS does not tell the server's time; a site notes the difference when it is connected (`seen`; None at the server).
     """
     now = time.time() if now is None else now
     try:
@@ -42,7 +42,7 @@ def check_clock(credentials: Credentials, now: float | None = None, seen: Path |
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     synchronised = _is_synchronised()
     if synchronised is False:
-        what = f"{shown}. The system says that nothing keeps it right; {compared}."
+        what = f"{shown}. The system says that nothing keeps it right{compared}."
         fix = "Switch NTP on, for example with 'timedatectl set-ntp true'."
         return Check("clock", "warning", what, fix, "clock-unsynchronised")
     keeps = "the system keeps it right by NTP" if synchronised else "whether NTP keeps it right is not known here"
@@ -51,12 +51,14 @@ def check_clock(credentials: Credentials, now: float | None = None, seen: Path |
 
 def _compared(seen: Path | None) -> tuple[str, bool]:
     """What a site saw of the server's clock when it was connected last, and whether the two were far apart."""
-    noted = read_json(seen) if seen is not None else {}
+    if seen is None:
+        return "", False  # the server itself
+    noted = read_json(seen)
     if "server_ahead" not in noted:
-        return "it was not compared with the server's", False
+        return "; it was not compared with the server's", False
     ahead, at = float(noted["server_ahead"]), day(float(noted.get("time", 0.0)))
     if abs(ahead) <= CLOCK_OFF_SECONDS:
-        return f"it agreed with the server's on {at}", False
+        return f"; it agreed with the server's on {at}", False
     return f"It was {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's on {at}.", True
 
 
@@ -102,12 +104,12 @@ def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
             what = f"hardware.device is cpu, but min_gpu_memory_gb asks for {need_gb:g} GB on a GPU."
             fix = "Set hardware.device to auto, or min_gpu_memory_gb to 0."
             return Check(name, "failed", what, fix, "cpu-with-gpu-memory")
-        return Check(name, "ok", f"cpu, {os.cpu_count()} cores")
+        return Check(name, "ok", f"cpu, {_cpu_use(hardware)}")
     if not torch.cuda.is_available():
         if hardware.device == "cuda" or need_gb > 0:
             fix = "Check the driver with nvidia-smi, and that torch was installed with CUDA; or use device: cpu."
             return Check(name, "failed", "No GPU was found, and site.yaml asks for one.", fix, "no-gpu")
-        what = f"No GPU was found: the site trains on {os.cpu_count()} CPU cores, which is slow for real scans."
+        what = f"No GPU was found: the site trains on {_cpu_use(hardware)}, which is slow for real scans."
         fix = "Check the driver with nvidia-smi, or set hardware.device to cpu."
         return Check(name, "warning", what, fix, "no-gpu")
     free, total = (amount / _GB for amount in torch.cuda.mem_get_info())
@@ -117,6 +119,12 @@ def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
         fix = f"{use}, or lower min_gpu_memory_gb if the experiment needs less."
         return Check(name, "failed", f"{card}; {need_gb:g} GB are asked for.", fix, "too-little-gpu-memory")
     return Check(name, "ok", card)
+
+
+def _cpu_use(hardware: HardwareSettings) -> str:
+    if hardware.threads is None:
+        return f"{os.cpu_count()} CPU cores"
+    return f"{hardware.threads} CPU thread{'s' if hardware.threads > 1 else ''}"
 
 
 def check_port(host: str, port: int, running: bool) -> Check:

@@ -61,10 +61,18 @@ def stop_process(kit: Kit) -> bool:
     )
 
 
+def write_process_id(kit: Kit, process: int) -> None:
+    """Note what runs from this kit; with its path, for a copy of the kit holds a copy of the note."""
+    write_atomically(kit.process_id, f"{process} {kit.path.resolve()}")
+
+
 def running_process(kit: Kit) -> int | None:
     """Process id of what runs from this kit on this machine."""
     try:
-        process = int(kit.process_id.read_text())
+        number, _, place = kit.process_id.read_text().partition(" ")
+        if place and Path(place) != kit.path.resolve():
+            return None
+        process = int(number)
         os.kill(process, 0)
         command = Path(f"/proc/{process}/cmdline")
         # After a reboot the number may belong to somebody else.
@@ -91,7 +99,7 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
             why=f"process {other}",
             fix="Stop it first.",
         )
-    write_atomically(kit.process_id, str(os.getpid()))
+    write_process_id(kit, os.getpid())
     try:
         while True:
             if isinstance(kit, SiteKit):

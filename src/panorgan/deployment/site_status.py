@@ -150,12 +150,13 @@ def _last_trouble(
 ) -> tuple[Literal["missing", "failed", "refused"], str, str] | None:
     """The last thing that went wrong with a site in the round in hand, after it was asked the last time.
 
-    State, detail and code. Introductions bear the number 0. One that was refused counts until the site has joined.
+    State, detail and code. Introductions bear the number 0. One that was refused counts until the site has
+    joined, or answered a round.
     """
     missing = False
     for event in reversed(events):
         facts = event.facts
-        if (event.kind == "joined" and name in facts.get("sites", ())) or (
+        if (event.kind in ("joined", "round") and name in facts.get("sites", ())) or (
             event.kind == "late_join" and facts.get("site") == name
         ):
             break

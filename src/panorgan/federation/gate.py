@@ -93,8 +93,11 @@ class Gate:
                 self._tokens = {**kept, token: replace(known, token=token, heard=self._clock())}
                 self._holder[name] = token
 
-    def hear(self, name: str, token: str, alive: bool = False) -> Refusal | None:
-        """A message. `alive`: one by which a machine only says that it is there, so that its answer can be a reason."""
+    def hear(self, name: str, token: str, alive: bool = False, machine: str = "", address: str = "") -> Refusal | None:
+        """A message. `alive`: one by which a machine only says that it is there, so that its answer can be a reason.
+
+        `machine` and `address` name a machine whose token is older than this process: it does not register again.
+        """
         until = self._revoked.until(name)
         with self._lock:
             known = self._tokens.get(token)
@@ -104,7 +107,7 @@ class Gate:
                     if alive:
                         self._report(refusal)
                     return refusal
-            return self._hear_alive(name, token, known) if alive else None
+            return self._hear_alive(known or _Machine(name, token, None, machine, address, 0.0)) if alive else None
 
     def _judge(self, name: str, known: _Machine | None, until: float) -> Refusal | None:
         if known is None or known.issued is None:
@@ -127,15 +130,15 @@ class Gate:
             return None  # the place of a revoked kit is free at once
         return _twin(name, holder.address, address)
 
-    def _hear_alive(self, name: str, token: str, known: _Machine | None) -> Refusal | None:
+    def _hear_alive(self, speaker: _Machine) -> Refusal | None:
         now = self._clock()
-        holder = self._tokens.get(self._holder.get(name, ""))
-        if holder is not None and holder.token != token and now - holder.heard <= ALIVE_SECONDS:
-            refusal = _twin(name, holder.address, known.address if known else "")
+        holder = self._tokens.get(self._holder.get(speaker.name, ""))
+        if holder is not None and holder.token != speaker.token and now - holder.heard <= ALIVE_SECONDS:
+            refusal = _twin(speaker.name, holder.address, speaker.address)
             self._report(refusal)
             return refusal
-        self._tokens[token] = replace(known or _Machine(name, token, None, "", "", now), heard=now)
-        self._holder[name] = token
+        self._tokens[speaker.token] = replace(speaker, heard=now)
+        self._holder[speaker.name] = speaker.token
         return None
 
 

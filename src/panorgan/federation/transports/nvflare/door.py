@@ -33,7 +33,7 @@ CERTIFICATES = "certificates.json"
 DOOR = "door.json"
 """In the server's kit: who was refused last, for the driver and `status`."""
 MACHINE = "panorgan_machine"
-"""Under this name a site says which machine it is, when it registers."""
+"""Under this name a site says which machine it is, when it registers and with every heartbeat."""
 
 
 class Door(FLComponent):
@@ -69,7 +69,9 @@ class Door(FLComponent):
         if topic == CellChannelTopic.Register:
             refusal = self._check_certificate(message)
         elif topic == CellChannelTopic.HEART_BEAT:
-            refusal = self.gate.hear(*_speaker(message), alive=True)
+            refusal = self.gate.hear(
+                *_speaker(message), alive=True, machine=_machine(message), address=_address(message)
+            )
             if refusal is not None:
                 self._log_out(_speaker(message)[1])
         else:
@@ -83,11 +85,9 @@ class Door(FLComponent):
         if not isinstance(shown, bytes | str):
             return None  # NVFlare refuses that by itself
         certificate = x509.load_pem_x509_certificate(shown.encode() if isinstance(shown, str) else shown)
-        context = payload.get_peer_context()
-        machine = str(context.get_prop(MACHINE, "")) if context else ""
-        address = str(message.get_header(CellMessageHeaderKeys.CLIENT_IP, ""))
         self._ends[name] = certificate.not_valid_after_utc.timestamp()
-        return self.gate.register(name, certificate.not_valid_before_utc.timestamp(), machine, address)
+        issued = certificate.not_valid_before_utc.timestamp()
+        return self.gate.register(name, issued, _machine(message), _address(message))
 
     def _log_out(self, token: str) -> None:
         """Nobody shall wait for it until it counts as silent."""
@@ -128,6 +128,16 @@ def _speaker(message: Message) -> tuple[str, str]:
         str(message.get_header(CellMessageHeaderKeys.CLIENT_NAME, "")),
         str(message.get_header(CellMessageHeaderKeys.TOKEN, "")),
     )
+
+
+def _machine(message: Message) -> str:
+    """What the speaker says of its machine; empty where it says nothing."""
+    context = message.payload.get_peer_context() if isinstance(message.payload, Shareable) else None
+    return str(context.get_prop(MACHINE, "")) if context else ""
+
+
+def _address(message: Message) -> str:
+    return str(message.get_header(CellMessageHeaderKeys.CLIENT_IP, ""))
 
 
 def _no(refusal: Refusal) -> Message:
