@@ -27,9 +27,12 @@ def no_room(error: BaseException) -> bool:
 
 
 def no_room_words(error: BaseException, folder: Path) -> str:
-    """`there is no room on the disk of …`: the file that the error names, else the folder that was being written."""
+    """`there is no room on the disk of …`: the file that the error names, else the folder that was being written.
+
+    Without a figure: it would change from moment to moment, and the driver says the same thing only once.
+    """
     place = Path(str(error.filename)).parent if isinstance(error, OSError) and error.filename else folder
-    return f"there is no room on the disk of {place}{_free(place)}"
+    return f"there is no room on the disk of {place}"
 
 
 def little_room(folder: Path) -> str:
@@ -48,8 +51,3 @@ def free_mb(folder: Path) -> float | None:
         return shutil.disk_usage(folder).free / 1e6
     except OSError:
         return None
-
-
-def _free(folder: Path) -> str:
-    free = free_mb(folder)
-    return "" if free is None else f" ({free:.0f} MB free)"
