@@ -128,10 +128,10 @@ def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.Mo
     finish(plan.runs[0])
     asked: list[tuple[str, Run | None]] = []
 
-    def train(experiment: Experiment, folder: Path, resume: bool, *_: Any, beside: Run | None = None) -> None:
+    def train(experiment: Experiment, folder: Path, resume: bool, *_: Any, compared_with: Run | None = None) -> None:
         assert resume
         run = next(run for run in plan.runs if run.folder.path == folder)
-        asked.append((run.title, beside))
+        asked.append((run.title, compared_with))
         if run.title == "fedavg · seed 0":
             raise RunError("Out of luck.")
         finish(run)
@@ -140,7 +140,7 @@ def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.Mo
     failures = run_missing(plan, unwatched)
     assert [failure.run.title for failure in failures] == ["fedavg · seed 0"]
     assert [title for title, _ in asked] == [run.title for run in plan.runs[1:]]  # what is finished is not touched
-    assert [beside for _, beside in asked] == [
+    assert [other for _, other in asked] == [
         plan.runs[0].folder,
         plan.runs[0].folder,
         None,

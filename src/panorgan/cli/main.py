@@ -161,15 +161,18 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Run folder; runs/<name> if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
-    beside: Annotated[
-        str, typer.Option(help="Other methods to train beside it for the report: solo,central_full.", metavar="METHODS")
+    baselines: Annotated[
+        str, typer.Option(help="Other methods to train for the same report: solo,central_full.", metavar="METHODS")
     ] = "",
+    beside: Annotated[str, typer.Option(help="The old name of --baselines.", metavar="METHODS", hidden=True)] = "",
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
     from panorgan.cli.train import train_and_report
 
-    others = [method.strip() for method in beside.split(",") if method.strip()]
+    if beside:
+        say("--beside is now called --baselines; the old name still works.", sys.stderr)
+    others = [method.strip() for method in f"{baselines},{beside}".split(",") if method.strip()]
     train_and_report(experiment, run, resume, overrides or [], others, as_json)
 
 

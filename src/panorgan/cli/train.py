@@ -1,4 +1,4 @@
-"""`panorgan train`: an experiment, and the same with other methods beside it."""
+"""`panorgan train`: an experiment, and the same with other methods as baselines."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
-from panorgan.report.beside import BesideModel, beside_models
+from panorgan.report.baselines import BaselineModel, baseline_models
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_words
 from panorgan.runs.execute import check_run
 
 
 def train_and_report(
-    path: Path, run: Path | None, resume: bool, overrides: Sequence[str], beside: Sequence[str], as_json: bool
+    path: Path, run: Path | None, resume: bool, overrides: Sequence[str], baselines: Sequence[str], as_json: bool
 ) -> None:
-    """Train an experiment (and the same with other methods beside it), show the scores, write the report."""
+    """Train an experiment (and the same with other methods as baselines), show the scores, write the report."""
     experiment = load_experiment(path, overrides)
-    others = [experiment.with_method(method) for method in dict.fromkeys(beside)]
+    others = [experiment.with_method(method) for method in dict.fromkeys(baselines)]
     if any(other.method["name"] == experiment.method["name"] for other in others):
         raise ConfigError(
-            f"The method {experiment.method['name']!r} cannot stand beside itself.",
+            f"The method {experiment.method['name']!r} cannot be its own baseline.",
             code="beside-itself",
-            where="--beside",
+            where="--baselines",
             fix="Name other methods only; 'panorgan methods' lists them.",
         )
     place = Run(run or Path("runs") / experiment.name)
     for other in others:  # what is wrong with them should not show after hours of training
-        check_run(other, place.beside_method(other.method["name"]).path, resume)
+        check_run(other, place.baseline(other.method["name"]).path, resume)
     trained = _train_one(experiment, place, resume, as_json)
     report = write_report(trained)
     for other in others:
-        _train_one(other, trained.beside_method(other.method["name"]), resume, as_json, beside=trained)
+        _train_one(other, trained.baseline(other.method["name"]), resume, as_json, compared_with=trained)
     if others:
         write_report(trained)
     show_scores(trained, report, as_json)
 
 
-def _train_one(experiment: Experiment, run: Run, resume: bool, as_json: bool, beside: Run | None = None) -> Run:
+def _train_one(experiment: Experiment, run: Run, resume: bool, as_json: bool, compared_with: Run | None = None) -> Run:
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, run.path, resume, (listener,), beside=beside)
+        return train(experiment, run.path, resume, (listener,), compared_with=compared_with)
 
 
 def show_scores(run: Run, report: Path, as_json: bool) -> None:
-    """The scores of a finished run, and of those beside it."""
+    """The scores of a finished run, and of its baselines."""
     table = organ_site_table(run.scores)
-    models = beside_models(run)
+    models = baseline_models(run)
     if as_json:
         summary: dict[str, Any] = {"run": str(run.path), "report": str(report), **delivered_as_json(run)}
         summary["dice"] = _numbers(table.overall)
@@ -68,7 +68,7 @@ def show_scores(run: Run, report: Path, as_json: bool) -> None:
         console.print(f"At external sites {in_words(table.external)}")
     console.print(f"Delivered: round {delivered_words([run])}", highlight=False)
     if models:
-        console.print(beside_table(models))
+        console.print(baseline_table(models))
     console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
@@ -84,9 +84,9 @@ def score_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def beside_table(models: Sequence[BesideModel]) -> Table:
+def baseline_table(models: Sequence[BaselineModel]) -> Table:
     """Organ × model."""
-    table = Table(title="Dice beside other methods (test cases of all sites)", title_justify="left")
+    table = Table(title="Dice of this run and its baselines (test cases of all sites)", title_justify="left")
     table.add_column("organ", overflow="fold")
     for model in models:
         table.add_column(model.name, justify="right", style="bold" if model.is_this_run else "")

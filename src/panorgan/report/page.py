@@ -16,7 +16,7 @@ from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
-from panorgan.report.beside import beside_models, beside_rows
+from panorgan.report.baselines import baseline_models, baseline_rows
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
@@ -53,7 +53,7 @@ def render(
 ) -> str:
     """The page as text. `overlays_missing` is said where there are no overlays; `section` is the method's own."""
     scores = tables.make_scores(run)
-    beside = beside_models(run)
+    baselines = baseline_models(run)
     return fill_in(
         "template.html.j2",
         tables.FILTERS,
@@ -65,8 +65,8 @@ def render(
         matrix=tables.annotation_matrix(run),
         heat=tables.heat_map(run, scores),
         heat_scale=tables.heat_scale(),
-        beside=beside,
-        beside_rows=beside_rows(beside, run.organs),
+        baselines=baselines,
+        baseline_rows=baseline_rows(baselines, run.organs),
         forgetting=forgetting_table(run),
         analyses=analysis_section(run),
         cost=tables.make_cost(run),

@@ -393,7 +393,14 @@ def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Fai
         run.traceback.unlink(missing_ok=True)
         try:
             with watch(run, number, len(plan.runs)) as listener:
-                train(run.with_threads(), run.folder.path, True, (listener,), cache, beside=beside(plan, run))
+                train(
+                    run.with_threads(),
+                    run.folder.path,
+                    True,
+                    (listener,),
+                    cache,
+                    compared_with=finished_of_seed(plan, run),
+                )
         except Exception as error:
             failures.append(Failure.of(run, error))
         finally:
@@ -403,6 +410,6 @@ def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Fai
     return failures
 
 
-def beside(plan: Plan, run: Planned) -> Run | None:
+def finished_of_seed(plan: Plan, run: Planned) -> Run | None:
     """A finished run of the same seed: the new one must be scored on the same cases."""
     return next((other.folder for other in plan.finished if other.seed == run.seed), None)

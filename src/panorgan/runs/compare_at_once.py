@@ -19,7 +19,7 @@ from typing import Any
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
-from panorgan.runs.compare import Failure, Plan, Planned, beside
+from panorgan.runs.compare import Failure, Plan, Planned, finished_of_seed
 from panorgan.runs.execute import train
 from panorgan.runs.gpu_sharing import shared_gpu
 from panorgan.runs.prepare import prepare
@@ -93,7 +93,7 @@ class _Child:
         context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
         run.traceback.unlink(missing_ok=True)
         answers, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_train_alone, args=(theirs, run, at_once, cache, beside(plan, run)))
+        process = context.Process(target=_train_alone, args=(theirs, run, at_once, cache, finished_of_seed(plan, run)))
         with _deaf_to_interrupts():
             process.start()
         theirs.close()  # or its end would never be noticed

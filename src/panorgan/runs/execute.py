@@ -45,7 +45,7 @@ def train(
     resume: bool = False,
     listeners: Sequence[Listener] = (),
     cache: str | os.PathLike[str] | None = None,
-    beside: Run | None = None,
+    compared_with: Run | None = None,
 ) -> Run:
     """Simulate a federation on this machine: train, deliver the model, score it on the test cases.
 
@@ -58,7 +58,7 @@ def train(
     resume : go on where a killed run stopped, with the same final bits.
     listeners : called with every `Event`: `event.kind` such as `round`, `event.facts` as plain data.
     cache : where prepared cases are kept; `PANORGAN_CACHE` or the user's cache if left out.
-    beside : a run that this one will be compared with: it must have been scored on the same cases.
+    compared_with : a run that this one will be compared with: it must have been scored on the same cases.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def train(
     cache, listeners = None if cache is None else Path(cache), tuple(listeners)
     _check_folder(run, experiment, resume)
     if resume and run.complete:
-        _check_comparable(beside, run.manifest.get("test_fingerprint"))
+        _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
         return _scored(run)
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
@@ -77,7 +77,7 @@ def train(
         cache,
         lambda what, done, total: silent.transient("prepare", what=what, done=done, total=total),
     )
-    _check_comparable(beside, scored_fingerprint(prepared))
+    _check_comparable(compared_with, scored_fingerprint(prepared))
     workers = build_workers(experiment, prepared, run, device, silent)
     resumed = run.started  # --resume may also begin a run: one that was killed while its cases were prepared
     manifest = _start_or_check(run, experiment, prepared, device)
@@ -268,12 +268,12 @@ def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | 
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
 
 
-def _check_comparable(beside: Run | None, tested: str | None) -> None:
-    if beside is not None and tested != beside.manifest.get("test_fingerprint"):
+def _check_comparable(compared_with: Run | None, tested: str | None) -> None:
+    if compared_with is not None and tested != compared_with.manifest.get("test_fingerprint"):
         raise RunError(
             "Two runs side by side must be scored on the same cases.",
             code="other-test-cases",
-            where=str(beside.path),
+            where=str(compared_with.path),
             why="the data has changed since that run, or it is of an older panorgan version",
             fix="Train both again in a new folder.",
         )

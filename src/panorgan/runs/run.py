@@ -198,12 +198,12 @@ class Run:
         """Rounds of all stages; None where the log has none."""
         return self.rounds[-1].number if self.rounds else None
 
-    def beside(self) -> dict[str, Run]:
+    def baselines(self) -> dict[str, Run]:
         """Finished runs of the same experiment with other methods, by method."""
         found = sorted(path.name for path in (self.path / "beside").glob("*") if Run(path).complete)
-        return {method: self.beside_method(method) for method in found}
+        return {method: self.baseline(method) for method in found}
 
-    def beside_method(self, method: str) -> Run:
+    def baseline(self, method: str) -> Run:
         """Where the same experiment with another method lives."""
         return Run(self.path / "beside" / method)
 

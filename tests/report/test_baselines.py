@@ -1,4 +1,4 @@
-"""Other methods beside a run: what the table holds, from hand-written scores."""
+"""The baselines of a run: what the table holds, from hand-written scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from panorgan.evaluation.metrics import METRICS
-from panorgan.report.beside import beside_models, beside_rows
+from panorgan.report.baselines import baseline_models, baseline_rows
 from panorgan.report.page import render
 from panorgan.runs.execute import train
 from panorgan.runs.run import Run
@@ -16,15 +16,15 @@ from panorgan.runs.tables import read_metrics, write_metrics
 
 @pytest.fixture(scope="module")
 def run(tiny, tmp_path_factory) -> Run:
-    folder = Run(tmp_path_factory.mktemp("beside") / "run")
+    folder = Run(tmp_path_factory.mktemp("baselines") / "run")
     experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0})
     train(experiment, folder.path)
-    train(experiment.with_method("solo"), folder.beside_method("solo").path)
+    train(experiment.with_method("solo"), folder.baseline("solo").path)
     return folder
 
 
 def test_each_sites_own_model_is_scored_on_what_it_knows(run) -> None:
-    rows = read_metrics(run.beside_method("solo").own_models_file)
+    rows = read_metrics(run.baseline("solo").own_models_file)
     known = {model: {row["organ"] for row in rows if row["model"] == model} for model in ("north", "south")}
     # South was taught both kidneys as one: it cannot be asked for a single side, as which they are scored.
     assert known == {"north": {"liver"}, "south": {"spleen"}}
@@ -32,20 +32,20 @@ def test_each_sites_own_model_is_scored_on_what_it_knows(run) -> None:
     assert {row["site"] for row in rows if row["model"] == "north"} == {"north", "south", "island"}
 
 
-def test_a_run_with_no_neighbours_has_no_table(tiny, tmp_path) -> None:
+def test_a_run_without_baselines_has_no_table(tiny, tmp_path) -> None:
     train(tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}), tmp_path / "run")
     record = Run(tmp_path / "run")
-    assert beside_models(record) == ()
-    assert 'id="beside"' not in render(record, {})
+    assert baseline_models(record) == ()
+    assert 'id="baselines"' not in render(record, {})
 
 
 def test_the_page_shows_every_model_and_what_it_does_not_know(run) -> None:
     record = Run(run.path)
-    models = beside_models(record)
+    models = baseline_models(record)
     assert [model.name for model in models] == ["fedavg", "north alone", "south alone", "solo"]
     assert [model.is_this_run for model in models] == [True, False, False, False]
     page = render(record, {})
-    section = page[page.index('id="beside"') : page.index('id="scores"')]
+    section = page[page.index('id="baselines"') : page.index('id="scores"')]
     assert "north alone" in section
     assert "unknown" in section
     assert [model.delivered for model in models] == ["1 of 1"] * 4
@@ -65,35 +65,35 @@ def test_means_are_over_the_test_cases_of_the_federation(run) -> None:
         row("north", "external", "c", "liver", 0.0),
         row("south", "test", "a", "spleen", 0.25),
     ]
-    own = run.beside_method("solo").own_models_file
+    own = run.baseline("solo").own_models_file
     kept = own.read_bytes()
     try:
         write_metrics(own, rows, own_models=True)
         record = Run(run.path)
-        models = beside_models(record)
+        models = baseline_models(record)
         by_name = {model.name: model for model in models}
         assert by_name["north alone"].organs["liver"].mean == pytest.approx(0.7)
         assert by_name["north alone"].overall.mean == pytest.approx(0.7)
         assert set(by_name["south alone"].organs) == {"spleen"}
-        table = dict(beside_rows(models, ["liver", "spleen"]))
+        table = dict(baseline_rows(models, ["liver", "spleen"]))
         assert [cell.text for cell in table["liver"]][1:3] == ["0.70", "unknown"]
         assert [cell.text for cell in table["spleen"]][1:3] == ["unknown", "0.25"]
     finally:
         own.write_bytes(kept)
 
 
-def test_a_neighbour_scored_on_other_cases_is_not_shown(run) -> None:
-    neighbour = run.beside_method("solo")
-    kept = neighbour.manifest_file.read_text()
+def test_a_baseline_scored_on_other_cases_is_not_shown(run) -> None:
+    baseline = run.baseline("solo")
+    kept = baseline.manifest_file.read_text()
     try:
-        neighbour.manifest_file.write_text(json.dumps({**neighbour.manifest, "test_fingerprint": "other"}))
-        assert beside_models(Run(run.path)) == ()
+        baseline.manifest_file.write_text(json.dumps({**baseline.manifest, "test_fingerprint": "other"}))
+        assert baseline_models(Run(run.path)) == ()
     finally:
-        neighbour.manifest_file.write_text(kept)
+        baseline.manifest_file.write_text(kept)
 
 
-def test_an_unfinished_neighbour_is_not_shown(run) -> None:
-    half = run.beside_method("central_full").path
+def test_an_unfinished_baseline_is_not_shown(run) -> None:
+    half = run.baseline("central_full").path
     half.mkdir(parents=True)
     (half / "manifest.json").write_text(json.dumps({}))
-    assert list(run.beside()) == ["solo"]
+    assert list(run.baselines()) == ["solo"]

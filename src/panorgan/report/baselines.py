@@ -1,4 +1,4 @@
-"""The same experiment with other methods, side by side with this run: one column per model, one row per organ."""
+"""The same experiment with other methods as baselines of this run: one column per model, one row per organ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from panorgan.runs.tables import Row, read_metrics
 
 
 @dataclass(frozen=True)
-class BesideModel:
-    """One model. `organs` has a summary for every organ that it knows; `words` say how it was trained, `delivered` of
-    which round it is."""
+class BaselineModel:
+    """This run's model or a baseline's. `organs` has a summary for every organ that it knows; `words` say how it was
+    trained, `delivered` of which round it is."""
 
     name: str
     words: str
@@ -27,7 +27,7 @@ class BesideModel:
 
 
 @dataclass(frozen=True)
-class BesideCell:
+class BaselineCell:
     """A mean, or the words that there is none."""
 
     text: str
@@ -35,11 +35,11 @@ class BesideCell:
     spoken: str
 
 
-def beside_models(run: Run) -> tuple[BesideModel, ...]:
+def baseline_models(run: Run) -> tuple[BaselineModel, ...]:
     """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
     # A comparison on other cases would be none.
     tested = run.manifest.get("test_fingerprint")
-    found = run.beside().items()
+    found = run.baselines().items()
     others = {method: other for method, other in found if other.manifest.get("test_fingerprint") == tested}
     if not others:
         return ()
@@ -49,13 +49,13 @@ def beside_models(run: Run) -> tuple[BesideModel, ...]:
     return tuple(models)
 
 
-def beside_rows(models: Sequence[BesideModel], organs: Sequence[str]) -> list[tuple[str, list[BesideCell]]]:
+def baseline_rows(models: Sequence[BaselineModel], organs: Sequence[str]) -> list[tuple[str, list[BaselineCell]]]:
     """Per organ one cell per model, and a last row (with an empty name) over what each model knows."""
     rows = [(organ, [_cell(title(organ), model, model.organs.get(organ)) for model in models]) for organ in organs]
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
 
 
-def _own_models(run: Run, method: str) -> list[BesideModel]:
+def _own_models(run: Run, method: str) -> list[BaselineModel]:
     """Every site's own model, where the method kept them."""
     if not run.own_models_file.is_file():
         return []
@@ -70,14 +70,14 @@ def _in_words(run: Run, method: str) -> str:
     return "all cases in one place" if describe_method(method).pooled else "federated"
 
 
-def _model(name: str, words: str, rows: Sequence[Row], run: Run, is_this_run: bool = False) -> BesideModel:
+def _model(name: str, words: str, rows: Sequence[Row], run: Run, is_this_run: bool = False) -> BaselineModel:
     table = organ_site_table([row for row in rows if row["split"] == TEST_SPLIT])
-    return BesideModel(name, words, table.organs, table.overall, delivered_words([run]), is_this_run)
+    return BaselineModel(name, words, table.organs, table.overall, delivered_words([run]), is_this_run)
 
 
-def _cell(organ: str, model: BesideModel, summary: Summary | None) -> BesideCell:
+def _cell(organ: str, model: BaselineModel, summary: Summary | None) -> BaselineCell:
     if summary is None or not summary.n:
-        return BesideCell("unknown", "transparent", f"{organ}: {model.name} does not know it")
-    return BesideCell(
+        return BaselineCell("unknown", "transparent", f"{organ}: {model.name} does not know it")
+    return BaselineCell(
         number(summary.mean), heat_colour(summary.mean), f"{organ}, {model.name}: mean Dice {number(summary.mean, 3)}"
     )
