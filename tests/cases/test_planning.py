@@ -68,7 +68,7 @@ def test_the_extent_is_that_of_the_cropped_body(make_case, modality) -> None:
     assert all(20 + 2 * 8 <= mm <= 20 + 2 * 12 for mm in cropped)
 
 
-def test_a_site_tells_coarse_middles_and_ranges() -> None:
+def test_a_site_tells_coarse_medians_and_ranges() -> None:
     cases = [
         CaseMeasurements((mm, 1.0, 5.0), (104 * mm, 80.0, 3.0), ct, {"liver": counts(hu_40=n)})
         for mm, ct, n in [(0.7, True, 1), (0.9012, True, 2), (4.0, False, 4)]
@@ -125,7 +125,7 @@ def test_large_sites_weigh_more_in_the_spacing() -> None:
     sites = {"a": site(10, spacing=(0.8, 0.8, 5.0)), "b": site(3, spacing=(1.0, 0.6, 1.0))}
     assert pooled_spacing(sites) == (0.8, 0.8, 5.0)
     sites = {"b": site(3, spacing=(1.0, 0.6, 1.0)), "c": site(3)}
-    assert pooled_spacing(sites) == (1.0, 0.6, 1.0)  # halves: the smaller of the two middles
+    assert pooled_spacing(sites) == (1.0, 0.6, 1.0)  # halves: the smaller of the two medians
     # 4 + 2 of 10 cases: a's spacing along R, where b has the same; 4 + 4 of 10: d's along A and S
     fine, thick = (0.8, 0.8, 5.0), (0.8, 0.9, 6.0)
     sites = {"a": site(4, spacing=fine), "b": site(2, spacing=thick), "d": site(4, spacing=(1.2, 1.0, 3.0))}

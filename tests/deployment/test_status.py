@@ -177,8 +177,8 @@ def test_damaged_files_do_not_keep_anyone_from_the_status(run: Run) -> None:
 # -- time --------------------------------------------------------------------------------------------------------
 
 
-def test_time_left_comes_from_the_middle_of_the_last_rounds(run: Run) -> None:
-    """Rounds of 9 (alone: only its own work counts), 20 and 10 s: the middle is 10 s."""
+def test_time_left_comes_from_the_median_of_the_last_rounds(run: Run) -> None:
+    """Rounds of 9 (alone: only its own work counts), 20 and 10 s: the median is 10 s."""
     run.begin()
     for time, number, seconds in ((1010, 1, 9.0), (1030, 2, 20.0), (1040, 3, 10.0)):
         run.round(time, number, seconds, total=7)

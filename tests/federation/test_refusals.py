@@ -267,10 +267,10 @@ def test_the_norm_of_an_update(tmp_path):
 @pytest.mark.parametrize(
     ("norms", "factor", "found"),
     [
-        ({"a": 3.0, "b": 4.0, "c": 40.0}, 10.0, set()),  # exactly ten times the middle one
+        ({"a": 3.0, "b": 4.0, "c": 40.0}, 10.0, set()),  # exactly ten times the median
         ({"a": 3.0, "b": 4.0, "c": 40.1}, 10.0, {"c"}),
         ({"a": 3.0, "b": 4.0, "c": 8.1}, 2.0, {"c"}),
-        ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 80.0}, 10.0, {"d"}),  # the middle of four: 4
+        ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 80.0}, 10.0, {"d"}),  # the median of four: 4
         ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 40.0}, 10.0, set()),
         ({"a": 3.0, "b": 4.0, "c": 1e9}, None, set()),  # switched off
         ({"a": 3.0, "b": 1e9}, 10.0, set()),  # two cannot tell which of them is wrong

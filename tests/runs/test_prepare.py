@@ -65,7 +65,7 @@ def two_sites(tmp_path: Path) -> dict:
 def test_the_plan_is_pooled_over_training_sites_and_travels_in_the_model(two_sites, tmp_path) -> None:
     experiment = parse_experiment({**two_sites, "plan": {"crop": "body", "image_interpolation": "cubic"}})
     prepared = prepare(experiment, tmp_path / "cache")
-    # north has more training cases, so its voxel size is the middle one.
+    # north has more training cases, so its voxel size is the median.
     assert prepared.plan.spacing_mm == (2.0, 2.0, 4.0)
     # 60 HU lies in the bin from 48 to 64, 120 HU in the one from 112 to 128.
     assert prepared.plan.window_hu == (48.0, 128.0)

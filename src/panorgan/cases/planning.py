@@ -1,7 +1,7 @@
 """A plan for everybody, from numbers that each site measures on its own training cases.
 
-A site tells how many cases it has, how many of them are CT, their middle voxel size and extent, and per structure the
-range of Hounsfield units inside it. No image leaves; the numbers are pooled, and the plan follows from them: a middle
+A site tells how many cases it has, how many of them are CT, their median voxel size and extent, and per structure the
+range of Hounsfield units inside it. No image leaves; the numbers are pooled, and the plan follows from them: a median
 voxel size, and a window in which every annotated structure can be seen. Numbers are coarse, but a site with a single
 training case tells about that patient: the docs say so.
 """
@@ -39,7 +39,7 @@ class PlanSettings(PlanChoices):
     """The experiment's `plan`: what is said holds for every site, what is `pooled` is measured at the sites."""
 
     spacing_mm: tuple[float, float, float] | Literal["pooled"] = Field(
-        POOLED, description="voxel size after resampling (R, A, S); pooled: the middle of the sites' middles"
+        POOLED, description="voxel size after resampling (R, A, S); pooled: the median of the sites' medians"
     )
     intensity: Literal["window", "zscore", "pooled"] = Field(
         POOLED, description="window: clip HU, for CT; zscore: by each scan's own mean and spread, for MR"
@@ -113,13 +113,13 @@ class SiteStatistics:
 
     @classmethod
     def of(cls, measured: Sequence[CaseMeasurements]) -> SiteStatistics:
-        """Middle values over a site's cases, rounded to what a plan needs."""
+        """Medians over a site's cases, rounded to what a plan needs."""
         counts: dict[str, NDArray[np.int64]] = {}
         for case in measured:
             for name, own in case.hu_counts.items():
                 counts[name] = counts.get(name, np.zeros(_BINS, dtype=np.int64)) + own
-        sx, sy, sz = _middle([case.spacing_mm for case in measured], [1.0] * len(measured))
-        ex, ey, ez = _middle([case.extent_mm for case in measured], [1.0] * len(measured))
+        sx, sy, sz = _median([case.spacing_mm for case in measured], [1.0] * len(measured))
+        ex, ey, ez = _median([case.extent_mm for case in measured], [1.0] * len(measured))
         return cls(
             cases=len(measured),
             ct_cases=sum(case.is_ct for case in measured),
@@ -186,8 +186,8 @@ def measure_case(case: Case, choices: PlanChoices) -> CaseMeasurements:
 
 
 def pooled_spacing(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
-    """The middle of the sites' middle voxel sizes, each site counting by its cases, but none for half of them all."""
-    return _middle([s.spacing_mm for s in sites.values()], _weights(sites))
+    """The median of the sites' median voxel sizes, each site counting by its cases, but none for half of them all."""
+    return _median([s.spacing_mm for s in sites.values()], _weights(sites))
 
 
 def _weights(sites: Mapping[str, SiteStatistics]) -> list[float]:
@@ -254,7 +254,7 @@ def proposed_patch(
     Sizes are multiples of the network's `divisors`, at least twice those. `sliced` is the axis that the slices of a 2D
     network lie across; `divisors` are then those of the other two.
     """
-    extent = _middle([s.extent_mm for s in sites.values()], _weights(sites))
+    extent = _median([s.extent_mm for s in sites.values()], _weights(sites))
     axes = [axis for axis in range(3) if axis != sliced]
     sizes = {axis: extent[axis] / plan.spacing_mm[axis] for axis in axes}
     while math.prod(sizes.values()) > _PATCH_VOXELS:
@@ -266,12 +266,12 @@ def proposed_patch(
     return patch[0], patch[1], patch[2]
 
 
-def _middle(values: Sequence[tuple[float, float, float]], weights: Sequence[float]) -> tuple[float, float, float]:
+def _median(values: Sequence[tuple[float, float, float]], weights: Sequence[float]) -> tuple[float, float, float]:
     """Weighted median per axis: the smallest value that at least half of the weight does not exceed."""
     table, weight = np.array(values), np.array(weights)
-    middles = []
+    medians = []
     for axis in range(3):
         order = np.argsort(table[:, axis], kind="stable")
         reached = np.cumsum(weight[order]) >= weight.sum() / 2
-        middles.append(float(table[order[int(reached.argmax())], axis]))
-    return middles[0], middles[1], middles[2]
+        medians.append(float(table[order[int(reached.argmax())], axis]))
+    return medians[0], medians[1], medians[2]

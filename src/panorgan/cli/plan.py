@@ -48,7 +48,7 @@ def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
 def _table(sites: Mapping[str, SiteStatistics], sizes: Mapping[str, Mapping[str, int]]) -> Table:
     table = Table(title="What the sites measure (numbers only, training cases)", title_justify="left")
     patients = "patients: train, validation, test"
-    for name in ("site", patients, "cases", "CT", "middle voxel, mm", "middle extent, mm", "annotated tissue, HU"):
+    for name in ("site", patients, "cases", "CT", "median voxel, mm", "median extent, mm", "annotated tissue, HU"):
         table.add_column(name, justify="left" if name == "site" else "right")
     for name, site in sites.items():
         voxel, extent = (" × ".join(f"{mm:.3g}" for mm in sizes) for sizes in (site.spacing_mm, site.extent_mm))

@@ -214,7 +214,7 @@ class Pace:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Pace:
-        """Middle values of the last rounds, from one round's end to the next one's; pauses are counted apart."""
+        """Medians of the last rounds, from one round's end to the next one's; pauses are counted apart."""
         rounds: list[float] = []
         pauses: list[float] = []
         before: Event | None = None

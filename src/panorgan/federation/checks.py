@@ -92,18 +92,18 @@ def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict
 
 
 def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
-    """Sites whose update is absurdly larger than the others' (`factor` × the middle one), with the reason.
+    """Sites whose update is absurdly larger than the others' (`factor` × the median), with the reason.
 
     Two sites cannot tell which of them is wrong, so it takes three.
     """
     if factor is None or len(norms) < 3:
         return {}
-    middle = statistics.median(norms.values())
+    median = statistics.median(norms.values())
     return {
-        site: f"its norm is {norm:.4g}, {norm / middle:.3g} times the middle one of this round ({middle:.4g}); "
+        site: f"its norm is {norm:.4g}, {norm / median:.3g} times the median of this round ({median:.4g}); "
         f"training.outlier_factor allows {factor:g}"
         for site, norm in sorted(norms.items())
-        if middle > 0 and norm > factor * middle
+        if median > 0 and norm > factor * median
     }
 
 

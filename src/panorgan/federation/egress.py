@@ -37,7 +37,7 @@ _USUAL_TYPES: tuple[TensorType, ...] = ("bool", "uint8", "int32", "int64", "floa
 COMMON_NUMBERS = {
     "train_cases": "how many training cases the site has",
     "annotated/*": "how many of them show each structure",
-    "plan/*": "middle voxel size and extent, and the range of intensities per structure",
+    "plan/*": "median voxel size and extent, and the range of intensities per structure",
     "cases": Method.numbers["cases"],
     "dice/*": "mean validation score per structure",
     "volume/*": "predicted / annotated volume per structure, over all validation cases (optional)",

@@ -22,15 +22,15 @@ Block = Callable[[torch.Tensor], torch.Tensor]
 
 
 def median(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The middle value, or halfway between the two in the middle; every site counts alike."""
+    """The median value by value; of an even number, halfway between the two in the middle. Every site counts alike."""
     high = len(tensors) // 2
     low = (len(tensors) - 1) // 2
 
-    def middle(values: torch.Tensor) -> torch.Tensor:
+    def of_block(values: torch.Tensor) -> torch.Tensor:
         ordered = values.sort(dim=0).values
         return (ordered[low] + ordered[high]) / 2
 
-    return _blockwise(tensors, middle)
+    return _blockwise(tensors, of_block)
 
 
 def trimmed_mean(tensors: Sequence[torch.Tensor], weights: Sequence[float], left_out: int) -> torch.Tensor:

@@ -67,7 +67,7 @@ class TrainingSettings(Settings):
     overlap: float = Field(0.5, ge=0, lt=1, description="of neighbouring windows at inference")
     min_sites: int = Field(1, ge=1, description="a round with fewer usable answers is an error")
     outlier_factor: float | None = Field(
-        10.0, gt=1, description="an update so many times larger than the middle one of three or more is refused"
+        10.0, gt=1, description="an update so many times larger than the median of three or more is refused"
     )
 
     aggregation: Literal["mean", "trimmed_mean", "median"] = Field(

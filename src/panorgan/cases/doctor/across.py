@@ -168,15 +168,15 @@ def _intensity_outliers(source: Source, cases: Sequence[CaseFacts]) -> Iterator[
     for name, measured in sorted(medians.items()):
         if len(measured) < _ENOUGH_SIBLINGS:
             continue
-        middle, limit = _robust([value for _, value in measured])
+        median, limit = _robust([value for _, value in measured])
         for facts, value in measured:
-            if abs(value - middle) > max(_ORGAN_HU, limit) and facts.case not in told:
+            if abs(value - median) > max(_ORGAN_HU, limit) and facts.case not in told:
                 told.add(facts.case)
                 yield finding(
                     "intensity-outlier",
                     source.site,
                     facts.case,
-                    f"{name} has a median of {value:.0f} HU, in the other cases about {middle:.0f} HU.",
+                    f"{name} has a median of {value:.0f} HU, in the other cases about {median:.0f} HU.",
                     "no contrast phase explains such a difference",
                     "Check the scan's rescale slope and intercept, and that the label belongs to it.",
                     facts.image,
@@ -187,8 +187,8 @@ def _intensity_outliers(source: Source, cases: Sequence[CaseFacts]) -> Iterator[
 def _robust(values: Iterable[float]) -> tuple[float, float]:
     """Median, and how far from it is far."""
     numbers: NDArray[np.float64] = np.array(list(values))
-    middle = float(np.median(numbers))
-    return middle, _DEVIATIONS * _TO_SIGMA * float(np.median(np.abs(numbers - middle)))
+    median = float(np.median(numbers))
+    return median, _DEVIATIONS * _TO_SIGMA * float(np.median(np.abs(numbers - median)))
 
 
 def _mixed_modality(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Finding]:

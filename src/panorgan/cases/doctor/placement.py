@@ -80,7 +80,7 @@ def check_placement(image: NDArray[Any], labels: NDArray[np.uint8], ct: bool) ->
     return Problem(
         "label-misplaced",
         f"The label fits its image far better {best.move}.",
-        f"values inside the organs would then differ from their middle only {best.ratio:.2f} times as much",
+        f"values inside the organs would then differ from their median only {best.ratio:.2f} times as much",
         "Look at image and label in a viewer: one of them was flipped, shifted or belongs to another scan. Export the "
         "label again from the scan itself.",
     )
@@ -151,10 +151,10 @@ def _spread(values: NDArray[np.float64], classes: NDArray[np.uint8]) -> float:
     """Distance from the median of the own class, as a share of that from the median of all. Sorted by class."""
     borders = (np.flatnonzero(classes[1:] != classes[:-1]) + 1).tolist()
     parts = [values[a:b] for a, b in zip([0, *borders], [*borders, len(values)], strict=True)]
-    return sum(map(_from_middle, parts)) / max(_from_middle(values), 1e-9)
+    return sum(map(_from_median, parts)) / max(_from_median(values), 1e-9)
 
 
-def _from_middle(values: NDArray[np.float64]) -> float:
+def _from_median(values: NDArray[np.float64]) -> float:
     """Sum of the distances from the median (the upper one of two; numpy's own costs more than all the rest)."""
-    middle = len(values) // 2
-    return float(np.abs(values - np.partition(values, middle)[middle]).sum())
+    rank = len(values) // 2
+    return float(np.abs(values - np.partition(values, rank)[rank]).sum())
