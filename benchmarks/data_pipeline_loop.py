@@ -34,8 +34,8 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.methods.base import SiteRule
-from panorgan.methods.exchange import Content, Federation, Moment
 from panorgan.methods.fedavg import FedAvg, FedAvgConfig
+from panorgan.methods.protocol import Federation, Payload, RoundInfo
 from panorgan.networks import UNetSettings
 
 
@@ -94,9 +94,9 @@ class LoopBench:
     def real(self) -> None:
         """One round of the site's own loop."""
         self._round += 1
-        task = Task("train", "bench", Moment("train", self._round, self.training.rounds))
-        self.rule.moment = task.moment
-        self.rule.received = Content({key: value.clone() for key, value in self.rule.model.state_dict().items()})
+        task = Task("train", "bench", RoundInfo("train", self._round, self.training.rounds))
+        self.rule.round_info = task.round_info
+        self.rule.received = Payload({key: value.clone() for key, value in self.rule.model.state_dict().items()})
         self.worker._run_steps(self.rule, task)
 
     def on_constant(self, augmenting: bool) -> None:

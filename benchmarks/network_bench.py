@@ -31,7 +31,7 @@ from panorgan.deployment.site_job import SiteJob, SiteMachine
 from panorgan.federation.run_record import RunRecord
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import Content, Federation, Numbers
+from panorgan.methods.protocol import Federation, Payload, Scalars
 from panorgan.networks import UNet, UNetSettings
 
 VOCABULARY = ("liver",)
@@ -55,7 +55,7 @@ class NoData:
         """Some."""
         return CASES, dict.fromkeys(VOCABULARY, CASES)
 
-    def statistics(self) -> Numbers:
+    def statistics(self) -> Scalars:
         """Nothing to measure: the plan is fixed."""
         return {}
 
@@ -74,8 +74,8 @@ class EchoWorker(SiteWorker):
     def _recall(self, task: Task) -> RunRecord:
         return RunRecord(task.run)  # it keeps no state, and has none to lose
 
-    def _train(self, task: Task, received: Content, federation: Federation) -> bytes:
-        return self._answer(task, Content(received.arrays, {"cases": float(CASES)})).to_bytes()
+    def _train(self, task: Task, received: Payload, federation: Federation) -> bytes:
+        return self._answer(task, Payload(received.tensors, {"cases": float(CASES)})).to_bytes()
 
 
 class EchoMachine(SiteMachine):

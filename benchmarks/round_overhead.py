@@ -137,7 +137,7 @@ class Echo:
         message = Message.from_bytes(request)
         task = Task.from_meta(message.meta)
         numbers = {"train_cases": 3.0, "annotated/liver": 3.0} if task.kind == "join" else {"cases": 3.0}
-        return Message(message.arrays, numbers, answer_meta(task, self.name)).to_bytes()
+        return Message(message.tensors, numbers, answer_meta(task, self.name)).to_bytes()
 
 
 def peak_memory(sites: int) -> float:

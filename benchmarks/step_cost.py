@@ -51,9 +51,9 @@ from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.vault import RunVaults
 from panorgan.methods.base import Method, ServerRule
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
 from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION
 from panorgan.methods.fediod.attention_maps import packed
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.methods.ufps.masks import extra, largest, pack
 from panorgan.methods.ufps.sparse_masks import parameter_count
@@ -125,7 +125,7 @@ class PretrainedTeachers:
         """What a site sent."""
         return tuple(self._of[site])
 
-    def array(self, site: str, key: str) -> torch.Tensor:
+    def tensor(self, site: str, key: str) -> torch.Tensor:
         """One tensor of it."""
         return self._of[site][key]
 
@@ -158,7 +158,7 @@ class Contender:
             features=tuple(features),
             organs=entry.organs,  # type: ignore[arg-type]
         )
-        facts = {organ: SiteFacts(organ, 2, {organ: 2}) for organ in ORGANS}
+        facts = {organ: SiteInfo(organ, 2, {organ: 2}) for organ in ORGANS}
         self.federation = Federation(Vocabulary(ORGANS), facts)
         sampling = SamplingSettings(patch_size=tuple(patch), batch_size=batch)
         training = TrainingSettings(
@@ -180,7 +180,7 @@ class Contender:
         if hasattr(self.server, "teachers"):
             sent = PretrainedTeachers(weights)
             self.server.teachers.collect(sent)
-            own = {key.removeprefix("teacher/"): sent.array(SITE, key) for key in sent.keys(SITE)}
+            own = {key.removeprefix("teacher/"): sent.tensor(SITE, key) for key in sent.keys(SITE)}
             RunVaults(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
         if hasattr(self.server, "masks"):
             give_masks(self.server)
@@ -220,11 +220,11 @@ class Contender:
         return time.perf_counter() - began
 
     def _round(self, number: int) -> None:
-        moment = Moment("train", number, ROUNDS)
-        self.server.moment = moment
-        content = self.server.broadcast(SITE)
-        task = Task("train", RUN, moment, self.federation.sites)
-        request = Message(content.arrays, content.numbers, task.to_meta()).to_bytes()
+        round_info = RoundInfo("train", number, ROUNDS)
+        self.server.round_info = round_info
+        payload = self.server.broadcast(SITE)
+        task = Task("train", RUN, round_info, self.federation.sites)
+        request = Message(payload.tensors, payload.scalars, task.to_meta()).to_bytes()
         answer = self.worker.handle(request)
         self.after.append(time.perf_counter() - self.ended)
         self.bytes.append(len(request) + len(answer))

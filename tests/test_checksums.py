@@ -72,7 +72,7 @@ def test_tensors_come_back_and_any_flipped_bit_is_noticed():
     content = b"".join(sealed_tensors(MESSAGE.to_pieces()))
     assert b"".join(sealed_tensors([plain])) == content, "however it is cut into pieces"
     assert unsealed_tensors(content) == plain
-    assert load(content).keys() == MESSAGE.arrays.keys()
+    assert load(content).keys() == MESSAGE.tensors.keys()
     assert len(content) % 8 == len(plain) % 8, "tensors stay aligned"
     refuse_damage(content)
     for damaged in changed(content):

@@ -22,7 +22,7 @@ from panorgan.losses.partial import marginal_cross_entropy, member_matrix
 from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods import registry
 from panorgan.methods.about.describing import describe
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page
 
@@ -39,9 +39,9 @@ def test_the_example_method_works(monkeypatch):
     module = types.ModuleType("slow_decoder")
     exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
     method = registry.find_method("slow_decoder")
-    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     rule = method.Server(method.Config(share=0.25), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)})
-    rule.moment = Moment("train", 1, 1)
+    rule.round_info = RoundInfo("train", 1, 1)
 
     class Answers:
         sites = ("a",)
@@ -49,11 +49,11 @@ def test_the_example_method_works(monkeypatch):
         def keys(self, site):
             return ("decoder.w", "head.w")
 
-        def array(self, site, key):
+        def tensor(self, site, key):
             return torch.ones(1)
 
         def mean(self, weight):
-            return {key: self.array("a", key) for key in self.keys("a")}
+            return {key: self.tensor("a", key) for key in self.keys("a")}
 
     rule.aggregate(Answers())
     assert rule.weights["decoder.w"].item() == 0.25

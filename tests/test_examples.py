@@ -15,7 +15,7 @@ import pytest
 
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, load_experiment
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.runs.compare import parse_methods
 from panorgan.runs.execute import train
@@ -142,9 +142,7 @@ def test_fediod_on_acdc_is_as_its_paper_says_and_so_are_its_baselines():
 
 
 def federation_of(experiment: Experiment) -> Federation:
-    facts = {
-        name: SiteFacts(name, 1, dict.fromkeys(site.annotated or (), 1)) for name, site in experiment.sites.items()
-    }
+    facts = {name: SiteInfo(name, 1, dict.fromkeys(site.annotated or (), 1)) for name, site in experiment.sites.items()}
     return Federation(Vocabulary(experiment.vocabulary), facts)
 
 

@@ -23,7 +23,7 @@ import panorgan
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.volume import read_scan
 from panorgan.methods import registry
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,9 +149,9 @@ def test_a_registered_method_trains(page: dict[str, Any]) -> None:
     run, method = panorgan.Run(page["folder"] / "runs" / "half_way"), page["HalfWay"]
     assert run.complete
     assert run.manifest["experiment"]["method"]["name"] == "half_way"
-    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     rule = method.Server(method.Config(server_step=1), federation, {"w": torch.tensor([1.0])})
-    rule.moment = Moment("train", 1, 1)
+    rule.round_info = RoundInfo("train", 1, 1)
     rule.aggregate(SimpleNamespace(mean=lambda weight: {"w": torch.tensor([3.0])}))
     assert rule.weights["w"].item() == 2.0
 

@@ -21,7 +21,7 @@ from panorgan.federation.failures import EgressError, TooManyQuestionsError
 from panorgan.federation.message import Message
 from panorgan.federation.refused_requests import note_refusal
 from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import Moment
+from panorgan.methods.protocol import RoundInfo
 
 META = {"run": "tiny", "site": "north"}
 
@@ -42,9 +42,9 @@ def kit(tmp_path) -> SiteKit:
     policy = EgressPolicy(weights=True, numbers=("train_cases", "loss"), failures=True)
     guard = Egress(policy, weights, AuditLog(kit.audit_log))
 
-    def send(task: str, round_: int, stage: str, arrays, numbers, **meta: str) -> None:
+    def send(task: str, round_: int, stage: str, tensors, numbers, **meta: str) -> None:
         meta = {**META, "answers": f"{task}/{stage}/{round_}", **meta}
-        guard.release(Message(arrays, numbers, meta).to_bytes(), task, round_, stage)
+        guard.release(Message(tensors, numbers, meta).to_bytes(), task, round_, stage)
 
     send("join", 0, "", {}, {"train_cases": 3.0})
     send("train", 1, "pretrain", weights, {"loss": 0.9})
@@ -76,7 +76,7 @@ def test_a_person_sees_what_left_and_that_the_log_is_sound(kit):
 def test_the_shown_hash_is_that_of_the_message(kit):
     entries = [json.loads(line)["entry"] for line in ask(kit.path, "--json").output.splitlines()[:-1]]
     meta = {**META, "answers": "join//0"}
-    join = Message(numbers={"train_cases": 3.0}, meta=meta).to_bytes()
+    join = Message(scalars={"train_cases": 3.0}, meta=meta).to_bytes()
     assert entries[0]["sha256"] == hashlib.sha256(join).hexdigest()
 
 
@@ -168,7 +168,7 @@ def test_requests_beyond_the_agreement_are_shown_and_counted_apart(kit):
         guard.release(Message({}, {"dice/liver": dice}, meta).to_bytes(), "evaluate", number, "train")
     error = TooManyQuestionsError("Site north is asked to score yet another model.", why="it has scored 3")
     error.answered, error.agreed = 3, 1
-    task = Task("evaluate", "tiny", Moment("train", 2, 2))
+    task = Task("evaluate", "tiny", RoundInfo("train", 2, 2))
     note_refusal(AuditLog(kit.audit_log), b"request", task, error)
     shown = ask(kit.path)
     assert "Refused: 1. Requests beyond the agreement, declined: 1." in " ".join(shown.output.split())

@@ -30,7 +30,7 @@ from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import RunVaults
-from panorgan.methods.exchange import Moment
+from panorgan.methods.protocol import RoundInfo
 from panorgan.runs.model_bundle import deliver
 from panorgan.runs.run import Run
 
@@ -209,7 +209,7 @@ def test_questions_beyond_the_agreement_are_refused_and_counted_in_the_log(hospi
     all_ = hospitals(validate_every=1)
     coordinator = all_.coordinator()
     coordinator.run(rounds=1)
-    task, weights = coordinator._task("evaluate", Moment("train", 1, 2)), coordinator.state.weights
+    task, weights = coordinator._task("evaluate", RoundInfo("train", 1, 2)), coordinator.state.weights
     codes = []
     for number in range(1, 6):
         answer = ask(all_.machines["north"], task, {**weights, BIAS: weights[BIAS] + number})
@@ -227,7 +227,7 @@ def test_questions_beyond_the_agreement_are_refused_and_counted_in_the_log(hospi
 def test_a_round_that_was_not_agreed_is_refused_with_a_code_and_logged(hospitals):
     all_ = hospitals()
     coordinator = all_.coordinator()
-    task, weights = coordinator._task("train", Moment("train", 1, -1)), coordinator.state.weights
+    task, weights = coordinator._task("train", RoundInfo("train", 1, -1)), coordinator.state.weights
     assert ask(all_.machines["north"], task, weights).meta["failed"] == "not-agreed"
     (declined,) = [entry for entry in read_log(all_.north.audit_log)[1] if entry["kind"] == "refused"]
     assert (declined["direction"], declined["task"], declined["code"]) == ("in", "train", "no-such-round")
@@ -284,7 +284,7 @@ def test_a_bad_model_replaces_nothing(finished, what):
     weights, card = dict(coordinator.delivered_weights()[1]), json.loads(json.dumps(card))
     code, change = BAD[what]
     change(weights, card)
-    task = coordinator._task("deliver", coordinator.moments[-1], card)
+    task = coordinator._task("deliver", coordinator.schedule[-1], card)
     assert ask(all_.machines["north"], task, weights).meta["failed"] == "not-agreed"
     declined = [entry for entry in read_log(all_.north.audit_log)[1] if entry["kind"] == "refused"]
     assert declined[-1]["code"] == code

@@ -10,8 +10,8 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.evaluation.similarity import cka_matrix, layer_features, layers_of, linear_cka
-from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.solo import Solo, SoloConfig
 from panorgan.networks import UNet, UNetSettings, organ_network
 
@@ -78,7 +78,7 @@ def test_layers_are_blocks_in_their_order():
 
 
 def test_members_of_a_merged_model_are_looked_into():
-    facts = {"north": SiteFacts("north", 1, {"liver": 1}), "south": SiteFacts("south", 1, {"spleen": 1})}
+    facts = {"north": SiteInfo("north", 1, {"liver": 1}), "south": SiteInfo("south", 1, {"spleen": 1})}
     network = Solo(SoloConfig()).build_network(SMALL, Federation(VOCABULARY, facts))
     assert "members.site-north.encoder.0" in layers_of(network)
     assert "members.site-south.head" in layers_of(network)

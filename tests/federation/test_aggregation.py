@@ -18,9 +18,9 @@ from panorgan.federation.message import Message, MessageFile
 
 def spooled(folder: Path, updates: dict[str, dict[str, torch.Tensor]]) -> SpooledUpdates:
     files = {}
-    for site, arrays in updates.items():
+    for site, tensors in updates.items():
         path = folder / f"{site}.safetensors"
-        path.write_bytes(Message(arrays, {"cases": 1.0}).to_bytes())
+        path.write_bytes(Message(tensors, {"cases": 1.0}).to_bytes())
         files[site] = MessageFile(path)
     return SpooledUpdates(files)
 
@@ -65,7 +65,7 @@ def test_the_mean_leaves_what_was_sent_alone(tmp_path):
     updates = spooled(tmp_path, {s: {"w": torch.tensor([v], dtype=torch.float64)} for s, v in (("a", 2.0), ("b", 4.0))})
     for _ in range(2):
         assert updates.mean(lambda site, key: 1.0)["w"].item() == 3.0
-    assert updates.array("a", "w").item() == 2.0
+    assert updates.tensor("a", "w").item() == 2.0
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])

@@ -16,10 +16,10 @@ from panorgan.federation.failures import code_of
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 
 PLAN = PlanSettings(spacing_mm=(12, 12, 12), intensity="window", window_hu=(-160, 240)).resolve({}).as_json()
-FIRST = Moment("train", 1, 4)
+FIRST = RoundInfo("train", 1, 4)
 BIAS = "head.conv.conv.bias"
 TOO_MANY = "too-many-questions"
 
@@ -35,10 +35,10 @@ class Asking:
         network = self.site.setup.method.build_network(self.site.setup.network, federation)
         self.weights = {key: value.clone() for key, value in network.state_dict().items()}
 
-    def ask(self, kind: str = "train", moment: Moment = FIRST, arrays: Any = None, **task: Any) -> Message:
+    def ask(self, kind: str = "train", round_info: RoundInfo = FIRST, tensors: Any = None, **task: Any) -> Message:
         whole = {"run": "run", "sites": self.facts, "experiment": self.site.setup.experiment, "plan": PLAN, **task}
-        meta = Task(kind, moment=moment, **whole).to_meta()  # type: ignore[arg-type]
-        return Message.from_bytes(self.site.handle(Message(arrays or self.weights, meta=meta).to_bytes()))
+        meta = Task(kind, round_info=round_info, **whole).to_meta()  # type: ignore[arg-type]
+        return Message.from_bytes(self.site.handle(Message(tensors or self.weights, meta=meta).to_bytes()))
 
     def code(self, *arguments: Any, travels: str = "not-agreed", **task: Any) -> str:
         """Why the site refuses; the coordinator hears no more than `travels`."""
@@ -63,21 +63,21 @@ def untouched(one: Asking) -> bool:
 
 
 @pytest.mark.parametrize(
-    "moment",
+    "round_info",
     [
-        Moment("train", 1, -1),
-        Moment("train", 1, 40),
-        Moment("train", 0, 4),
-        Moment("train", -1, 4),
-        Moment("train", 5, 4),
-        Moment("pretrain", 1, 4),
-        Moment("", 1, 4),
+        RoundInfo("train", 1, -1),
+        RoundInfo("train", 1, 40),
+        RoundInfo("train", 0, 4),
+        RoundInfo("train", -1, 4),
+        RoundInfo("train", 5, 4),
+        RoundInfo("pretrain", 1, 4),
+        RoundInfo("", 1, 4),
     ],
-    ids=lambda moment: f"{moment.stage or 'no stage'} {moment.round}-{moment.rounds}",
+    ids=lambda round_info: f"{round_info.stage or 'no stage'} {round_info.round}-{round_info.rounds}",
 )
-def test_a_round_that_was_not_agreed_is_refused(asking, moment):
+def test_a_round_that_was_not_agreed_is_refused(asking, round_info):
     one = asking()
-    assert one.code(moment=moment) == "no-such-round"
+    assert one.code(round_info=round_info) == "no-such-round"
     assert untouched(one)
 
 
@@ -85,16 +85,16 @@ def test_every_agreed_round_is_answered(asking):
     """The control."""
     one = asking()
     for number in (1, 2, 4):
-        assert one.ask(moment=Moment("train", number, 4)).meta["answers"] == f"train/train/{number}"
+        assert one.ask(round_info=RoundInfo("train", number, 4)).meta["answers"] == f"train/train/{number}"
 
 
-@pytest.mark.parametrize("moment", [Moment("train", 1, 4), Moment("", 0, 1)], ids=["a round", "no round"])
-def test_an_introduction_belongs_to_no_round(asking, moment):
+@pytest.mark.parametrize("round_info", [RoundInfo("train", 1, 4), RoundInfo("", 0, 1)], ids=["a round", "no round"])
+def test_an_introduction_belongs_to_no_round(asking, round_info):
     one = asking()
-    if moment.round:
-        assert one.code("join", moment, plan=None) == "join-in-a-round"
+    if round_info.round:
+        assert one.code("join", round_info, plan=None) == "join-in-a-round"
     else:
-        assert one.ask("join", moment, plan=None, sites={}).numbers["train_cases"] > 0
+        assert one.ask("join", round_info, plan=None, sites={}).scalars["train_cases"] > 0
 
 
 # -- the plan ------------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ def test_a_plan_stays_the_same_for_a_whole_run(asking):
     one = asking(POOLED)
     one.ask()
     other = {**PLAN, "spacing_mm": [11.0, 12.0, 12.0]}
-    assert one.code(moment=Moment("train", 2, 4), plan=other) == "plan-changed"
-    assert "failed" not in one.ask(moment=Moment("train", 2, 4)).meta
+    assert one.code(round_info=RoundInfo("train", 2, 4), plan=other) == "plan-changed"
+    assert "failed" not in one.ask(round_info=RoundInfo("train", 2, 4)).meta
     assert "failed" not in one.ask(run="another-run", plan=other).meta, "another run may have another plan"
 
 
@@ -146,13 +146,13 @@ def test_a_plan_stays_the_same_for_a_whole_run(asking):
 @pytest.mark.parametrize(
     ("name", "facts", "code"),
     [
-        ("\x1b[2Jwest", SiteFacts("", 3, {"liver": 3}), "bad-site-name"),
-        ("../west", SiteFacts("", 3, {"liver": 3}), "bad-site-name"),
-        ("west", SiteFacts("", 3, {"unicorn": 3}), "unknown-structure"),
-        ("west", SiteFacts("", 3, {"liver\x07": 3}), "unknown-structure"),
-        ("west", SiteFacts("", -3, {}), "implausible-cases"),
-        ("west", SiteFacts("", 10**15, {"liver": 3}), "implausible-cases"),
-        ("west", SiteFacts("", 3, {"liver": 4}), "bad-counts"),
+        ("\x1b[2Jwest", SiteInfo("", 3, {"liver": 3}), "bad-site-name"),
+        ("../west", SiteInfo("", 3, {"liver": 3}), "bad-site-name"),
+        ("west", SiteInfo("", 3, {"unicorn": 3}), "unknown-structure"),
+        ("west", SiteInfo("", 3, {"liver\x07": 3}), "unknown-structure"),
+        ("west", SiteInfo("", -3, {}), "implausible-cases"),
+        ("west", SiteInfo("", 10**15, {"liver": 3}), "implausible-cases"),
+        ("west", SiteInfo("", 3, {"liver": 4}), "bad-counts"),
     ],
     ids=["control characters", "a path", "no organ", "an organ with a bell", "no cases", "all cases", "too many"],
 )
@@ -170,7 +170,7 @@ def test_a_site_that_is_not_listed_has_no_business_here(asking):
 @pytest.mark.parametrize("name", ["run", "stage"])
 def test_names_with_control_characters_are_no_names(asking, name):
     one = asking()
-    odd = {"moment": Moment("train\n", 1, 4)} if name == "stage" else {"run": "run\x1b[2J"}
+    odd = {"round_info": RoundInfo("train\n", 1, 4)} if name == "stage" else {"run": "run\x1b[2J"}
     assert one.code(**odd, travels="bad-request") == "not-a-request"
 
 
@@ -191,7 +191,7 @@ def test_names_with_control_characters_are_no_names(asking, name):
 )
 def test_tensors_for_training_must_fit_the_network(asking, changes, code):
     one = asking()
-    assert one.code(arrays={**one.weights, **changes}) == code
+    assert one.code(tensors={**one.weights, **changes}) == code
     assert "failed" not in one.ask().meta, "the next sound request is answered"
 
 
@@ -206,8 +206,8 @@ def test_tensors_for_training_must_fit_the_network(asking, changes, code):
 )
 def test_a_model_to_score_must_be_the_whole_agreed_network(asking, change, code):
     one = asking()
-    one.ask(moment=Moment("train", 2, 4))
-    assert one.code("evaluate", Moment("train", 2, 4), change(one.weights)) == code
+    one.ask(round_info=RoundInfo("train", 2, 4))
+    assert one.code("evaluate", RoundInfo("train", 2, 4), change(one.weights)) == code
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -221,48 +221,48 @@ def models(one: Asking) -> Callable[[int], dict[str, torch.Tensor]]:
 def test_a_round_has_so_many_models_and_no_more(asking, asked):
     """A coordinator that was killed may come back with another model for the same round, but not again and again."""
     one = asking()
-    moment, model = Moment("train", 2, 4), models(one)
-    one.ask(moment=moment)
-    first = one.ask("evaluate", moment, model(0))
+    round_info, model = RoundInfo("train", 2, 4), models(one)
+    one.ask(round_info=round_info)
+    first = one.ask("evaluate", round_info, model(0))
     for number in (1, 2):
-        one.ask("evaluate", moment, model(number))
+        one.ask("evaluate", round_info, model(number))
     predicted = len(asked)
     assert predicted > 0
     for number in range(3, 10):
-        assert one.code("evaluate", moment, model(number), travels=TOO_MANY) == TOO_MANY
-    assert one.ask("evaluate", moment, model(0)) == first, "the same question again has the same answer"
+        assert one.code("evaluate", round_info, model(number), travels=TOO_MANY) == TOO_MANY
+    assert one.ask("evaluate", round_info, model(0)) == first, "the same question again has the same answer"
     assert len(asked) == predicted, "and nothing was computed for it, nor for those that were refused"
-    assert one.ask("evaluate", Moment("train", 4, 4), model(5)).numbers, "the next round has models of its own"
+    assert one.ask("evaluate", RoundInfo("train", 4, 4), model(5)).scalars, "the next round has models of its own"
 
 
 def test_a_restarted_site_remembers_what_it_has_answered(asking, tiny, tmp_path):
     one = asking()
-    moment, model = Moment("train", 2, 4), models(one)
-    one.ask(moment=moment)
-    answers = [one.ask("evaluate", moment, model(number)) for number in range(3)]
+    round_info, model = RoundInfo("train", 2, 4), models(one)
+    one.ask(round_info=round_info)
+    answers = [one.ask("evaluate", round_info, model(number)) for number in range(3)]
     again = asking()
     assert again.site is not one.site
-    assert [again.ask("evaluate", moment, model(number)) for number in range(3)] == answers
-    assert again.code("evaluate", moment, model(3), travels=TOO_MANY) == TOO_MANY
+    assert [again.ask("evaluate", round_info, model(number)) for number in range(3)] == answers
+    assert again.code("evaluate", round_info, model(3), travels=TOO_MANY) == TOO_MANY
 
 
 def test_a_model_is_scored_after_agreed_rounds_only(asking):
     one = asking()
-    one.ask(moment=Moment("train", 1, 4))
+    one.ask(round_info=RoundInfo("train", 1, 4))
     for number in (1, 3):
-        assert one.code("evaluate", Moment("train", number, 4)) == "no-validation-due"
+        assert one.code("evaluate", RoundInfo("train", number, 4)) == "no-validation-due"
     for number in (2, 4):
-        assert one.ask("evaluate", Moment("train", number, 4)).numbers
+        assert one.ask("evaluate", RoundInfo("train", number, 4)).scalars
 
 
 def test_where_nothing_is_validated_no_question_is_answered(asking):
     one = asking(validate_every=0)
-    one.ask(moment=Moment("train", 4, 4))
-    assert one.code("evaluate", Moment("train", 4, 4)) == "no-validation-due"
+    one.ask(round_info=RoundInfo("train", 4, 4))
+    assert one.code("evaluate", RoundInfo("train", 4, 4)) == "no-validation-due"
 
 
 def test_a_run_in_which_the_site_never_trained_has_no_models_to_score(asking):
     """Else every made-up run would bring questions of its own."""
     one = asking()
-    one.ask(moment=Moment("train", 1, 4))
-    assert one.code("evaluate", Moment("train", 2, 4), run="made-up") == "unknown-run"
+    one.ask(round_info=RoundInfo("train", 1, 4))
+    assert one.code("evaluate", RoundInfo("train", 2, 4), run="made-up") == "unknown-run"

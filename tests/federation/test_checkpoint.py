@@ -11,11 +11,11 @@ from refusing import refused
 from panorgan.errors import RunError
 from panorgan.federation import files
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 
 def state(rounds: int, best: dict | None = None) -> CoordinatorState:
-    rule = Content({"momentum": torch.full((2,), float(rounds))}, {"temperature": rounds / 10})
+    rule = Payload({"momentum": torch.full((2,), float(rounds))}, {"temperature": rounds / 10})
     sites = {"north": {"train_cases": 3, "annotated": {"liver": 3}}}
     return CoordinatorState({"w": torch.full((3,), float(rounds))}, rule, rounds, sites, best)
 
@@ -27,8 +27,8 @@ def test_round_trip(tmp_path):
     back = checkpoints.load_latest()
     assert back.rounds_done == 4
     assert torch.equal(back.weights["w"], torch.full((3,), 4.0))
-    assert torch.equal(back.rule.arrays["momentum"], torch.full((2,), 4.0))
-    assert back.rule.numbers == {"temperature": 0.4}
+    assert torch.equal(back.rule.tensors["momentum"], torch.full((2,), 4.0))
+    assert back.rule.scalars == {"temperature": 0.4}
     assert back.sites == {"north": {"train_cases": 3, "annotated": {"liver": 3}}}
     assert back.best == {"round": 4.0, "dice": 0.5}
 

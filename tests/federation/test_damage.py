@@ -17,7 +17,7 @@ from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import DiskVault
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 KEEP = {"rounds": 4, "validate_every": 0, "local_steps": 1, "optimizer": {"learning_rate": 0.01, "keep_state": True}}
 
@@ -130,7 +130,7 @@ def answer_of(round_: int) -> bytes:
 
 
 def saved(round_: int) -> SavedRound:
-    return SavedRound("train", round_, Content({"bank": torch.full((2,), float(round_))}), {})
+    return SavedRound("train", round_, Payload({"bank": torch.full((2,), float(round_))}), {})
 
 
 def test_a_flipped_bit_in_a_sites_state_is_an_error(tmp_path):

@@ -6,7 +6,7 @@ import torch
 from federations import make_coordinator, make_workers
 
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule
 
 
 class RunningMean(Method):
@@ -19,7 +19,7 @@ class RunningMean(Method):
 
         def before_round(self) -> None:
             super().before_round()
-            assert self.received.arrays["round_before"].item() == self.moment.round - 1
+            assert self.received.tensors["round_before"].item() == self.round_info.round - 1
 
     class Server(ServerRule):
         """Keeps the sum of all rounds as state."""
@@ -29,8 +29,8 @@ class RunningMean(Method):
             self.total: dict[str, torch.Tensor] = {}
             self.count = 0.0
 
-        def broadcast(self, site: str) -> Content:
-            return Content({**self.weights, "round_before": torch.tensor([self.count])})
+        def broadcast(self, site: str) -> Payload:
+            return Payload({**self.weights, "round_before": torch.tensor([self.count])})
 
         def aggregate(self, updates) -> None:
             super().aggregate(updates)
@@ -40,11 +40,11 @@ class RunningMean(Method):
         def delivered(self) -> dict[str, torch.Tensor]:
             return {k: v / self.count for k, v in self.total.items()} if self.count else self.weights
 
-        def state(self) -> Content:
-            return Content(self.total, {"count": self.count})
+        def state(self) -> Payload:
+            return Payload(self.total, {"count": self.count})
 
-        def load_state(self, state: Content) -> None:
-            self.total, self.count = dict(state.arrays), state.numbers.get("count", 0.0)
+        def load_state(self, state: Payload) -> None:
+            self.total, self.count = dict(state.tensors), state.scalars.get("count", 0.0)
 
 
 def test_the_delivered_weights_are_those_the_rule_says_also_for_an_earlier_best_round(tiny, tmp_path):

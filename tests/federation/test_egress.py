@@ -35,7 +35,7 @@ from panorgan.federation.lookalikes import image_test, suspicious_name
 from panorgan.federation.message import Message
 from panorgan.methods import registry
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 
 WEIGHTS = {"encoder.weight": torch.zeros(4, 1, 3, 3, 3), "head.bias": torch.zeros(3), "steps": torch.tensor(0)}
@@ -59,8 +59,8 @@ def guard(log: Path, policy: EgressPolicy = POLICY, **changes: Any) -> Egress:
     return Egress(policy.model_copy(update=changes), meta, AuditLog(log), (VOLUME, PATCH))
 
 
-def message(arrays=WEIGHTS, numbers=None, **meta: Any) -> bytes:
-    return Message(arrays, {"loss": 0.5, "cases": 3.0} if numbers is None else numbers, {**META, **meta}).to_bytes()
+def message(tensors=WEIGHTS, numbers=None, **meta: Any) -> bytes:
+    return Message(tensors, {"loss": 0.5, "cases": 3.0} if numbers is None else numbers, {**META, **meta}).to_bytes()
 
 
 def objections(log: Path, answer: bytes, **changes: Any) -> dict[str, str]:
@@ -104,8 +104,8 @@ def test_weights_and_named_numbers_leave_as_they_are_and_are_written_down(log):
 
 
 def test_a_part_of_the_weights_and_declared_tensors_leave(log):
-    arrays = {"head.bias": torch.ones(3), "mask/encoder": torch.ones(10, dtype=torch.uint8)}
-    assert guard(log).release(message(arrays), "train") == message(arrays)
+    tensors = {"head.bias": torch.ones(3), "mask/encoder": torch.ones(10, dtype=torch.uint8)}
+    assert guard(log).release(message(tensors), "train") == message(tensors)
 
 
 def test_a_failure_leaves_as_a_code_alone(log):
@@ -125,11 +125,11 @@ def test_the_record_is_on_disk_before_the_bytes_are_handed_out(log, monkeypatch)
 
 
 def test_the_line_of_a_round_is_short_although_the_model_is_big(log):
-    arrays = {f"layers.{i}.convolution.weight": torch.zeros(2) for i in range(200)}
+    tensors = {f"layers.{i}.convolution.weight": torch.zeros(2) for i in range(200)}
     egress = guard(log)
-    egress.known_weights = arrays
+    egress.known_weights = tensors
     for round_ in range(3):
-        egress.release(message(arrays), "train", round_)
+        egress.release(message(tensors), "train", round_)
     first, *others = log.read_bytes().splitlines()
     assert len(first) > 5000
     assert all(len(line) < 600 for line in others)
@@ -140,7 +140,7 @@ def test_the_line_of_a_round_is_short_although_the_model_is_big(log):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "code", "named"),
+    ("tensors", "code", "named"),
     [
         ({"head.bias": torch.zeros(4)}, "weight-differs", ["head.bias", "float32 [4]", "float32 [3]"]),
         ({"head.bias": torch.zeros(3, dtype=torch.float64)}, "weight-differs", ["head.bias", "float64 [3]"]),
@@ -152,8 +152,8 @@ def test_the_line_of_a_round_is_short_although_the_model_is_big(log):
         ({"mask/a": torch.zeros(VOLUME, dtype=torch.uint8)}, "looks-like-image", ["mask/a"]),
     ],
 )
-def test_a_tensor_that_is_not_what_it_should_be(log, arrays, code, named):
-    found = objections(log, message(arrays))
+def test_a_tensor_that_is_not_what_it_should_be(log, tensors, code, named):
+    found = objections(log, message(tensors))
     assert list(found) == [code]
     assert all(name in found[code] for name in named), found
 
@@ -178,13 +178,13 @@ def test_a_declared_copy_of_a_weight_may_look_like_an_image(log):
     layer = torch.zeros(30, math.prod(VOLUME))
     egress.known_weights = {**egress.known_weights, "linear.weight": layer.to("meta")}
     egress.release(message({"teacher/linear.weight": layer}), "train")
-    for arrays, code in (
+    for tensors, code in (
         ({"other/linear": layer}, "looks-like-image"),
         ({"teacher/linear.weight": layer[:4]}, "looks-like-image"),
         ({"copy/linear.weight": layer}, "tensor-not-named"),
     ):
         with pytest.raises(EgressError) as caught:
-            egress.release(message(arrays), "train")
+            egress.release(message(tensors), "train")
         assert caught.value.reasons == (code,)
 
 
@@ -452,7 +452,7 @@ def test_a_policy_that_cannot_be_read_says_where(content, code, where, named):
 @pytest.mark.parametrize("name", [name for name, method in registry.methods().items() if not method.pooled])
 def test_the_weights_of_a_site_without_its_memory(name):
     method = registry.methods()[name](registry.methods()[name].Config())
-    facts = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 1, {"spleen": 1})}
+    facts = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 1, {"spleen": 1})}
     federation = Federation(Vocabulary(["liver", "spleen"]), facts)
     settings = UNetSettings(features=(4, 8))
     light = weights_of_site(method, settings, federation, "a")

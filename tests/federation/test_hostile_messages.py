@@ -24,7 +24,7 @@ from panorgan.federation.collecting import Collector, Heard, Question
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.settings import Patience
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 MANY = 100_000
 """Takes about ten seconds; `benchmarks/fuzz_messages.py` tries as many as one likes."""
@@ -172,7 +172,7 @@ def sound(site: str) -> bytes:
 
 def collect(answers: dict[str, bytes], folder: Path) -> tuple[dict[str, MessageFile], Heard]:
     collector = Collector(Answers(answers), EventLog(folder / "events.jsonl"), Patience())
-    question = Question(fuzzing.TRAIN, lambda site: Content(), 1)
+    question = Question(fuzzing.TRAIN, lambda site: Payload(), 1)
     return collector.collect(sorted(answers), question, lambda site: fuzzing.WEIGHTS, folder / "spool", None)
 
 
@@ -206,7 +206,7 @@ def test_mutated_answers_never_end_a_round(tmp_path):
 def test_mutated_scores_never_end_a_validation(tmp_path):
     mutator = Mutator(fuzzing.SOUND, seed=20)
     meta = fuzzing.answer_meta(fuzzing.SCORE, "east")
-    east = Message(numbers={"dice/liver": 0.5}, meta=meta).to_bytes()
+    east = Message(scalars={"dice/liver": 0.5}, meta=meta).to_bytes()
     for _ in range(300):
         scores = {}
 
@@ -214,7 +214,7 @@ def test_mutated_scores_never_end_a_validation(tmp_path):
             scores[site] = read_scores(answer, fuzzing.SCORE, site, fuzzing.VOCABULARY)
 
         collector = Collector(Answers({"east": east, "north": mutator.message()}), EventLog(), Patience())
-        collector.ask(["east", "north"], Question(fuzzing.SCORE, lambda site: Content(), 1), read)
+        collector.ask(["east", "north"], Question(fuzzing.SCORE, lambda site: Payload(), 1), read)
         assert scores["east"].dice == {"liver": 0.5}
 
 
@@ -291,7 +291,7 @@ def test_an_error_of_the_methods_own_is_no_sites_fault(tmp_path):
     def expects(site: str) -> dict[str, torch.Tensor]:
         raise KeyError(site)
 
-    question = Question(fuzzing.TRAIN, lambda site: Content(), 1)
+    question = Question(fuzzing.TRAIN, lambda site: Payload(), 1)
     with pytest.raises(KeyError):
         collector.collect(["east"], question, expects, tmp_path / "spool", None)
     assert not refusals(tmp_path)

@@ -17,7 +17,7 @@ from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 
@@ -67,7 +67,7 @@ class Joining(LocalTransport):
     [
         (lambda message: b"garbage", "not-a-message"),
         (lambda message: Message({}, {}, message.meta).to_bytes(), "introduction-incomplete"),
-        (lambda message: Message({}, message.numbers, {**message.meta, "run": "x"}).to_bytes(), "misaddressed"),
+        (lambda message: Message({}, message.scalars, {**message.meta, "run": "x"}).to_bytes(), "misaddressed"),
     ],
     ids=["garbage", "no counts", "another run"],
 )
@@ -93,7 +93,7 @@ def test_too_few_sites_at_the_start(tiny, tmp_path):
 def test_a_site_without_cases_at_the_start_is_refused_by_name_and_the_run_begins(three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         if (site, kind) == ("west", "join"):
-            answer = Message(numbers={"train_cases": 0.0}, meta=Message.from_bytes(answer).meta).to_bytes()
+            answer = Message(scalars={"train_cases": 0.0}, meta=Message.from_bytes(answer).meta).to_bytes()
         return [(site, answer)]
 
     experiment = three()
@@ -189,8 +189,8 @@ def test_what_a_site_tells_when_it_joins(plan, three, tmp_path):
     task = Task("join", "run", experiment=experiment.agreement().fingerprint(), plan=plan)
     answer = Message.from_bytes(workers["north"].handle(Message(meta=task.to_meta()).to_bytes()))
     assert answer.meta == answer_meta(task, "north")
-    assert answer.numbers["annotated/liver"] == answer.numbers["train_cases"] > 0
-    assert any(name.startswith("plan/") for name in answer.numbers) == (plan is None)
+    assert answer.scalars["annotated/liver"] == answer.scalars["train_cases"] > 0
+    assert any(name.startswith("plan/") for name in answer.scalars) == (plan is None)
 
 
 def test_everybody_waits_only_so_long_for_a_newcomer_that_says_nothing(three, tmp_path):
@@ -210,7 +210,7 @@ def test_everybody_waits_only_so_long_for_a_newcomer_that_says_nothing(three, tm
 
 def test_a_federation_has_one_order_whoever_came_first():
     vocabulary = Vocabulary(["liver"])
-    facts = {name: SiteFacts(name, 1, {"liver": 1}) for name in ("west", "north", "south")}
+    facts = {name: SiteInfo(name, 1, {"liver": 1}) for name in ("west", "north", "south")}
     assert list(Federation(vocabulary, facts).sites) == ["north", "south", "west"]
 
 

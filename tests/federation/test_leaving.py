@@ -57,7 +57,7 @@ class Scores:
     def __call__(self, site: str, kind: str, answer: bytes):
         if kind == "evaluate":
             meta = Message.from_bytes(answer).meta
-            answer = Message(numbers={"dice/liver": self.told[site].pop(0)}, meta=meta).to_bytes()
+            answer = Message(scalars={"dice/liver": self.told[site].pop(0)}, meta=meta).to_bytes()
         return [(site, answer)]
 
 

@@ -17,8 +17,8 @@ from panorgan.federation.checks import check_numbers
 from panorgan.federation.events import read_events
 from panorgan.federation.limits import HospitalLimits, LimitSettings, check_counts
 from panorgan.federation.message import Message, MessageFile
-from panorgan.methods.exchange import SiteFacts
 from panorgan.methods.fediod import FedIOD
+from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
 
 POOLED = PlanSettings(spacing_mm="pooled", window_hu="pooled", intensity="window")
@@ -54,9 +54,9 @@ def test_a_site_that_claims_absurdly_many_cases_is_refused_by_name(cases, code, 
 
 def test_the_agreed_number_of_cases_is_the_limit():
     limits = LimitSettings(most_cases_per_site=300)
-    check_counts(SiteFacts("a", 300, {}), limits)
+    check_counts(SiteInfo("a", 300, {}), limits)
     with refused("too-many-cases", MessageError) as caught:
-        check_counts(SiteFacts("a", 301, {}), limits)
+        check_counts(SiteInfo("a", 301, {}), limits)
     assert all(part in caught.value.why for part in ("301", "limits.most_cases_per_site", "300"))
 
 
@@ -160,7 +160,7 @@ def test_between_hospitals_no_site_counts_for_more_than_the_others_together():
 
 # -- numbers that a server rule computes with ------------------------------------------------------------------------
 
-FACTS = SiteFacts("north", 4, {"liver": 4})
+FACTS = SiteInfo("north", 4, {"liver": 4})
 
 
 @pytest.mark.parametrize("cases", [5.0, 1e15, -4.0])

@@ -64,7 +64,7 @@ class Diverging(Method):
         """Diverges once."""
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            broken = self.facts.name == "north" and self.moment.round == 2
+            broken = self.facts.name == "north" and self.round_info.round == 2
             return super().loss(batch) * (float("nan") if broken else 1.0)
 
 
@@ -151,8 +151,8 @@ def test_an_answer_that_was_refused_for_its_size_alone_leaves_a_state_that_can_b
         if (site, kind) != ("north", "train"):
             return [(site, answer)]
         message = Message.from_bytes(answer)
-        huge = {key: value + 1e6 if value.is_floating_point() else value for key, value in message.arrays.items()}
-        return [(site, Message(huge, message.numbers, message.meta).to_bytes())]
+        huge = {key: value + 1e6 if value.is_floating_point() else value for key, value in message.tensors.items()}
+        return [(site, Message(huge, message.scalars, message.meta).to_bytes())]
 
     def coordinator():
         return make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))

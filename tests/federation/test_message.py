@@ -25,7 +25,7 @@ dtypes = st.sampled_from(
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
+def any_tensor(draw: st.DrawFn) -> torch.Tensor:
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31)))) * 10
     return values.to(draw(dtypes))
@@ -33,20 +33,20 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.dictionaries(names.filter(lambda n: n != "__metadata__"), tensors(), max_size=4),
+    st.dictionaries(names.filter(lambda n: n != "__metadata__"), any_tensor(), max_size=4),
     st.dictionaries(names, st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False), max_size=4),
     st.dictionaries(names, st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=5), st.none()), max_size=3),
 )
-def test_round_trip_is_exact(arrays, numbers, meta):
-    message = Message(arrays, numbers, meta)
+def test_round_trip_is_exact(tensors, numbers, meta):
+    message = Message(tensors, numbers, meta)
     back = Message.from_bytes(message.to_bytes())
-    assert dict(back.numbers) == numbers
+    assert dict(back.scalars) == numbers
     assert dict(back.meta) == meta
-    assert set(back.arrays) == set(arrays)
-    for key, value in arrays.items():
-        assert back.arrays[key].dtype == value.dtype
-        assert back.arrays[key].shape == value.shape
-        assert torch.equal(back.arrays[key], value)
+    assert set(back.tensors) == set(tensors)
+    for key, value in tensors.items():
+        assert back.tensors[key].dtype == value.dtype
+        assert back.tensors[key].shape == value.shape
+        assert torch.equal(back.tensors[key], value)
 
 
 def test_equal_messages_give_equal_bytes_whatever_the_order():
@@ -59,28 +59,28 @@ def test_equal_messages_give_equal_bytes_whatever_the_order():
 def test_a_view_travels_as_what_it_shows():
     matrix = torch.arange(6.0).reshape(2, 3)
     back = Message.from_bytes(Message({"t": matrix.T}).to_bytes())
-    assert torch.equal(back.arrays["t"], matrix.T)
+    assert torch.equal(back.tensors["t"], matrix.T)
 
 
 def test_tensors_that_share_memory_travel_under_both_names():
     """A server that sends a teacher which is also the global model, say."""
     whole = torch.arange(6.0)
     back = Message.from_bytes(Message({"a": whole, "b": whole, "half": whole[:3]}).to_bytes())
-    assert torch.equal(back.arrays["a"], whole)
-    assert torch.equal(back.arrays["b"], whole)
-    assert torch.equal(back.arrays["half"], whole[:3])
+    assert torch.equal(back.tensors["a"], whole)
+    assert torch.equal(back.tensors["b"], whole)
+    assert torch.equal(back.tensors["half"], whole[:3])
 
 
 def test_what_is_read_is_the_readers_own():
     content = Message({"w": torch.ones(2)}).to_bytes()
-    Message.from_bytes(content).arrays["w"].zero_()
-    assert Message.from_bytes(content).arrays["w"].tolist() == [1.0, 1.0]
+    Message.from_bytes(content).tensors["w"].zero_()
+    assert Message.from_bytes(content).tensors["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_not_sent(value):
     with refused("not-finite", MessageError) as caught:
-        Message(numbers={"loss": value}).to_bytes()
+        Message(scalars={"loss": value}).to_bytes()
     assert f"loss = {value}" in caught.value.what
 
 
@@ -152,8 +152,8 @@ def test_a_file_reads_one_tensor_at_a_time(tmp_path):
     file = MessageFile(path)
     assert set(file.keys) == {"a", "b"}
     assert file.shape("a") == (2, 3)
-    assert torch.equal(file.array("a"), torch.ones(2, 3))
-    assert file.numbers == {"n": 3.0}
+    assert torch.equal(file.tensor("a"), torch.ones(2, 3))
+    assert file.scalars == {"n": 3.0}
     assert file.message().meta == {"site": "north"}
 
 
@@ -189,20 +189,20 @@ def test_the_pieces_make_up_the_bytes():
     assert len(message.to_pieces()) == 1 + len(MIXED)
 
 
-@pytest.mark.parametrize("arrays", [{"w": torch.ones(2, dtype=torch.complex64)}, {"__metadata__": torch.ones(2)}])
-def test_what_the_format_does_not_know_is_not_sent(arrays):
+@pytest.mark.parametrize("tensors", [{"w": torch.ones(2, dtype=torch.complex64)}, {"__metadata__": torch.ones(2)}])
+def test_what_the_format_does_not_know_is_not_sent(tensors):
     with refused("unsendable-tensor", MessageError):
-        Message(arrays).to_bytes()
+        Message(tensors).to_bytes()
 
 
 def test_an_outline_has_everything_but_values():
     message = Message(MIXED, {"x": 1.0}, {"site": "north"})
     outline = Message.outline(message.to_bytes())
-    assert (outline.numbers, outline.meta) == (message.numbers, message.meta)
-    assert {k: (v.shape, v.dtype) for k, v in outline.arrays.items()} == {
+    assert (outline.scalars, outline.meta) == (message.scalars, message.meta)
+    assert {k: (v.shape, v.dtype) for k, v in outline.tensors.items()} == {
         k: (v.shape, v.dtype) for k, v in MIXED.items()
     }
-    assert all(value.device.type == "meta" for value in outline.arrays.values())
+    assert all(value.device.type == "meta" for value in outline.tensors.values())
     assert outline.is_all_of(message.to_bytes())
 
 
@@ -239,7 +239,7 @@ def test_bytes_that_hold_anything_else_are_noticed(change):
     changed = change(message.to_bytes())
     assert changed != message.to_bytes()
     outline = Message.outline(changed)
-    assert outline.arrays.keys() == message.arrays.keys()
+    assert outline.tensors.keys() == message.tensors.keys()
     assert not outline.is_all_of(changed)
 
 

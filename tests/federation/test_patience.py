@@ -19,7 +19,7 @@ from panorgan.federation.events import Event, EventLog, read_events
 from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task, failure_meta
-from panorgan.methods.exchange import Content, Federation, SiteFacts
+from panorgan.methods.protocol import Federation, Payload, SiteInfo
 
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1, "optimizer": {"keep_state": True}}
 
@@ -154,7 +154,7 @@ def test_a_site_that_is_silent_at_validation_counts_with_its_last_score(three, t
             return [(site, answer)]
         score = told[site].pop(0)
         meta = Message.from_bytes(answer).meta
-        return [] if score is None else [(site, Message(numbers={"dice/liver": score}, meta=meta).to_bytes())]
+        return [] if score is None else [(site, Message(scalars={"dice/liver": score}, meta=meta).to_bytes())]
 
     experiment = three(validate_every=1)
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
@@ -208,7 +208,7 @@ def asked_with(monkeypatch, patience: Patience, takes: float, deadline: float | 
         read_scores(answer, task, site, Vocabulary(["liver"]))
 
     collector = Collector(transport, EventLog(), patience)
-    heard = collector.ask(["north"], Question(task, lambda site: Content(), 1), read, deadline)
+    heard = collector.ask(["north"], Question(task, lambda site: Payload(), 1), read, deadline)
     assert heard.failed == {"north": "memory"}
     return transport.deadlines
 
@@ -270,7 +270,7 @@ def test_a_site_may_join_between_rounds(method, three, tmp_path):
 def test_a_late_joiner_with_nothing_to_teach_is_refused_once(told, code, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         if (site, kind) == ("west", "join"):
-            answer = Message(numbers=told, meta=Message.from_bytes(answer).meta).to_bytes()
+            answer = Message(scalars=told, meta=Message.from_bytes(answer).meta).to_bytes()
         return [(site, answer)]
 
     experiment = three(rounds=3)
@@ -294,7 +294,7 @@ def test_first_weights_depend_on_who_joins():
 
     solo = find_method("solo")
     method = solo(solo.Config())
-    sites = {name: SiteFacts(name, 1, {"liver": 1}) for name in ("a", "b")}
+    sites = {name: SiteInfo(name, 1, {"liver": 1}) for name in ("a", "b")}
     drawn = [
         first_weights(method, UNetSettings(features=(4, 8)), Federation(Vocabulary(["liver"]), sites), 0, "late", name)
         for name in ("a", "b")

@@ -7,7 +7,7 @@ from federations import make_coordinator, make_workers, run
 
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Updates
+from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Updates
 
 
 class Extras(Method):
@@ -19,27 +19,27 @@ class Extras(Method):
         """Two payloads that are no weights."""
 
         def before_round(self) -> None:
-            self.model.load_state_dict({k: self.received.arrays[k] for k in self.model.state_dict()})
-            assert self.received.arrays["map"].dtype == torch.float16
+            self.model.load_state_dict({k: self.received.tensors[k] for k in self.model.state_dict()})
+            assert self.received.tensors["map"].dtype == torch.float16
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             extra = {"mask": torch.full((4,), 255, dtype=torch.uint8), "map": torch.ones(2, 3, dtype=torch.float16)}
-            return Content({**super().update().arrays, **extra})
+            return Payload({**super().update().tensors, **extra})
 
     class Server(ServerRule):
         """Reads them from the updates."""
 
         seen: tuple[str, ...] = ()
 
-        def broadcast(self, site: str) -> Content:
-            return Content({**self.weights, "map": self.map()})
+        def broadcast(self, site: str) -> Payload:
+            return Payload({**self.weights, "map": self.map()})
 
         def expects(self, site: str) -> dict[str, torch.Tensor]:
             return {**self.weights, "mask": torch.empty(4, dtype=torch.uint8, device="meta"), "map": self.map()}
 
         def aggregate(self, updates: Updates) -> None:
             super().aggregate(updates)
-            assert all(updates.array(site, "mask").tolist() == [255] * 4 for site in updates.sites)
+            assert all(updates.tensor(site, "mask").tolist() == [255] * 4 for site in updates.sites)
             self.seen = tuple(updates.sites)
 
         def map(self) -> torch.Tensor:
@@ -74,14 +74,14 @@ def test_each_site_gets_its_own_content_from_a_dictionary_that_is_filled_anew(ti
     class Personal(Method):
         class Site(SiteRule):
             def before_round(self) -> None:
-                assert self.received.arrays["for"].tolist() == [float(len(self.facts.name) + ord(self.facts.name[0]))]
-                self.model.load_state_dict({k: self.received.arrays[k] for k in self.model.state_dict()})
+                assert self.received.tensors["for"].tolist() == [float(len(self.facts.name) + ord(self.facts.name[0]))]
+                self.model.load_state_dict({k: self.received.tensors[k] for k in self.model.state_dict()})
 
         class Server(ServerRule):
-            def broadcast(self, site: str) -> Content:
+            def broadcast(self, site: str) -> Payload:
                 self.payload = getattr(self, "payload", dict(self.weights))
                 self.payload["for"] = torch.tensor([float(len(site) + ord(site[0]))])
-                return Content(self.payload)
+                return Payload(self.payload)
 
     experiment, method = tiny(training={"rounds": 1, "validate_every": 0, "local_steps": 1}), Personal(MethodConfig())
     run(experiment, tmp_path, method=method)
@@ -92,15 +92,15 @@ def test_an_answer_of_numbers_alone_where_no_tensor_is_expected(tiny, tmp_path):
         """A round in which sites only report a number."""
 
         class Site(SiteRule):
-            def update(self) -> Content:
-                return Content(numbers={"depth": 40.0})
+            def update(self) -> Payload:
+                return Payload(scalars={"depth": 40.0})
 
         class Server(ServerRule):
             def expects(self, site: str) -> dict[str, torch.Tensor]:
                 return {}
 
             def aggregate(self, updates: Updates) -> None:
-                self.depths = [updates.numbers(site)["depth"] for site in updates.sites]
+                self.depths = [updates.scalars(site)["depth"] for site in updates.sites]
 
     experiment = tiny(training={"rounds": 1, "validate_every": 0, "local_steps": 1})
     coordinator = run(experiment, tmp_path, method=Asking(MethodConfig()))

@@ -26,9 +26,9 @@ Change = Callable[[dict[str, torch.Tensor], dict[str, float], dict[str, Any]], N
 
 def edited(answer: bytes, change: Change) -> bytes:
     message = Message.from_bytes(answer)
-    arrays, numbers, meta = dict(message.arrays), dict(message.numbers), dict(message.meta)
-    change(arrays, numbers, meta)
-    return Message(arrays, numbers, meta).to_bytes()
+    tensors, numbers, meta = dict(message.tensors), dict(message.scalars), dict(message.meta)
+    change(tensors, numbers, meta)
+    return Message(tensors, numbers, meta).to_bytes()
 
 
 def happened(folder, kind: str) -> list[dict[str, Any]]:
@@ -41,19 +41,19 @@ def three(tiny):
 
 
 def set_key(key: str, value: torch.Tensor) -> Change:
-    return lambda arrays, numbers, meta: arrays.update({key: value})
+    return lambda tensors, numbers, meta: tensors.update({key: value})
 
 
 def set_meta(**values: object) -> Change:
-    return lambda arrays, numbers, meta: meta.update(values)
+    return lambda tensors, numbers, meta: meta.update(values)
 
 
-def _not_finite(arrays, numbers, meta) -> None:
-    arrays["head.conv.conv.bias"] = torch.full_like(arrays["head.conv.conv.bias"], float("nan"))
+def _not_finite(tensors, numbers, meta) -> None:
+    tensors["head.conv.conv.bias"] = torch.full_like(tensors["head.conv.conv.bias"], float("nan"))
 
 
-def _out_of_all_proportion(arrays, numbers, meta) -> None:
-    arrays["head.conv.conv.bias"] = arrays["head.conv.conv.bias"] + 1e6
+def _out_of_all_proportion(tensors, numbers, meta) -> None:
+    tensors["head.conv.conv.bias"] = tensors["head.conv.conv.bias"] + 1e6
 
 
 BIAS = "head.conv.conv.bias"
@@ -124,9 +124,9 @@ def test_nobody_can_speak_for_another(three, tmp_path):
 def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, code, three, tmp_path):
     experiment = three(validate_every=1)
 
-    def forged(arrays, numbers, meta) -> None:
+    def forged(tensors, numbers, meta) -> None:
         meta["site"] = sender
-        arrays.update({key: value + 1 for key, value in arrays.items()})
+        tensors.update({key: value + 1 for key, value in tensors.items()})
         numbers.update(dict.fromkeys(numbers, 0.0))
 
     def meddle(site: str, asked: str, answer: bytes):
@@ -198,7 +198,7 @@ MEASURED = (
 def test_a_nonsensical_introduction_is_refused(numbers, code, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         told = MEASURED | (numbers if site == "north" else {})
-        return [(site, edited(answer, lambda arrays, own, meta: own.update(told)))]
+        return [(site, edited(answer, lambda tensors, own, meta: own.update(told)))]
 
     experiment = three()
     transport = Meddling(make_workers(experiment, tmp_path), meddle)
@@ -214,7 +214,7 @@ def test_a_nonsensical_introduction_is_refused(numbers, code, three, tmp_path):
 @pytest.mark.parametrize("score", [1.0000001, -0.1, 7.0])
 def test_a_score_outside_0_and_1_is_refused(score, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
-        boast = edited(answer, lambda arrays, numbers, meta: numbers.update({"dice/liver": score}))
+        boast = edited(answer, lambda tensors, numbers, meta: numbers.update({"dice/liver": score}))
         return [(site, boast if (site, kind) == ("north", "evaluate") else answer)]
 
     experiment = three(validate_every=1)
@@ -230,14 +230,14 @@ TASK = Task("evaluate", "run", experiment="e")
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
 def test_the_ends_of_the_scale_are_scores(score):
-    answer = Message(numbers={"dice/liver": score}, meta=answer_meta(TASK, "a")).to_bytes()
+    answer = Message(scalars={"dice/liver": score}, meta=answer_meta(TASK, "a")).to_bytes()
     assert read_scores(answer, TASK, "a", Vocabulary(["liver"])).dice == {"liver": score}
 
 
 def test_a_site_may_annotate_nothing_and_all_of_its_cases():
     numbers = {"train_cases": 3.0, "annotated/liver": 3.0}
     for told, expected in ((numbers, {"liver": 3}), ({"train_cases": 0.0}, {})):
-        answer = Message(numbers=told, meta=answer_meta(TASK, "a")).to_bytes()
+        answer = Message(scalars=told, meta=answer_meta(TASK, "a")).to_bytes()
         facts, _ = read_introduction(answer, TASK, "a", Vocabulary(["liver"]))
         assert facts.annotated == expected
 
@@ -299,9 +299,9 @@ def test_an_outlier_is_asked_again_when_the_round_is_resumed(three, tmp_path):
         if kind == "train" and site in sick:
             message = Message.from_bytes(answer)
             blown_up = {
-                key: value * 1e4 if value.is_floating_point() else value for key, value in message.arrays.items()
+                key: value * 1e4 if value.is_floating_point() else value for key, value in message.tensors.items()
             }
-            answer = Message(blown_up, message.numbers, message.meta).to_bytes()
+            answer = Message(blown_up, message.scalars, message.meta).to_bytes()
         return [(site, answer)]
 
     transport = Meddling(make_workers(experiment, tmp_path), meddle)
@@ -320,12 +320,12 @@ def test_an_outlier_is_asked_again_when_the_round_is_resumed(three, tmp_path):
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 250.0])
 def test_any_ratio_of_volumes_from_zero_on_is_one(ratio):
-    answer = Message(numbers={"dice/liver": 0.5, "volume/liver": ratio}, meta=answer_meta(TASK, "a")).to_bytes()
+    answer = Message(scalars={"dice/liver": 0.5, "volume/liver": ratio}, meta=answer_meta(TASK, "a")).to_bytes()
     assert read_scores(answer, TASK, "a", Vocabulary(["liver"])).volume == {"liver": ratio}
 
 
 def test_a_ratio_of_volumes_below_zero_is_refused():
-    answer = Message(numbers={"dice/liver": 0.5, "volume/liver": -0.1}, meta=answer_meta(TASK, "a")).to_bytes()
+    answer = Message(scalars={"dice/liver": 0.5, "volume/liver": -0.1}, meta=answer_meta(TASK, "a")).to_bytes()
     with refused("negative-volume", MessageError):
         read_scores(answer, TASK, "a", Vocabulary(["liver"]))
 
@@ -333,7 +333,7 @@ def test_a_ratio_of_volumes_below_zero_is_refused():
 @pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"1e999"])
 def test_a_ratio_of_volumes_that_is_not_finite_is_refused(value):
     """It stands in the header as text, as long as the number that it replaces."""
-    honest = Message(numbers={"dice/liver": 0.5, "volume/liver": 12345678.5}, meta=answer_meta(TASK, "a")).to_bytes()
+    honest = Message(scalars={"dice/liver": 0.5, "volume/liver": 12345678.5}, meta=answer_meta(TASK, "a")).to_bytes()
     assert honest.count(b"12345678.5") == 1
     with pytest.raises(MessageError):
         read_scores(honest.replace(b"12345678.5", value.ljust(10)), TASK, "a", Vocabulary(["liver"]))
@@ -342,7 +342,7 @@ def test_a_ratio_of_volumes_that_is_not_finite_is_refused(value):
 @pytest.mark.parametrize("family", ["dice", "volume"])
 @pytest.mark.parametrize("organ", ["gallbladder", "", "=cmd()"])
 def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ, family):
-    answer = Message(numbers={"dice/liver": 0.5, f"{family}/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
+    answer = Message(scalars={"dice/liver": 0.5, f"{family}/{organ}": 0.5}, meta=answer_meta(TASK, "a")).to_bytes()
     with refused("unknown-structure", MessageError) as caught:
         read_scores(answer, TASK, "a", Vocabulary(["liver"]))
     assert str(caught.value).replace("\n", "").isprintable()
@@ -350,7 +350,7 @@ def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ, family)
 
 def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
-        change = edited(answer, lambda arrays, numbers, meta: numbers.update({"dice/gallbladder": 1.0}))
+        change = edited(answer, lambda tensors, numbers, meta: numbers.update({"dice/gallbladder": 1.0}))
         return [(site, change if (site, kind) == ("north", "evaluate") else answer)]
 
     experiment = three(validate_every=1)

@@ -24,9 +24,9 @@ MEDIAN, TRIMMED = Aggregation("median"), Aggregation("trimmed_mean")
 
 def spooled(folder: Path, updates: dict[str, dict[str, torch.Tensor]], aggregation: Aggregation) -> SpooledUpdates:
     files = {}
-    for site, arrays in updates.items():
+    for site, tensors in updates.items():
         path = folder / f"{site}.safetensors"
-        path.write_bytes(Message(arrays).to_bytes())
+        path.write_bytes(Message(tensors).to_bytes())
         files[site] = MessageFile(path)
     return SpooledUpdates(files, aggregation)
 

@@ -17,8 +17,8 @@ from panorgan.federation.events import Event
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Method, SiteRule
-from panorgan.methods.exchange import SiteFacts
+from panorgan.methods.base import Method, Payload, SiteRule
+from panorgan.methods.protocol import SiteInfo
 
 
 def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):
@@ -27,7 +27,7 @@ def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):
     sent: dict[str, dict[str, torch.Tensor]] = {}
 
     def keep(site: str, answer: bytes) -> bytes:
-        sent[site] = {k: v.clone() for k, v in Message.from_bytes(answer).arrays.items()}
+        sent[site] = {k: v.clone() for k, v in Message.from_bytes(answer).tensors.items()}
         return answer
 
     workers = make_workers(experiment, tmp_path)
@@ -68,10 +68,10 @@ def test_keeping_the_optimiser_matters(tiny, tmp_path):
 def poisoned(value: float) -> Callable[[str, bytes], bytes]:
     def change(site: str, answer: bytes) -> bytes:
         message = Message.from_bytes(answer)
-        arrays = {k: v.clone() for k, v in message.arrays.items()}
-        first = next(iter(arrays))
-        arrays[first].view(-1)[0] = value
-        return Message(arrays, message.numbers, message.meta).to_bytes() if site == "north" else answer
+        tensors = {k: v.clone() for k, v in message.tensors.items()}
+        first = next(iter(tensors))
+        tensors[first].view(-1)[0] = value
+        return Message(tensors, message.scalars, message.meta).to_bytes() if site == "north" else answer
 
     return change
 
@@ -79,19 +79,19 @@ def poisoned(value: float) -> Callable[[str, bytes], bytes]:
 def altered(edit: Callable[[dict, dict], None]) -> Callable[[str, bytes], bytes]:
     def change(site: str, answer: bytes) -> bytes:
         message = Message.from_bytes(answer)
-        arrays, meta = dict(message.arrays), dict(message.meta)
-        edit(arrays, meta)
-        return Message(arrays, message.numbers, meta).to_bytes() if site == "north" else answer
+        tensors, meta = dict(message.tensors), dict(message.meta)
+        edit(tensors, meta)
+        return Message(tensors, message.scalars, meta).to_bytes() if site == "north" else answer
 
     return change
 
 
-def _resize(arrays, meta):
-    arrays["head.conv.conv.bias"] = torch.zeros(99)
+def _resize(tensors, meta):
+    tensors["head.conv.conv.bias"] = torch.zeros(99)
 
 
-def _halve(arrays, meta):
-    arrays["head.conv.conv.bias"] = arrays["head.conv.conv.bias"].half()
+def _halve(tensors, meta):
+    tensors["head.conv.conv.bias"] = tensors["head.conv.conv.bias"].half()
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def _halve(arrays, meta):
         (poisoned(float("inf")), "not-finite"),
         (altered(_resize), "wrong-shape"),
         (altered(_halve), "wrong-type"),
-        (altered(lambda arrays, meta: arrays.update(extra=torch.ones(1))), "unknown-key"),
-        (altered(lambda arrays, meta: arrays.clear()), "no-weights"),
-        (altered(lambda arrays, meta: meta.update(answers="train/train/9")), "misaddressed"),
-        (altered(lambda arrays, meta: meta.update(run="another run")), "misaddressed"),
-        (altered(lambda arrays, meta: meta.update(site="south")), "misaddressed"),
+        (altered(lambda tensors, meta: tensors.update(extra=torch.ones(1))), "unknown-key"),
+        (altered(lambda tensors, meta: tensors.clear()), "no-weights"),
+        (altered(lambda tensors, meta: meta.update(answers="train/train/9")), "misaddressed"),
+        (altered(lambda tensors, meta: meta.update(run="another run")), "misaddressed"),
+        (altered(lambda tensors, meta: meta.update(site="south")), "misaddressed"),
         (lambda site, answer: b"garbage" if site == "north" else answer, "not-a-message"),
         (
             lambda site, answer: answer.replace(b'version\\": 1', b'version\\": 7') if site == "north" else answer,
@@ -180,12 +180,12 @@ class Counting(Method):
         def after_round(self) -> None:
             self.count += 1
 
-        def state(self) -> Content:
-            return Content({"noise": torch.full((2,), self.count)}, {"count": self.count})
+        def state(self) -> Payload:
+            return Payload({"noise": torch.full((2,), self.count)}, {"count": self.count})
 
-        def load_state(self, state: Content) -> None:
-            assert state.arrays["noise"].tolist() == [state.numbers["count"]] * 2
-            self.count = state.numbers["count"]
+        def load_state(self, state: Payload) -> None:
+            assert state.tensors["noise"].tolist() == [state.scalars["count"]] * 2
+            self.count = state.scalars["count"]
 
 
 def test_the_bytes_of_training_are_told_apart_from_those_of_validation(tiny, tmp_path):
@@ -262,7 +262,7 @@ def test_a_round_that_broke_off_does_not_leak_into_the_next_try(tiny, tmp_path, 
 
 def test_coverage_names_the_site_or_the_organ():
     vocabulary = Vocabulary(["liver", "spleen"])
-    whole = {"a": SiteFacts("a", 3, {"liver": 3}), "b": SiteFacts("b", 2, {"spleen": 2})}
+    whole = {"a": SiteInfo("a", 3, {"liver": 3}), "b": SiteInfo("b", 2, {"spleen": 2})}
     check_coverage(vocabulary, whole)
     with refused("unlabelled-organ", ConfigError) as caught:
         check_coverage(vocabulary, {"a": whole["a"]})
@@ -270,10 +270,10 @@ def test_coverage_names_the_site_or_the_organ():
     with refused("unlabelled-organ", ConfigError) as caught:  # a liver mask does not show its tumours
         check_coverage(Vocabulary(["liver", "spleen", "liver_tumour"]), whole)
     assert "liver_tumour" in caught.value.what
-    check_coverage(Vocabulary(["kidney_left", "kidney_right"]), {"a": SiteFacts("a", 1, {"kidney": 1})})
+    check_coverage(Vocabulary(["kidney_left", "kidney_right"]), {"a": SiteInfo("a", 1, {"kidney": 1})})
     for cases, code in ((2, "annotates-nothing"), (0, "no-training-cases")):
         with refused(code, ConfigError) as caught:
-            check_coverage(vocabulary, whole | {"c": SiteFacts("c", cases, {})})
+            check_coverage(vocabulary, whole | {"c": SiteInfo("c", cases, {})})
         assert caught.value.where == "sites.c"
 
 

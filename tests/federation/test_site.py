@@ -16,7 +16,7 @@ from panorgan.federation import local_state
 from panorgan.federation.events import Event
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Federation, Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Federation, Method, MethodConfig, Payload, ServerRule, SiteRule
 
 QUICK = {"rounds": 3, "validate_every": 0, "local_steps": 1}
 
@@ -30,14 +30,14 @@ class PrivateHead(Method):
         """Takes over everything but the head, and keeps the head for itself."""
 
         def before_round(self) -> None:
-            shared = {k: v for k, v in self.received.arrays.items() if not k.startswith("head.")}
+            shared = {k: v for k, v in self.received.tensors.items() if not k.startswith("head.")}
             self.model.load_state_dict(shared, strict=False)
 
-        def state(self) -> Content:
-            return Content({k: v for k, v in self.model.state_dict().items() if k.startswith("head.")})
+        def state(self) -> Payload:
+            return Payload({k: v for k, v in self.model.state_dict().items() if k.startswith("head.")})
 
-        def load_state(self, state: Content) -> None:
-            self.model.load_state_dict(dict(state.arrays), strict=False)
+        def load_state(self, state: Payload) -> None:
+            self.model.load_state_dict(dict(state.tensors), strict=False)
 
 
 def test_private_parts_start_from_the_seed_alone(tiny, tmp_path):
@@ -68,7 +68,7 @@ class Diverging(Method):
         """Diverges once."""
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            broken = self.facts.name == "north" and self.moment.round == 2
+            broken = self.facts.name == "north" and self.round_info.round == 2
             return super().loss(batch) * (float("nan") if broken else 1.0)
 
 
@@ -100,7 +100,7 @@ class DivergingInPrivate(Method):
         rounds = 0.0
 
         def before_round(self) -> None:
-            self.broken = self.facts.name == "north" and self.moment.round == 2
+            self.broken = self.facts.name == "north" and self.round_info.round == 2
             self.rounds += 1
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -108,15 +108,15 @@ class DivergingInPrivate(Method):
             told = {"loss": torch.tensor(0.5), "other": torch.tensor(1.0)}
             return {**told, DivergingInPrivate.what: nan} if self.broken else told
 
-        def update(self) -> Content:
-            return Content(numbers={"rounds": self.rounds})
+        def update(self) -> Payload:
+            return Payload(scalars={"rounds": self.rounds})
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             broken = self.broken and DivergingInPrivate.what == "state"
-            return Content({"rounds": torch.tensor([float("nan") if broken else self.rounds])})
+            return Payload({"rounds": torch.tensor([float("nan") if broken else self.rounds])})
 
-        def load_state(self, state: Content) -> None:
-            self.rounds = state.arrays["rounds"].item()
+        def load_state(self, state: Payload) -> None:
+            self.rounds = state.tensors["rounds"].item()
 
     class Server(ServerRule):
         def expects(self, site: str) -> dict[str, torch.Tensor]:
@@ -152,11 +152,11 @@ class Forgetting(Method):
     class Site(SiteRule):
         """Counts what it was given back."""
 
-        def state(self) -> Content:
-            return Content(numbers={"kept": 1.0}) if self.moment.round == 1 else Content()
+        def state(self) -> Payload:
+            return Payload(scalars={"kept": 1.0}) if self.round_info.round == 1 else Payload()
 
-        def load_state(self, state: Content) -> None:
-            Forgetting.loaded.append((self.moment.round, dict(state.numbers)))
+        def load_state(self, state: Payload) -> None:
+            Forgetting.loaded.append((self.round_info.round, dict(state.scalars)))
 
     loaded: list[tuple[int, dict[str, float]]]
 
@@ -175,7 +175,7 @@ def test_a_site_holds_on_to_nothing_it_does_not_need_between_rounds(tiny, tmp_pa
     make_coordinator(experiment, tmp_path, LocalTransport(workers)).run()
     for worker in workers.values():
         rule = worker._rule
-        assert not rule.received.arrays
+        assert not rule.received.tensors
         assert not rule.tools.optimizer.state
         assert all(parameter.grad is None for parameter in rule.model.parameters())
 
@@ -223,8 +223,8 @@ def test_private_state_returns_to_the_device_it_came_from(tiny, tmp_path):
 
     class OnDevice(PrivateHead):
         class Site(PrivateHead.Site):
-            def load_state(self, state: Content) -> None:
-                devices.extend(value.device.type for value in state.arrays.values())
+            def load_state(self, state: Payload) -> None:
+                devices.extend(value.device.type for value in state.tensors.values())
                 super().load_state(state)
 
     method = OnDevice(MethodConfig())

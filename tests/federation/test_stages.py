@@ -38,9 +38,9 @@ class Scored(LocalTransport):
     def exchange(self, sites, make_request, on_reply, deadline=None):
         def scored(site: str, answer: bytes) -> None:
             message = Message.from_bytes(answer)
-            kind, _, moment = str(message.meta["answers"]).partition("/")
-            numbers = {"dice/liver": self.scores[moment]} if kind == "evaluate" else message.numbers
-            on_reply(site, Message(message.arrays, numbers, message.meta).to_bytes())
+            kind, _, round_info = str(message.meta["answers"]).partition("/")
+            numbers = {"dice/liver": self.scores[round_info]} if kind == "evaluate" else message.scalars
+            on_reply(site, Message(message.tensors, numbers, message.meta).to_bytes())
 
         super().exchange(sites, make_request, scored)
 
@@ -161,8 +161,8 @@ class Watching(Staged):
 
         def before_round(self) -> None:
             super().before_round()
-            moment = self.moment
-            Watching.seen[self.facts.name, moment.stage, moment.round] = len(self.tools.optimizer.state)
+            round_info = self.round_info
+            Watching.seen[self.facts.name, round_info.stage, round_info.round] = len(self.tools.optimizer.state)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -17,8 +17,8 @@ from panorgan.federation.egress import Egress, default_policy, image_shapes, wei
 from panorgan.federation.events import Event
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.vault import DiskVault
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage
-from panorgan.methods.exchange import Federation
+from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Stage
+from panorgan.methods.protocol import Federation
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
@@ -67,13 +67,13 @@ class Taught(Method):
             return loss
 
         def after_round(self) -> None:
-            if self.moment.stage == "pretrain":
+            if self.round_info.stage == "pretrain":
                 self.teachers.keep(self.facts.name, self.model.state_dict())
 
         def update(self):
-            if self.moment.stage == "pretrain":
-                return Content(as_teacher(self.model.state_dict()))
-            return super().update() if self.moment.stage == "train" else Content(numbers={"cases": 1.0})
+            if self.round_info.stage == "pretrain":
+                return Payload(as_teacher(self.model.state_dict()))
+            return super().update() if self.round_info.stage == "train" else Payload(scalars={"cases": 1.0})
 
     class Server(ServerRule):
         def __init__(self, *arguments) -> None:
@@ -81,10 +81,12 @@ class Taught(Method):
             self.teachers = ServerTeachers(self.vault)
 
         def broadcast(self, site):
-            return Content({**self.weights, **self.teachers.for_site(site)}, self.teachers.wishes(site))
+            return Payload({**self.weights, **self.teachers.for_site(site)}, self.teachers.wishes(site))
 
         def expects(self, site):
-            return {"pretrain": self.teachers.expects(self.weights), "train": self.weights}.get(self.moment.stage, {})
+            return {"pretrain": self.teachers.expects(self.weights), "train": self.weights}.get(
+                self.round_info.stage, {}
+            )
 
         def aggregate(self, updates) -> None:
             self.teachers.were_given_to(updates.sites)
@@ -92,10 +94,10 @@ class Taught(Method):
             super().aggregate(updates)
 
         def state(self):
-            return Content(numbers=self.teachers.numbers())
+            return Payload(scalars=self.teachers.numbers())
 
         def load_state(self, state) -> None:
-            self.teachers.load(state.numbers)
+            self.teachers.load(state.scalars)
 
 
 @pytest.fixture
@@ -218,7 +220,7 @@ def test_nothing_of_a_teacher_stays_on_the_device(experiment, tmp_path, method):
     workers = make_workers(experiment, tmp_path, method)
     make_coordinator(experiment, tmp_path, LocalTransport(workers), method=method).run(rounds=3)
     rule = workers["north"]._rule
-    assert not rule.received.arrays
+    assert not rule.received.tensors
     alive = [value for value in vars(rule).values() if isinstance(value, torch.nn.Module)]
     assert alive == [rule.model]
 

@@ -9,7 +9,7 @@ from refusing import refused
 from panorgan.errors import RunError
 from panorgan.federation import vault as vault_module
 from panorgan.federation.vault import DiskVault, RunVaults, safe_name
-from panorgan.methods.exchange import MemoryVault
+from panorgan.methods.protocol import MemoryVault
 
 ARRAYS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.steps": torch.tensor(4), "b": torch.ones(2).bfloat16()}
 

@@ -16,7 +16,7 @@ from panorgan.federation.remedies import Remedies
 from panorgan.federation.scores import ValidationScores
 from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method, ServerRule
-from panorgan.methods.exchange import Notice
+from panorgan.methods.protocol import Notice
 from panorgan.report.page import describe_happening
 from panorgan.runs.execute import train
 

@@ -109,7 +109,7 @@ def _state(path: Path) -> Any:
     assert state is not None
     found = [state, checkpoints.load_best(state)]
     plain = [{k: v for k, v in vars(s).items() if k not in ("weights", "rule")} for s in found]
-    tensors = [(digest(s.weights), digest(s.rule.arrays), s.rule.numbers) for s in found]
+    tensors = [(digest(s.weights), digest(s.rule.tensors), s.rule.scalars) for s in found]
     return (plain, tensors, checkpoints.peek()), checkpoints.unreadable
 
 
@@ -122,14 +122,14 @@ def _sites(files: tuple[Path, ...]) -> Callable[[Path], Any]:
         saved = local.load()
         own = [label for answer, label in sorted(labels.items()) if answer.parent == path.parent]
         answers = [local.answer_to(RUN, label) for label in own]
-        return local.finished(RUN), digest(saved.rule.arrays), digest(saved.optimizer), saved.rule.numbers, answers
+        return local.finished(RUN), digest(saved.rule.tensors), digest(saved.optimizer), saved.rule.scalars, answers
 
     return read
 
 
 def _message(path: Path) -> Any:
     file = open_checked(path)
-    return digest(file.message().arrays), file.numbers, file.meta
+    return digest(file.message().tensors), file.scalars, file.meta
 
 
 def _model(path: Path) -> Any:
@@ -270,7 +270,7 @@ def make_unfinished(experiment: Experiment, folder: Path, cache: Path) -> None:
     """Stopped when all answers of the last round had come, before they were averaged."""
     workers = build_workers(experiment, prepare(experiment, cache), Run(folder), CPU, EventLog())
     coordinator = make_coordinator(experiment, folder, LocalTransport(workers))
-    coordinator.run(len(coordinator.moments) - 1)
+    coordinator.run(len(coordinator.schedule) - 1)
     coordinator.rule.aggregate = _interrupted  # type: ignore[method-assign]
     try:
         coordinator.run()
@@ -288,8 +288,8 @@ def stop_in_round(number: int) -> Iterator[None]:
     """A run in here ends when the sites have trained for a round, before it is validated and kept."""
     original = Coordinator._validate
 
-    def validate(self: Coordinator, moment: Any, traffic: Any) -> Any:
-        return _interrupted() if moment.round == number else original(self, moment, traffic)
+    def validate(self: Coordinator, round_info: Any, traffic: Any) -> Any:
+        return _interrupted() if round_info.round == number else original(self, round_info, traffic)
 
     Coordinator._validate = validate  # type: ignore[method-assign]
     try:

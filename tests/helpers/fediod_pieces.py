@@ -9,9 +9,9 @@ import torch
 from federations import make_workers
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.base import Moment
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.base import RoundInfo
 from panorgan.methods.fediod import FedIOD, FedIODConfig
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 
 SMALL: dict[str, Any] = {"layers": 2, "heads": 3, "head_width": 4, "mlp_width": 8}
@@ -30,7 +30,7 @@ def rule_at(tiny, folder: Path, site: str, method: dict[str, Any] = FEDIOD, **ch
     federation = Federation(vocabulary, {name: worker.facts() for name, worker in workers.items()})
     rule = workers[site]._ready_rule(federation)
     assert isinstance(rule, FedIOD.Site)
-    rule.moment = Moment("train", 5, 10)
+    rule.round_info = RoundInfo("train", 5, 10)
     return rule
 
 
@@ -48,10 +48,10 @@ class Answers:
     def keys(self, site: str):
         return tuple(self.sent[site][0])
 
-    def array(self, site: str, key: str):
+    def tensor(self, site: str, key: str):
         return self.sent[site][0][key]
 
-    def numbers(self, site: str):
+    def scalars(self, site: str):
         return self.sent[site][1]
 
     def mean(self, weight):
@@ -59,19 +59,19 @@ class Answers:
         for key in {key for site in self.sites for key in self.keys(site)}:
             weights = {site: weight(site, key) for site in self.sites if key in self.keys(site)}
             if sum(weights.values()) > 0:
-                parts = [w * self.array(site, key).double() for site, w in weights.items()]
+                parts = [w * self.tensor(site, key).double() for site, w in weights.items()]
                 means[key] = (sum(parts) / sum(weights.values())).float()
         return means
 
 
 def server_of(federation: Federation | None = None, **settings: Any) -> FedIOD.Server:
-    facts = {"a": SiteFacts("a", 30, {"liver": 30}), "b": SiteFacts("b", 10, {"spleen": 10})}
+    facts = {"a": SiteInfo("a", 30, {"liver": 30}), "b": SiteInfo("b", 10, {"spleen": 10})}
     federation = federation or Federation(Vocabulary(["liver", "spleen"]), facts)
     config = FedIODConfig(**{**SMALL, **settings})
     torch.manual_seed(0)
     network = FedIOD(config).build_network(UNetSettings(dimensions=2, features=(4, 8)), federation)
     server = FedIOD.Server(config, federation, network.state_dict())
-    server.moment = Moment("train", 2, 10)
+    server.round_info = RoundInfo("train", 2, 10)
     return server
 
 

@@ -14,17 +14,19 @@ from panorgan.federation.checks import SiteFailedError, check_answer, read_intro
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.scores import ValidationScores
 from panorgan.federation.tasks import Task, answer_meta
-from panorgan.methods.exchange import Moment, SiteFacts
+from panorgan.methods.protocol import RoundInfo, SiteInfo
 
 JOIN = Task("join", "run", experiment="e")
-TRAIN = Task("train", "run", Moment("train", 1, 2), {"north": SiteFacts("north", 3, {"liver": 3})}, "e", {"crop": True})
-SCORE = Task("evaluate", "run", Moment("train", 1, 2), experiment="e")
+TRAIN = Task(
+    "train", "run", RoundInfo("train", 1, 2), {"north": SiteInfo("north", 3, {"liver": 3})}, "e", {"crop": True}
+)
+SCORE = Task("evaluate", "run", RoundInfo("train", 1, 2), experiment="e")
 WEIGHTS = {"a": torch.ones(2, 2), "b": torch.zeros(3), "steps": torch.tensor(7)}
 INTRODUCTION = {"train_cases": 3.0, "annotated/liver": 3.0, "plan/cases": 3.0, "plan/spacing_mm/R": 1.5}
 SOUND = (
-    Message(numbers=INTRODUCTION, meta=answer_meta(JOIN, "north")).to_bytes(),
+    Message(scalars=INTRODUCTION, meta=answer_meta(JOIN, "north")).to_bytes(),
     Message(WEIGHTS, {"loss": 0.5, "cases": 3.0}, answer_meta(TRAIN, "north")).to_bytes(),
-    Message(numbers={"dice/liver": 0.5, "volume/liver": 1.5}, meta=answer_meta(SCORE, "north")).to_bytes(),
+    Message(scalars={"dice/liver": 0.5, "volume/liver": 1.5}, meta=answer_meta(SCORE, "north")).to_bytes(),
     Message(meta={**answer_meta(TRAIN, "north"), "failed": "data"}).to_bytes(),
     Message(WEIGHTS, meta=TRAIN.to_meta()).to_bytes(),
 )
@@ -66,16 +68,16 @@ def _taken(read: Callable[[], object]) -> bool:
 
 def _compare(message: Message, outline: Message) -> None:
     """A sound message: finite numbers, the tensors that its header promises, and the same again once written."""
-    assert all(math.isfinite(value) for value in message.numbers.values())
-    assert (message.numbers, message.meta) == (outline.numbers, outline.meta)
+    assert all(math.isfinite(value) for value in message.scalars.values())
+    assert (message.scalars, message.meta) == (outline.scalars, outline.meta)
     assert _forms(message) == _forms(outline)
     again = Message.from_bytes(message.to_bytes())
-    assert (again.numbers, again.meta) == (message.numbers, message.meta)
+    assert (again.scalars, again.meta) == (message.scalars, message.meta)
     assert _forms(again) == _forms(message)
 
 
 def _forms(message: Message) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {key: (value.shape, value.dtype) for key, value in message.arrays.items()}
+    return {key: (value.shape, value.dtype) for key, value in message.tensors.items()}
 
 
 def _check_scores(scores: ValidationScores) -> None:

@@ -43,8 +43,8 @@ def spooled(folder: Path, updates: dict[str, dict[str, torch.Tensor]]) -> Spoole
     """Updates as the coordinator finds them on disk."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for site, arrays in updates.items():
+    for site, tensors in updates.items():
         path = folder / f"{site}.safetensors"
-        path.write_bytes(Message(arrays, {"cases": 1.0}).to_bytes())
+        path.write_bytes(Message(tensors, {"cases": 1.0}).to_bytes())
         files[site] = MessageFile(path)
     return SpooledUpdates(files)

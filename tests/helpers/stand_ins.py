@@ -25,7 +25,7 @@ def noise(seed: int, size: float = 0.01) -> Train:
     """Training as a small step in a direction of its own."""
 
     def train(weights: Mapping[str, torch.Tensor], task: Task) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(1000 * seed + task.moment.round)
+        generator = torch.Generator().manual_seed(1000 * seed + task.round_info.round)
         return {
             key: value + size * torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
             for key, value in weights.items()
@@ -53,7 +53,7 @@ class StandIn:
         if task.kind == "join":
             annotated = {f"annotated/{organ}": self.cases for organ in self.organs}
             return Message({}, {"train_cases": self.cases, **annotated, **self.introduction}, meta).to_bytes()
-        return Message(self.train(message.arrays, task), {"cases": self.cases, **self.numbers}, meta).to_bytes()
+        return Message(self.train(message.tensors, task), {"cases": self.cases, **self.numbers}, meta).to_bytes()
 
 
 def stand_in_coordinator(sites, folder, method="fedavg", config=None, training=None, **setup) -> Coordinator:

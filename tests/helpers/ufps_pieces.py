@@ -11,8 +11,8 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.base import Payload, SiteTools
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.ufps import UFPS, UFPSConfig
 from panorgan.methods.ufps.readiness import READY
 from panorgan.methods.ufps.sparse_masks import GLOBAL
@@ -26,7 +26,7 @@ OFF = {
     "sharpness": "none",
 }
 ORGANS = ("liver", "spleen")
-FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
+FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"spleen": 3})}
 FEDERATION = Federation(Vocabulary(ORGANS), FACTS)
 
 
@@ -57,10 +57,10 @@ def enter(
     ready: Sequence[str] = ORGANS,
 ) -> None:
     """Begin a training round with the weights that the model has, which may teach some organs."""
-    arrays = {key: value.clone() for key, value in site.model.state_dict().items()}
-    site.moment = Moment("train", round_, rounds)
+    tensors = {key: value.clone() for key, value in site.model.state_dict().items()}
+    site.round_info = RoundInfo("train", round_, rounds)
     numbers = {f"{READY}{organ}": 1.0 for organ in ready}
-    site.received = Content(arrays if contested is None else {**arrays, GLOBAL: contested}, numbers)
+    site.received = Payload(tensors if contested is None else {**tensors, GLOBAL: contested}, numbers)
     site.before_round()
 
 

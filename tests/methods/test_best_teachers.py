@@ -14,8 +14,8 @@ from panorgan.federation import site as site_module
 from panorgan.federation.scores import ValidationScores
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.federation.validation import validation_scores
-from panorgan.methods.base import Content
-from panorgan.methods.exchange import Moment
+from panorgan.methods.base import Payload
+from panorgan.methods.protocol import RoundInfo
 from panorgan.methods.ufps import UFPS
 from panorgan.networks import SegmentationNetwork
 
@@ -29,21 +29,21 @@ def pretraining(every: int = 2, has_cases: bool = True, **config: object) -> UFP
     site.tools.cases = ()
     site.tools.validate_every = every
     site.tools.validate = lambda network, organs: (
-        {"liver": DICE[site.moment.round]} if has_cases and organs == ("liver",) else {}
+        {"liver": DICE[site.round_info.round]} if has_cases and organs == ("liver",) else {}
     )
     return site
 
 
 def train(site: UFPS.Site, rounds: range) -> None:
     for round_ in rounds:
-        site.moment, site.received = Moment("pretrain", round_, 5), Content()
+        site.round_info, site.received = RoundInfo("pretrain", round_, 5), Payload()
         site.before_round()
         nn.init.constant_(site.model.logits, float(round_))
         site.after_round()
 
 
 def sent(site: UFPS.Site) -> float:
-    (weights,) = {value.mean().item() for value in site.update().arrays.values()}
+    (weights,) = {value.mean().item() for value in site.update().tensors.values()}
     return weights
 
 
@@ -71,7 +71,7 @@ def test_a_restart_forgets_no_better_round():
     train(first, range(1, 5))
     again = pretraining()
     again.tools.vault = first.tools.vault
-    again.moment = first.moment
+    again.round_info = first.round_info
     again.load_state(first.state())
     train(again, range(5, 6))
     assert sent(again) == 4.0
@@ -81,7 +81,7 @@ def test_who_broke_off_sends_its_best_too():
     """It got as far as round 4, which was worse than round 3; then it is asked for its teacher."""
     site = pretraining(every=1)
     train(site, range(2, 5))
-    site.moment, site.received = Moment("exchange", 1, 1), Content(numbers={"send_teacher": 1.0})
+    site.round_info, site.received = RoundInfo("exchange", 1, 1), Payload(scalars={"send_teacher": 1.0})
     site.before_round()
     assert site.tools.vault.get("teacher/a")["logits"].mean().item() == 3.0
 
@@ -89,7 +89,7 @@ def test_who_broke_off_sends_its_best_too():
 def test_a_model_that_has_diverged_is_never_the_best():
     site = pretraining(every=1)
     train(site, range(2, 3))
-    site.moment, site.received = Moment("pretrain", 3, 5), Content()
+    site.round_info, site.received = RoundInfo("pretrain", 3, 5), Payload()
     nn.init.constant_(site.model.logits, float("nan"))
     site.after_round()
     assert site.best_dice == 0.3

@@ -21,7 +21,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.about.describing import as_yaml, describe, fields_of
 from panorgan.methods.about.payloads import MADE_UP, made_up_federation, sendings
 from panorgan.methods.base import Method, MethodConfig, ServerRule, Stage
-from panorgan.methods.exchange import Federation
+from panorgan.methods.protocol import Federation
 from panorgan.methods.registry import methods
 from panorgan.networks import UNet, UNetSettings
 from panorgan.networks.settings import OrganParts
@@ -252,7 +252,7 @@ def test_rounds_that_differ_are_told_apart():
     extra = {"mask/a": torch.empty(8, dtype=torch.uint8, device="meta")}
 
     def every_fifth(rule: ServerRule, site: str) -> Mapping[str, torch.Tensor]:
-        return extra if rule.moment.round % 5 == 0 else {}
+        return extra if rule.round_info.round % 5 == 0 else {}
 
     declared = {"tensors": {"mask/*": "Which weights move most."}}
     assert sent_by(every_fifth, **declared) == [
@@ -260,7 +260,7 @@ def test_rounds_that_differ_are_told_apart():
         ("4 rounds of 20", "`mask/*`", 8),
     ]
     assert sent_by(every_fifth)[1][1] == "`mask/a`", "undeclared, so by its own name"
-    first = sent_by(lambda rule, site: extra if rule.moment.round == 1 else {}, **declared)
+    first = sent_by(lambda rule, site: extra if rule.round_info.round == 1 else {}, **declared)
     assert first[0] == ("first round", "`mask/*`", 8)
     once = {"stages": lambda self, rounds: (Stage("train", 1),), **declared}
     assert sent_by(lambda rule, site: extra, **once) == [("once", "`mask/*`", 8)]
@@ -280,8 +280,10 @@ class Recorded:
         task = Task.from_meta(Message.from_bytes(request).meta)
         answer = self.worker.handle(request)
         if task.kind == "train":
-            tensors = Message.from_bytes(answer).arrays.values()
-            self.sizes[task.moment.stage, task.moment.round] = sum(t.numel() * t.element_size() for t in tensors)
+            tensors = Message.from_bytes(answer).tensors.values()
+            self.sizes[task.round_info.stage, task.round_info.round] = sum(
+                t.numel() * t.element_size() for t in tensors
+            )
         return answer
 
 

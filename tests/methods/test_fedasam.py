@@ -16,17 +16,17 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.fedasam import FedASAM, FedASAMConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.methods.shared.sharpness import asam_step, statistics_kept
 from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.runs.execute import train
 
-FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"liver": 3})}
+FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"liver": 3})}
 FEDERATION = Federation(Vocabulary(["liver"]), FACTS)
 
 
@@ -101,7 +101,7 @@ def test_the_step_takes_any_loss():
 
     model = Quadratic(0.0, 2.0)
     site = site_of(Held, FedProxConfig(mu=1), model)
-    site.received = Content({"u": torch.tensor([0.0]), "v": torch.tensor([1.0])})
+    site.received = Payload({"u": torch.tensor([0.0]), "v": torch.tensor([1.0])})
     told = site.step(None)
     assert told["loss"].item() == 4 + 0.5
     assert model.weights == pytest.approx([0.0, 1.2])
@@ -169,7 +169,7 @@ def test_statistics_come_back_after_an_error_too():
 )
 def test_which_rounds_count(start, cycle, rounds, expected):
     average = RoundAverage(start, cycle)
-    assert [r for r in range(1, rounds + 1) if average.counts(Moment("train", r, rounds))] == expected
+    assert [r for r in range(1, rounds + 1) if average.counts(RoundInfo("train", r, rounds))] == expected
 
 
 def test_the_mean_over_rounds_by_hand():
@@ -178,7 +178,7 @@ def test_the_mean_over_rounds_by_hand():
     seen = []
     for r in range(1, 9):
         weights = {"w": torch.tensor([float(r * r)]), "counter": torch.tensor(r)}
-        average.add(weights, Moment("train", r, 8))
+        average.add(weights, RoundInfo("train", r, 8))
         seen.append(average.over(weights)["w"].item())
         weights["w"] += 1000  # what was taken in is a copy
     assert seen == pytest.approx([1, 4, 9, 16, 16, 26, 26, 116 / 3])
@@ -190,7 +190,7 @@ def test_equal_models_have_exactly_themselves_as_mean():
     weights = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
     average = RoundAverage(0.0, 1)
     for r in range(1, 8):
-        average.add(weights, Moment("train", r, 7))
+        average.add(weights, RoundInfo("train", r, 7))
     assert torch.equal(average.weights["w"], weights["w"])
 
 
@@ -199,7 +199,7 @@ def test_a_part_that_came_later_is_averaged_over_the_rounds_that_had_it():
     values = [(2.0, None), (4.0, 10.0), (9.0, 20.0)]
     for r, (old, new) in enumerate(values, 1):
         weights = {"old": torch.tensor(old)} | ({} if new is None else {"new": torch.tensor(new)})
-        average.add(weights, Moment("train", r, 3))
+        average.add(weights, RoundInfo("train", r, 3))
     assert {key: value.item() for key, value in average.weights.items()} == {"old": 5.0, "new": 15.0}
     assert average.models == {"old": 3, "new": 2}
     newest = average.over({"old": torch.tensor(0.0), "newest": torch.tensor(7.0)})
@@ -210,16 +210,16 @@ def test_the_mean_comes_back_from_its_state_beside_that_of_others():
     first, second = RoundAverage(0.0, 1), RoundAverage(0.0, 1)
     models = [{"w": torch.tensor([float(v)]), "n": torch.tensor(v)} for v in (1, 5, 30)]
     for r, model in enumerate(models[:2], 1):
-        first.add(model, Moment("train", r, 3))
+        first.add(model, RoundInfo("train", r, 3))
     state = first.state()
-    first.add(models[2], Moment("train", 3, 3))
-    assert state.arrays["swa/w"].item() == 3.0, "what was saved does not change any more"
-    second.load(Content({**state.arrays, "w": torch.zeros(1)}, {**state.numbers, "heard/a": 1.0}))
-    second.add(models[2], Moment("train", 3, 3))
+    first.add(models[2], RoundInfo("train", 3, 3))
+    assert state.tensors["swa/w"].item() == 3.0, "what was saved does not change any more"
+    second.load(Payload({**state.tensors, "w": torch.zeros(1)}, {**state.scalars, "heard/a": 1.0}))
+    second.add(models[2], RoundInfo("train", 3, 3))
     assert same(second.weights, first.weights)
     assert second.models == first.models == {"w": 3, "n": 3}
     assert second.weights["w"].item() == 12.0
-    second.load(Content())
+    second.load(Payload())
     assert second.weights == second.models == {}
 
 
@@ -232,10 +232,10 @@ class ServerInFolder:
 
     def play(self, round_: int, rounds: int, **answers: float) -> tuple[float, float]:
         """What is delivered and what is broadcast after the round."""
-        self.rule.moment = Moment("train", round_, rounds)
-        arrays = {site: {"w": torch.tensor([value])} for site, value in answers.items()}
-        self.rule.aggregate(spooled(self.folder / str(round_), arrays))
-        return self.rule.delivered()["w"].item(), self.rule.broadcast("a").arrays["w"].item()
+        self.rule.round_info = RoundInfo("train", round_, rounds)
+        tensors = {site: {"w": torch.tensor([value])} for site, value in answers.items()}
+        self.rule.aggregate(spooled(self.folder / str(round_), tensors))
+        return self.rule.delivered()["w"].item(), self.rule.broadcast("a").tensors["w"].item()
 
 
 def test_the_server_delivers_the_mean_and_sends_out_the_last(tmp_path):
@@ -246,14 +246,14 @@ def test_the_server_delivers_the_mean_and_sends_out_the_last(tmp_path):
     assert server.play(2, 4, a=0.0, b=4.0) == (3.0, 3.0)
     assert server.play(3, 4, a=8.0) == (5.5, 8.0)
     assert server.play(4, 4, a=1.0, b=1.0) == (4.0, 1.0)
-    assert set(server.rule.expects("a")) == set(server.rule.broadcast("a").arrays) == {"w"}
-    assert set(server.rule.state().arrays) == {"swa/w"}
+    assert set(server.rule.expects("a")) == set(server.rule.broadcast("a").tensors) == {"w"}
+    assert set(server.rule.state().tensors) == {"swa/w"}
 
 
 def test_without_a_start_nothing_is_averaged_or_kept(tmp_path):
     server = ServerInFolder(tmp_path, FedASAM.Server(FedASAMConfig(swa_start=None), FEDERATION, {"w": torch.zeros(1)}))
     assert [server.play(r, 2, a=float(r)) for r in (1, 2)] == [(1.0, 1.0), (2.0, 2.0)]
-    assert server.rule.state() == Content()
+    assert server.rule.state() == Payload()
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_after_one_step_running_statistics_are_those_of_fedavg(tiny, tmp_path):
         coordinator, sites = overheard(experiment, tmp_path / name)
         coordinator.run()
         parameters = dict(sites["north"].worker._rule.model.named_parameters())
-        arrays = sites["north"].sent[0].arrays
-        return {("parameter" if key in parameters else "buffer", key): value for key, value in arrays.items()}
+        tensors = sites["north"].sent[0].tensors
+        return {("parameter" if key in parameters else "buffer", key): value for key, value in tensors.items()}
 
     fedavg, fedasam = sent("fedavg"), sent("fedasam")
     differ = {kind for kind, key in fedavg if not torch.equal(fedavg[kind, key], fedasam[kind, key])}
@@ -338,10 +338,10 @@ def test_only_weights_travel_and_the_mean_is_what_is_scored(tiny, tmp_path):
     coordinator = make_coordinator(experiment, tmp_path, sites)
     coordinator.run()
     keys = set(coordinator.state.weights)
-    assert {frozenset(message.arrays) for message in heard["train"]} == {frozenset(keys)}
-    last = [message for message in heard["evaluate"] if message.arrays][-1]
-    assert same(dict(last.arrays), dict(coordinator.rule.delivered()))
-    assert not same(dict(last.arrays), coordinator.state.weights)
+    assert {frozenset(message.tensors) for message in heard["train"]} == {frozenset(keys)}
+    last = [message for message in heard["evaluate"] if message.tensors][-1]
+    assert same(dict(last.tensors), dict(coordinator.rule.delivered()))
+    assert not same(dict(last.tensors), coordinator.state.weights)
 
 
 @pytest.mark.parametrize("norm", ["instance", "batch"])

@@ -12,8 +12,8 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.labels import Convention
 from panorgan.cases.sampling import Batch
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.base import Payload, SiteTools
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
 
@@ -37,13 +37,13 @@ def loss_at(
     name: str, annotated: Mapping[str, int], convention: Convention = "exclusive", **config: object
 ) -> torch.Tensor:
     """Of a site with two cases, whose model says TRAINED after it has received RECEIVED."""
-    here = SiteFacts("here", 2, annotated)
-    federation = Federation(ORGANS, {"here": here, "there": SiteFacts("there", 1, {"liver": 1, "spleen": 1})})
+    here = SiteInfo("here", 2, annotated)
+    federation = Federation(ORGANS, {"here": here, "there": SiteInfo("there", 1, {"liver": 1, "spleen": 1})})
     model = Told(convention)
     method = find_method(name)
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = method.Site(method.Config(**({"mu": 0} if name == "fedprox" else {}), **config), here, federation, tools)
-    site.moment, site.received = Moment("train", 1, 1), Content({"logits": RECEIVED})
+    site.round_info, site.received = RoundInfo("train", 1, 1), Payload({"logits": RECEIVED})
     site.before_round()
     with torch.no_grad():
         model.logits.copy_(TRAINED)

@@ -16,9 +16,9 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.federation.events import read_events
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.shared.teaching import who_teaches
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
@@ -52,12 +52,12 @@ def make_site(
 
     It has two training cases; another site annotates every organ.
     """
-    here, there = SiteFacts("here", 2, annotated), SiteFacts("there", 1, dict.fromkeys(organs, 1))
+    here, there = SiteInfo("here", 2, annotated), SiteInfo("there", 1, dict.fromkeys(organs, 1))
     federation = Federation(Vocabulary(organs), {"here": here, "there": there})
     model = Told(organs, torch.zeros_like(local))
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = FLKD.Site(FLKDConfig(**{"dice_over": "sample", **config}), here, federation, tools)
-    site.moment, site.received = Moment("train", 1, 1), Content({"logits": frozen})
+    site.round_info, site.received = RoundInfo("train", 1, 1), Payload({"logits": frozen})
     site.before_round()
     with torch.no_grad():
         model.logits.copy_(local)
@@ -267,7 +267,7 @@ def test_what_is_not_there_is_not_logged():
     assert set(site.step(make_batch(structures, annotated, 3))) == {"loss"}
     site = make_site(("liver", "spleen"), counts, local, local)
     site.after_round()
-    site.moment = Moment("pretrain", 1, 1)
+    site.round_info = RoundInfo("pretrain", 1, 1)
     site.before_round()
     assert set(site.step(make_batch(structures, annotated, 3))) == {"loss"}
 
@@ -288,7 +288,7 @@ WHO = {
 
 @pytest.mark.parametrize(("annotated", "present", "expected"), WHO.values(), ids=WHO.keys())
 def test_a_union_is_heard_only_where_no_teacher_knows_the_parts_by_name(annotated, present, expected):
-    sites = {name: SiteFacts(name, 1, dict.fromkeys(own, 1)) for name, own in annotated.items()}
+    sites = {name: SiteInfo(name, 1, dict.fromkeys(own, 1)) for name, own in annotated.items()}
     letters = dict(zip("LTlr", SIDES, strict=True))
     found = who_teaches(Federation(SIDES, sites), present)
     assert found == {site: tuple(letters[letter] for letter in own) for site, own in expected.items()}
@@ -319,10 +319,10 @@ def test_a_case_is_distilled_from_the_teachers_of_what_it_does_not_label():
 def test_the_mean_of_everything_is_unweighted(tmp_path):
     """Eq. 6: sites of 1 and 3 cases count the same, and every site has a say in every head."""
     shared, head = "encoder.0.conv.weight", "heads.spleen.0.weight"
-    facts = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
+    facts = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"spleen": 3})}
     start = {key: torch.tensor([9.0]) for key in (shared, head)}
     rule = FLKD.Server(FLKDConfig(), Federation(Vocabulary(["liver", "spleen"]), facts), start)
-    rule.moment = Moment("train", 1, 1)
+    rule.round_info = RoundInfo("train", 1, 1)
     sent = {"a": {shared: 1.0, head: 2.0}, "b": {shared: 2.0, head: 10.0}}
     rule.aggregate(spooled(tmp_path, {s: {k: torch.tensor([v]) for k, v in own.items()} for s, own in sent.items()}))
     assert {key: value.item() for key, value in rule.weights.items()} == {shared: 1.5, head: 6.0}
@@ -330,7 +330,7 @@ def test_the_mean_of_everything_is_unweighted(tmp_path):
 
 def test_what_travels_in_which_stage(tiny, tmp_path):
     coordinator, sites = overheard(tiny(method={"name": "flkd", "pretrain": 1.0}, training=TRAINING), tmp_path)
-    assert [m.stage for m in coordinator.moments] == ["pretrain", "pretrain", "exchange", "train", "train"]
+    assert [m.stage for m in coordinator.schedule] == ["pretrain", "pretrain", "exchange", "train", "train"]
     coordinator.run()
     everything = set(coordinator.state.weights)
     own = {site: {key for key in everything if group_of_key(key) in {None, *OWN[site]}} for site in OWN}
@@ -338,21 +338,21 @@ def test_what_travels_in_which_stage(tiny, tmp_path):
         (other,) = OWN.keys() - {name}
         teacher = {f"teacher/{key}" for key in own[name]}
         others = {f"teacher/{other}/{key}" for key in own[other]}
-        assert [set(message.arrays) for message in site.sent] == [set(), teacher, set(), everything, everything]
-        assert [set(message.arrays) for message in site.received] == [set(), set(), others, everything, everything]
-        told = [set(message.numbers) for message in site.sent]
+        assert [set(message.tensors) for message in site.sent] == [set(), teacher, set(), everything, everything]
+        assert [set(message.tensors) for message in site.received] == [set(), set(), others, everything, everything]
+        told = [set(message.scalars) for message in site.sent]
         assert told[:4] == [{"loss", "cases"}] * 2 + [{"cases"}] + [
             {"loss", "cases", "loss/global_kd", "loss/local_kd"}
         ]
-        roster = [dict(message.numbers) for message in site.received]
+        roster = [dict(message.scalars) for message in site.received]
         assert roster == [{}, {}] + [{"teacher/north": 1.0, "teacher/south": 1.0}] * 3
     for key in own["north"]:
-        sent, handed_on = sites["north"].sent[1].arrays, sites["south"].received[2].arrays
+        sent, handed_on = sites["north"].sent[1].tensors, sites["south"].received[2].tensors
         assert torch.equal(handed_on[f"teacher/north/{key}"], sent[f"teacher/{key}"])
     north, south = (sites[name].sent[-1] for name in ("north", "south"))
-    assert north.numbers["cases"] != south.numbers["cases"]
+    assert north.scalars["cases"] != south.scalars["cases"]
     for key, value in coordinator.state.weights.items():
-        torch.testing.assert_close(value.double(), (north.arrays[key].double() + south.arrays[key].double()) / 2)
+        torch.testing.assert_close(value.double(), (north.tensors[key].double() + south.tensors[key].double()) / 2)
     rounds = [event.facts for event in read_events(tmp_path / "events.jsonl") if event.kind == "round"]
     for place, told_of in enumerate(rounds):
         assert told_of["bytes_sent"] == sum(len(site.received[place].to_bytes()) for site in sites.values())

@@ -13,8 +13,8 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.federation.events import read_events
 from panorgan.methods.base import SiteTools
-from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.flkd_central import FLKDCentral, FLKDCentralConfig
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
 
@@ -26,7 +26,7 @@ def make_rule(rate: float, kd_weight: float = 1.0, norm: str = "instance") -> FL
     """A fresh rule with the same first weights every time, and plain gradient steps."""
     torch.manual_seed(0)
     config = FLKDCentralConfig(kd_weight=kd_weight)
-    facts = SiteFacts("pooled", 3, dict.fromkeys(ORGANS, 1))
+    facts = SiteInfo("pooled", 3, dict.fromkeys(ORGANS, 1))
     federation = Federation(Vocabulary(ORGANS), {"pooled": facts})
     settings = UNetSettings(features=(4, 8), norm=norm, organ_prior=None)
     model = FLKDCentral(config).build_network(settings, federation, "pooled")

@@ -44,7 +44,7 @@ class Trial:
 
     def run(self):
         coordinator = self._coordinator()
-        for number in range(1, len(coordinator.moments) + 1):
+        for number in range(1, len(coordinator.schedule) + 1):
             if self.restarts and number > 1:
                 coordinator = self._coordinator()
             self.number = number
@@ -64,8 +64,8 @@ class Trial:
         if site == "north" and self.number in self.lost:
             return []
         if site == "north" and self.number in self.spoiled:
-            arrays = {key: value * float("nan") for key, value in message.arrays.items()}
-            return [(site, Message(arrays, message.numbers, message.meta).to_bytes())]
+            tensors = {key: value * float("nan") for key, value in message.tensors.items()}
+            return [(site, Message(tensors, message.scalars, message.meta).to_bytes())]
         return [(site, answer)]
 
     def teachers_sent_by(self, site: str) -> list[int]:
@@ -73,7 +73,7 @@ class Trial:
         return [
             number
             for (sender, number), message in sorted(self.sent.items())
-            if sender == site and any(key.startswith("teacher/") for key in message.arrays)
+            if sender == site and any(key.startswith("teacher/") for key in message.tensors)
         ]
 
 
@@ -106,7 +106,7 @@ def test_a_finished_teacher_is_asked_for_until_it_arrives(
     assert trial.teachers_sent_by("north") == [n for n in range(2, arrives + 1) if n not in trial.away]
     assert trial.teachers_sent_by("south") == [2]
     for number in range(4, 7):
-        told = set(trial.sent["south", number].numbers)
+        told = set(trial.sent["south", number].scalars)
         assert told == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
     assert coordinator.rule.teachers.equipped == ("north", "south")
     assert coordinator.rule.teachers.owing == ()
@@ -122,7 +122,7 @@ def test_a_site_that_broke_off_in_pretrain_sends_what_it_has(tiny, tmp_path, und
     teacher = coordinator.vault.get("teacher/north")
     assert not same(teacher, undisturbed.vault.get("teacher/north"))
     run(tiny(method=LONG, training=KEPT), tmp_path / "first round", rounds=1)
-    assert same(teacher, dict(LocalState(tmp_path / "first round" / "sites" / "north").load().rule.arrays))
+    assert same(teacher, dict(LocalState(tmp_path / "first round" / "sites" / "north").load().rule.tensors))
 
 
 # -- diverged --------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def poison(monkeypatch, rounds: set[int]) -> None:
     loss = FLKD.Site.loss
 
     def poisoned(self, batch):
-        moment = self.moment
-        broken = self.facts.name == "north" and moment.stage == "pretrain" and moment.round in rounds
+        round_info = self.round_info
+        broken = self.facts.name == "north" and round_info.stage == "pretrain" and round_info.round in rounds
         return loss(self, batch) * (float("nan") if broken else 1.0)
 
     monkeypatch.setattr(FLKD.Site, "loss", poisoned)
@@ -159,7 +159,7 @@ def test_a_site_that_diverges_in_pretrain_is_refused_and_recovers(tiny, tmp_path
     assert coordinator.vault.names() == BOTH
     assert all(value.isfinite().all() for value in coordinator.vault.get("teacher/north").values())
     assert trial.teachers_sent_by("north") == ([2] if rounds == {1} else [2, 3])
-    assert set(trial.sent["south", 4].numbers) == ALL_PARTS
+    assert set(trial.sent["south", 4].scalars) == ALL_PARTS
     assert not happened(tmp_path, "notice")
 
 
@@ -180,8 +180,8 @@ def test_training_without_a_teacher_is_told_once(tiny, tmp_path, monkeypatch, re
     assert notice["number"] == 4
     assert notice["code"] == "no-teacher"
     assert "No teacher knows liver." in notice["text"]
-    assert set(trial.sent["south", 4].numbers) == ALL_PARTS - {"loss/local_kd"}
-    assert set(trial.sent["north", 4].numbers) == ALL_PARTS
+    assert set(trial.sent["south", 4].scalars) == ALL_PARTS - {"loss/local_kd"}
+    assert set(trial.sent["north", 4].scalars) == ALL_PARTS
 
 
 def test_an_organ_that_comes_too_late_for_a_teacher_is_told(tiny, tmp_path):
@@ -221,15 +221,15 @@ def test_a_request_for_training_is_made_once_for_all_sites(tiny, tmp_path, monke
     assert len(made) == 6
     for label, (first, second) in made.items():
         assert (first is second) == (label != "train/exchange/1"), label
-    assert "teacher/north" in Message.from_bytes(made["train/train/3"][0]).numbers
+    assert "teacher/north" in Message.from_bytes(made["train/train/3"][0]).scalars
 
 
 def test_a_teacher_that_is_late_does_not_spoil_the_mean(tiny, tmp_path):
     """It comes along with the weights of a training round, and is none of them."""
     trial = Trial(tiny(method=LONG, training=TRAINING), tmp_path, lost={2, 3})
     coordinator = trial.run()
-    north, south = (trial.sent[site, 6].arrays for site in ("north", "south"))
-    assert any(key.startswith("teacher/") for key in trial.sent["north", 4].arrays)
+    north, south = (trial.sent[site, 6].tensors for site in ("north", "south"))
+    assert any(key.startswith("teacher/") for key in trial.sent["north", 4].tensors)
     assert north.keys() == south.keys() == coordinator.state.weights.keys()
     for key, value in coordinator.state.weights.items():
         torch.testing.assert_close(value.double(), (north[key].double() + south[key].double()) / 2)

@@ -27,7 +27,7 @@ def by_round(experiment, folder, method=None) -> list[dict[str, torch.Tensor]]:
     outcomes = []
     while not coordinator.finished:
         coordinator.run(rounds=1)
-        if coordinator.rule.moment.stage == "train":
+        if coordinator.rule.round_info.stage == "train":
             outcomes.append(dict(coordinator.state.weights))
     return outcomes
 

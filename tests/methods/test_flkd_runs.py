@@ -48,9 +48,9 @@ def steps(monkeypatch) -> list[Step]:
     step, distil = FLKD.Site.step, FLKD.Site.local_distillation
 
     def watched_step(self, batch):
-        if self.moment.stage != "train":
+        if self.round_info.stage != "train":
             return step(self, batch)
-        taken.append(Step(self.facts.name, self.moment.round, batch))
+        taken.append(Step(self.facts.name, self.round_info.round, batch))
         told = step(self, batch)
         taken[-1].numbers = {name: float(value) for name, value in told.items()}
         return told
@@ -92,18 +92,18 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
 
     def watched(self, batch):
         told = step(self, batch)
-        if self.moment.stage == "train":
+        if self.round_info.stage == "train":
             frozen = self.global_model
-            assert same(dict(frozen.state_dict()), dict(self.received.arrays))
+            assert same(dict(frozen.state_dict()), dict(self.received.tensors))
             assert not any(module.training for module in frozen.modules())
             assert not any(p.requires_grad or p.grad is not None for p in frozen.parameters())
-            moved = [k for k, v in self.model.state_dict().items() if not torch.equal(v, self.received.arrays[k])]
+            moved = [k for k, v in self.model.state_dict().items() if not torch.equal(v, self.received.tensors[k])]
             assert {group_of_key(key) for key in moved} == {None, *self.federation.taught()}
             norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm3d)]
-            received = self.received.arrays
+            received = self.received.tensors
             counters = [key for key in received if key.endswith("num_batches_tracked")]
             passes = {int(self.model.state_dict()[key] - received[key]) for key in counters}
-            seen.append((self.facts.name, self.moment.round, passes, bool(norms)))
+            seen.append((self.facts.name, self.round_info.round, passes, bool(norms)))
         return told
 
     monkeypatch.setattr(FLKD.Site, "step", watched)
@@ -142,7 +142,7 @@ def test_cached_and_recomputed_teachers_agree_within_quantisation(
     another reason.
     """
     apply = FLKD.Site.apply_gradients
-    monkeypatch.setattr(FLKD.Site, "apply_gradients", lambda self: self.moment.stage == "train" or apply(self))
+    monkeypatch.setattr(FLKD.Site, "apply_gradients", lambda self: self.round_info.stage == "train" or apply(self))
     monkeypatch.setattr(companions_module, "LEVELS", 2**bits - 1)
     method = {"pretrain": 2.0}
     stored = watched_run(tiny, tmp_path / "stored", steps, method=method)
@@ -293,7 +293,7 @@ def test_a_site_that_joins_in_training_is_taught_by_the_others_and_by_nobody_in_
     owns every organ there is, so that nothing is distilled."""
     experiment = tiny(method={"name": "flkd", "pretrain": 0.3}, training={**TRAINING, "rounds": 3})
     coordinator, sites = overheard(experiment, tmp_path, joins_at={"south": 4})
-    assert [moment.stage for moment in coordinator.moments] == ["pretrain", "exchange"] + ["train"] * 3
+    assert [round_info.stage for round_info in coordinator.schedule] == ["pretrain", "exchange"] + ["train"] * 3
     coordinator.run(rounds=3)
     assert {group_of_key(key) for key in coordinator.state.weights} == {None, "liver"}
     assert [set(step.numbers) for step in steps] == [{"loss"}] * 2
@@ -302,9 +302,9 @@ def test_a_site_that_joins_in_training_is_taught_by_the_others_and_by_nobody_in_
     assert coordinator.vault.names() == ("teacher/north",)
     assert {group_of_key(key) for key in coordinator.state.weights} == {None, "liver", *LACKS["north"]}
     first, second = sites["south"].received
-    assert {key.split("/")[1] for key in first.arrays if key.startswith("teacher/")} == {"north"}
-    assert set(second.arrays) == set(sites["south"].sent[0].arrays) == set(coordinator.state.weights)
-    assert not any(key.startswith("teacher/") for message in sites["south"].sent for key in message.arrays)
+    assert {key.split("/")[1] for key in first.tensors if key.startswith("teacher/")} == {"north"}
+    assert set(second.tensors) == set(sites["south"].sent[0].tensors) == set(coordinator.state.weights)
+    assert not any(key.startswith("teacher/") for message in sites["south"].sent for key in message.tensors)
     told = {name: {frozenset(s.numbers) for s in steps if s.site == name} for name in sites}
     assert told["north"] == {frozenset({"loss", "loss/global_kd"})}, "its organs are distilled from the global model"
     assert told["south"] == {frozenset({"loss", "loss/global_kd", "loss/local_kd"})}
@@ -327,7 +327,7 @@ def test_a_site_that_joins_before_training_does_no_harm(tiny, tmp_path, joins_at
     )
     alone.run(rounds=2)
     assert same(coordinator.vault.get("teacher/north"), alone.vault.get("teacher/north"))
-    assert {"loss", "cases", "loss/global_kd", "loss/local_kd"} == set(sites["south"].sent[-1].numbers)
+    assert {"loss", "cases", "loss/global_kd", "loss/local_kd"} == set(sites["south"].sent[-1].scalars)
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------

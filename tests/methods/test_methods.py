@@ -17,8 +17,8 @@ from panorgan.cases.sampling import Batch
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule
-from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.fedprox import squared_distance
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings
@@ -152,7 +152,7 @@ def test_one_site_that_labels_everything_makes_all_of_them_plain_training(tiny, 
 
 def test_equal_weights_when_asked(tiny):
     federation = Federation(
-        Vocabulary(["liver"]), {"a": SiteFacts("a", 9, {"liver": 9}), "b": SiteFacts("b", 1, {"liver": 1})}
+        Vocabulary(["liver"]), {"a": SiteInfo("a", 9, {"liver": 9}), "b": SiteInfo("b", 1, {"liver": 1})}
     )
     by_cases = ServerRule(MethodConfig(), federation, {})
     uniform = ServerRule(MethodConfig(weighting="uniform"), federation, {})
@@ -212,7 +212,7 @@ def test_a_solo_member_has_no_channel_for_what_its_site_never_saw():
     """A liver mask contains its tumours, but says nothing about where they are."""
     facts = {"a": {"liver": 1, "kidney": 1}, "b": {"liver_tumour": 1, "liver": 1}}
     vocabulary = Vocabulary(["liver", "liver_tumour", "kidney_left", "kidney_right"])
-    federation = Federation(vocabulary, {name: SiteFacts(name, 1, annotated) for name, annotated in facts.items()})
+    federation = Federation(vocabulary, {name: SiteInfo(name, 1, annotated) for name, annotated in facts.items()})
     network = find_method("solo")(MethodConfig()).build_network(UNetSettings(features=(4, 8)), federation)
     organs = {name: member.vocabulary.organs for name, member in network.members.items()}
     assert organs == {"site-a": ("liver", "kidney_left", "kidney_right"), "site-b": ("liver", "liver_tumour")}
@@ -228,10 +228,10 @@ def test_solo_sites_do_not_influence_each_other(tiny, tmp_path):
     assert {key.split(".")[1] for key in whole} == {"site-north", "site-south"}
     rule = together.build_method().Server(
         MethodConfig(),
-        Federation(Vocabulary(["liver"]), {"north": SiteFacts("north", 1, {"liver": 1})}),
+        Federation(Vocabulary(["liver"]), {"north": SiteInfo("north", 1, {"liver": 1})}),
         whole,
     )
-    assert set(rule.expects("north")) == set(rule.broadcast("north").arrays)
+    assert set(rule.expects("north")) == set(rule.broadcast("north").tensors)
     assert all(key.startswith("members.site-north.") for key in rule.expects("north"))
 
 

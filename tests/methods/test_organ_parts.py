@@ -18,7 +18,7 @@ from panorgan.federation.optimizers import load_optimizer_state, make_optimizer,
 from panorgan.federation.settings import OptimizerSettings
 from panorgan.losses import partial_dice_ce
 from panorgan.methods.base import MethodConfig, ServerRule
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
@@ -30,8 +30,8 @@ PLAIN = {"name": "fedavg", "server_step": 1}
 SHORT = {"rounds": 2, "validate_every": 2, "local_steps": 1}
 
 
-def facts(**sites: tuple[int, dict[str, int]]) -> dict[str, SiteFacts]:
-    return {name: SiteFacts(name, cases, annotated) for name, (cases, annotated) in sites.items()}
+def facts(**sites: tuple[int, dict[str, int]]) -> dict[str, SiteInfo]:
+    return {name: SiteInfo(name, cases, annotated) for name, (cases, annotated) in sites.items()}
 
 
 def groups(keys) -> set[str | None]:
@@ -56,7 +56,7 @@ def test_a_site_sends_and_receives_the_shared_weights_and_its_own_parts(tiny, tm
         assert groups(own) == OWN[name]
         assert len(site.sent) == 2
         for message in (*site.received, *site.sent):
-            assert set(message.arrays) == shared | own
+            assert set(message.tensors) == shared | own
         model = site.worker._rule.model
         assert set(model.state_dict()) == shared | own, "a site holds no part of another's organ"
         assert all(key.startswith(f"{KINDS[method]}.") for key in own)
@@ -70,12 +70,12 @@ def test_everyone_sends_everything_when_asked_to(tiny, tmp_path, method):
     coordinator.run()
     for name, site in sites.items():
         for received, sent in zip(site.received, site.sent, strict=True):
-            assert set(sent.arrays) == set(received.arrays) == set(coordinator.state.weights)
-            kept = {key for key in sent.arrays if torch.equal(sent.arrays[key], received.arrays[key])}
-            foreign = {key for key in sent.arrays if group_of_key(key) not in {None, *OWN[name]}}
+            assert set(sent.tensors) == set(received.tensors) == set(coordinator.state.weights)
+            kept = {key for key in sent.tensors if torch.equal(sent.tensors[key], received.tensors[key])}
+            foreign = {key for key in sent.tensors if group_of_key(key) not in {None, *OWN[name]}}
             assert foreign
             assert foreign <= kept
-            assert any(group_of_key(key) in OWN[name] for key in sent.arrays.keys() - kept)
+            assert any(group_of_key(key) in OWN[name] for key in sent.tensors.keys() - kept)
 
 
 @pytest.mark.parametrize("method", KINDS)
@@ -89,7 +89,7 @@ def test_a_foreign_part_is_refused_by_name(tiny, tmp_path, method):
     def change(site: str, answer: bytes) -> bytes:
         message = Message.from_bytes(answer)
         extra = {foreign: before[foreign]} if site == "north" else {}
-        return Message({**message.arrays, **extra}, message.numbers, message.meta).to_bytes()
+        return Message({**message.tensors, **extra}, message.scalars, message.meta).to_bytes()
 
     transport.change = change
     coordinator.run()
@@ -136,9 +136,9 @@ def test_a_part_is_averaged_over_its_owners(tmp_path, config, sent, expected):
     start = {key: torch.tensor([-1.0]) for key in (SHARED, HEAD, FOREIGN)}
     rule = ServerRule(MethodConfig(**config), federation, start)
     assert {site: set(rule.expects(site)) for site in "abc"} == {site: set(keys) for site, keys in sent.items()}
-    assert {site: set(rule.broadcast(site).arrays) for site in "abc"} == {s: set(keys) for s, keys in sent.items()}
+    assert {site: set(rule.broadcast(site).tensors) for site in "abc"} == {s: set(keys) for s, keys in sent.items()}
     rule.aggregate(
-        spooled(tmp_path, {s: {k: torch.tensor([v]) for k, v in arrays.items()} for s, arrays in sent.items()})
+        spooled(tmp_path, {s: {k: torch.tensor([v]) for k, v in tensors.items()} for s, tensors in sent.items()})
     )
     assert {key: value.item() for key, value in rule.weights.items()} == pytest.approx(expected)
 

@@ -9,12 +9,12 @@ from overhearing import overheard
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import painting_order
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measured_volumes
 
 FACTS = {
-    "a": SiteFacts("a", 2, {"spleen": 2, "kidney": 1}),
-    "b": SiteFacts("b", 1, {"spleen": 1, "kidney_left": 1}),
+    "a": SiteInfo("a", 2, {"spleen": 2, "kidney": 1}),
+    "b": SiteInfo("b", 1, {"spleen": 1, "kidney_left": 1}),
 }
 FEDERATION = Federation(Vocabulary(["spleen", "kidney_left", "kidney_right", "pancreas"]), FACTS)
 
@@ -25,7 +25,7 @@ class Answers:
     def __init__(self, **numbers: dict[str, float]) -> None:
         self.sites, self._numbers = sorted(numbers), numbers
 
-    def numbers(self, site: str) -> dict[str, float]:
+    def scalars(self, site: str) -> dict[str, float]:
         return self._numbers[site]
 
 
@@ -95,10 +95,10 @@ def test_sites_paint_in_the_order_of_measured_volumes(tiny, tmp_path):
     )
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
-    told = {n: v for site in sites.values() for n, v in site.sent[0].numbers.items() if n.startswith("volume_ml/")}
+    told = {n: v for site in sites.values() for n, v in site.sent[0].scalars.items() if n.startswith("volume_ml/")}
     assert set(told) == {"volume_ml/liver", "volume_ml/spleen", "volume_ml/kidney"}
     assert told["volume_ml/liver"] > told["volume_ml/spleen"]
-    assert all(not n.startswith("volume_ml/") for s in sites.values() for m in s.sent[1:] for n in m.numbers), "once"
+    assert all(not n.startswith("volume_ml/") for s in sites.values() for m in s.sent[1:] for n in m.scalars), "once"
     pooled = coordinator.rule.volumes.pooled(coordinator.federation)
     by_volume = tuple(sorted(organs, key=lambda organ: -pooled[f"volume_ml/{organ}"]))
     assert by_volume[0] == "liver"

@@ -38,8 +38,8 @@ from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.base import Content, Method, MethodConfig, SiteRule
-from panorgan.methods.exchange import Federation, Moment
+from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule
+from panorgan.methods.protocol import Federation, RoundInfo
 from panorgan.methods.registry import methods
 from panorgan.networks import UNet
 
@@ -100,11 +100,11 @@ class Traces:
 
     def found_in(self, message: Message) -> list[str]:
         """What of an answer shows an image or a mask."""
-        arrays = {key: value.to(torch.float32).numpy() for key, value in message.arrays.items()}
-        arrays["all numbers"] = np.array(list(message.numbers.values()), dtype=np.float32)
+        tensors = {key: value.to(torch.float32).numpy() for key, value in message.tensors.items()}
+        tensors["all numbers"] = np.array(list(message.scalars.values()), dtype=np.float32)
         is_image = image_test(self.shapes)
-        found = [f"{key}: shape" for key, value in message.arrays.items() if is_image(value)]
-        for key, values in arrays.items():
+        found = [f"{key}: shape" for key, value in message.tensors.items() if is_image(value)]
+        for key, values in tensors.items():
             if len((row_orders(values) | row_orders(values.ravel())) & self.rows) >= _FEWEST_ROWS:
                 found.append(f"{key}: image")
             if any(blocks(volume) & self.blocks for volume in self._volumes(values)):
@@ -144,7 +144,7 @@ class Watched:
             federation = Federation(setup.vocabulary, task.sites)
             self.egress.known_weights = weights_of_site(setup.method, setup.network, federation, self.worker.name)
         answer = self.worker.handle(request)
-        self.egress.release(answer, task.kind, task.moment.round, task.moment.stage)
+        self.egress.release(answer, task.kind, task.round_info.round, task.round_info.stage)
         self.sent.append((task, Message.from_bytes(answer)))
         return answer
 
@@ -187,8 +187,8 @@ def test_all_that_a_method_sends_is_declared_and_shows_no_image(short, tmp_path,
     for site in sites.values():
         kinds = {task.kind for task, _ in site.sent}
         assert kinds == {"join", "train", "evaluate"}
-        assert {task.moment.stage for task, _ in site.sent if task.kind == "train"} == stages
-        assert any(message.arrays for task, message in site.sent if task.kind == "train")
+        assert {task.round_info.stage for task, _ in site.sent if task.kind == "train"} == stages
+        assert any(message.tensors for task, message in site.sent if task.kind == "train")
         report = verify(site.log)
         assert report.ok
         assert report.entries == len(site.sent)
@@ -223,7 +223,7 @@ class Leaking(Method):
             self.batch = batch
             return super().step(batch)
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             weights = {
                 key: value.clone(memory_format=torch.contiguous_format)
                 for key, value in self.model.state_dict().items()
@@ -249,7 +249,7 @@ class Leaking(Method):
                 extra["map"] = mask.to(torch.float32).reshape(-1, 64)
             elif how == "a patch":
                 extra["map"] = self.batch.image
-            return Content({**weights, **extra}, numbers)
+            return Payload({**weights, **extra}, numbers)
 
 
 OPEN = EgressPolicy(
@@ -267,7 +267,7 @@ def leaked(experiment: Experiment, folder: Path, how: str, policy: EgressPolicy 
     workers = make_workers(experiment, folder / "run", method)
     sites = {name: Watched(worker, policy, folder) for name, worker in workers.items()}
     facts = {name: worker.facts() for name, worker in workers.items()}
-    task = Task("train", "run", Moment("train", 1, 1), facts, experiment=experiment.agreement().fingerprint())
+    task = Task("train", "run", RoundInfo("train", 1, 1), facts, experiment=experiment.agreement().fingerprint())
     for name, site in sites.items():
         network = method.build_network(experiment.network, Federation(workers[name].setup.vocabulary, facts))
         site.handle(Message(network.state_dict(), meta=task.to_meta()).to_bytes())

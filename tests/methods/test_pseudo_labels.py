@@ -54,7 +54,7 @@ def steps(monkeypatch) -> list[Step]:
 
     def watched(prepare):
         def prepared(self, batch):
-            taken.append(Step(self.facts.name, self.moment.round, batch, None, None, 0.0))
+            taken.append(Step(self.facts.name, self.round_info.round, batch, None, None, 0.0))
             prepare(self, batch)
 
         return prepared
@@ -108,11 +108,11 @@ def test_the_proximal_term_is_added_in_training_alone(tiny, tmp_path, monkeypatc
         whole = loss(self, batch)
         weights = dict(self.model.named_parameters())
         away = sum(
-            float((w.detach().double() - self.received.arrays[k].double()).square().sum())
+            float((w.detach().double() - self.received.tensors[k].double()).square().sum())
             for k, w in weights.items()
-            if k in self.received.arrays
+            if k in self.received.tensors
         )
-        terms.append((self.moment.stage, float((whole - self.plain_loss).detach()), away))
+        terms.append((self.round_info.stage, float((whole - self.plain_loss).detach()), away))
         return whole
 
     monkeypatch.setattr(FedProxPL.Site, "loss", watched)
@@ -270,7 +270,7 @@ def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, 
     loss = PseudoLabelSite.loss
 
     def poisoned(self, batch):
-        broken = self.facts.name == "north" and self.moment.stage == "pretrain"
+        broken = self.facts.name == "north" and self.round_info.stage == "pretrain"
         return loss(self, batch) * (float("nan") if broken else 1.0)
 
     monkeypatch.setattr(PseudoLabelSite, "loss", poisoned)

@@ -13,8 +13,8 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.federation.message import Message
-from panorgan.methods.base import Content, SiteTools
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.base import Payload, SiteTools
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.scaffold import Scaffold, ScaffoldConfig
 from panorgan.networks.organ_parts import group_of_key
 
@@ -52,7 +52,7 @@ class Toy:
             ScaffoldConfig(unlabelled="marginal", server_step=1, **config),
         )
         counts = dict(zip(targets, cases or [1] * len(targets), strict=True))
-        self.facts = {name: SiteFacts(name, counts[name], {"liver": 1}) for name in targets}
+        self.facts = {name: SiteInfo(name, counts[name], {"liver": 1}) for name in targets}
         self.server = self._server({"w": torch.tensor([1.0]), "untouched": torch.tensor([0.0])}, list(targets))
         self.sites: dict[str, PullingSite] = {}
         self.round = 0
@@ -77,17 +77,17 @@ class Toy:
     def play(self, lost: Sequence[str] = ()) -> dict[str, dict[str, torch.Tensor]]:
         """One round; answers of `lost` sites never arrive."""
         self.round += 1
-        moment = self.server.moment = Moment("train", self.round, 9)
+        round_info = self.server.round_info = RoundInfo("train", self.round, 9)
         answers = {}
         for name in self.server.federation.sites:
             site = self.site(name)
-            site.moment, site.received = moment, self.server.broadcast(name)
+            site.round_info, site.received = round_info, self.server.broadcast(name)
             site.before_round()
             for _ in range(STEPS):
                 site.step(torch.tensor(self.targets[name]))
             site.after_round()
-            answers[name] = {key: value.detach().clone() for key, value in site.update().arrays.items()}
-        arrived = {name: arrays for name, arrays in answers.items() if name not in lost}
+            answers[name] = {key: value.detach().clone() for key, value in site.update().tensors.items()}
+        arrived = {name: tensors for name, tensors in answers.items() if name not in lost}
         self.server.aggregate(spooled(self.folder / str(self.round), arrived))
         return answers
 
@@ -109,12 +109,12 @@ def test_two_rounds_by_hand(tmp_path):
     """
     toy = Toy(tmp_path, {"a": 0.0, "b": 4.0})
     first = toy.play()
-    assert {name: arrays["w"].item() for name, arrays in first.items()} == pytest.approx({"a": 0.81, "b": 1.57})
+    assert {name: tensors["w"].item() for name, tensors in first.items()} == pytest.approx({"a": 0.81, "b": 1.57})
     assert {n: a["control/w"].item() for n, a in first.items()} == pytest.approx({"a": 0.95, "b": -2.85})
     assert toy.server.weights["w"].item() == pytest.approx(1.19)
     assert toy.server.control["w"].item() == pytest.approx(-0.95)
     second = toy.play()
-    assert {name: arrays["w"].item() for name, arrays in second.items()} == pytest.approx({"a": 1.3249, "b": 1.3629})
+    assert {name: tensors["w"].item() for name, tensors in second.items()} == pytest.approx({"a": 1.3249, "b": 1.3629})
     assert toy.known_controls() == pytest.approx({"a": 1.2255, "b": -2.7645})
     assert toy.server.weights["w"].item() == pytest.approx(1.3439)
     assert toy.server.control["w"].item() == pytest.approx(-0.7695)
@@ -139,7 +139,7 @@ def test_sites_that_disagree_step_together(tmp_path):
     for _ in range(60):
         answers = toy.play()
     assert toy.server.weights["w"].item() == pytest.approx(2.0, abs=1e-3)
-    assert [arrays["w"].item() for arrays in answers.values()] == pytest.approx([2.0, 2.0], abs=1e-3)
+    assert [tensors["w"].item() for tensors in answers.values()] == pytest.approx([2.0, 2.0], abs=1e-3)
 
 
 def test_weights_by_cases_weigh_the_control_variates_too(tmp_path):
@@ -199,7 +199,7 @@ def test_a_site_comes_back_from_its_saved_state(tmp_path):
     for name, site in list(other.sites.items()):
         state = site.state()
         del other.sites[name]
-        other.site(name).load_state(Content({k: v.clone() for k, v in state.arrays.items()}, dict(state.numbers)))
+        other.site(name).load_state(Payload({k: v.clone() for k, v in state.tensors.items()}, dict(state.scalars)))
     other.restart_server(["a", "b"])
     first, second = toy.play(), other.play()
     assert all(same(first[name], second[name]) for name in first)
@@ -248,12 +248,12 @@ def test_the_payload_doubles(tiny, tmp_path, norm):
         model = site.worker._rule.model
         parameters, everything = dict(model.named_parameters()), set(model.state_dict())
         twice = everything | {f"control/{name}" for name in parameters}
-        assert set(site.sent[0].arrays) == set(site.sent[1].arrays) == set(site.received[1].arrays) == twice
-        assert set(site.received[0].arrays) == everything, "nobody has a control variate yet"
-        control = sum(v.numel() for k, v in site.sent[0].arrays.items() if k.startswith("control/"))
+        assert set(site.sent[0].tensors) == set(site.sent[1].tensors) == set(site.received[1].tensors) == twice
+        assert set(site.received[0].tensors) == everything, "nobody has a control variate yet"
+        control = sum(v.numel() for k, v in site.sent[0].tensors.items() if k.startswith("control/"))
         assert control == sum(value.numel() for value in parameters.values())
         if norm == "instance":
-            assert 2 * control == sum(value.numel() for value in site.sent[0].arrays.values())
+            assert 2 * control == sum(value.numel() for value in site.sent[0].tensors.values())
     expected = coordinator.rule.expects("north")
     counters = [key for key in expected if key.endswith("num_batches_tracked")]
     assert all(not key.startswith("control/") for key in counters)
@@ -292,7 +292,7 @@ def test_c_stays_the_mean_when_a_round_goes_on_without_a_site(tiny, tmp_path, wh
     def spoil(site: str, answer: bytes) -> bytes:
         message = Message.from_bytes(answer)
         extra = {"unknown": torch.zeros(1)} if site == "north" else {}
-        return Message({**message.arrays, **extra}, message.numbers, message.meta).to_bytes()
+        return Message({**message.tensors, **extra}, message.scalars, message.meta).to_bytes()
 
     for number in (1, 2, 3):
         transport.change = spoil if number == 2 and what == "refused" else None
@@ -311,7 +311,7 @@ def test_heads_of_owners_have_control_variates_of_owners(tiny, tmp_path):
     coordinator.run()
     for name, own in {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}.items():
         for message in (*sites[name].received, *sites[name].sent):
-            assert {group_of_key(key.removeprefix("control/")) for key in message.arrays} == {None, *own}
+            assert {group_of_key(key.removeprefix("control/")) for key in message.tensors} == {None, *own}
     known = controls(coordinator, {name: site.worker for name, site in sites.items()})
     for name, value in coordinator.rule.control.items():
         owners = [own[name] for own in known.values() if name in own]
@@ -327,11 +327,11 @@ def test_with_everyone_a_site_moves_foreign_heads_along_with_their_owners(tiny, 
     north = sites["north"]
     spleen = [key for key in coordinator.state.weights if group_of_key(key) == "spleen"]
     moved = [
-        any(not torch.equal(north.sent[r].arrays[key], north.received[r].arrays[key]) for key in spleen)
+        any(not torch.equal(north.sent[r].tensors[key], north.received[r].tensors[key]) for key in spleen)
         for r in range(3)
     ]
     assert moved == [False, True, True]
-    assert all(north.sent[r].arrays[f"control/{key}"].abs().max() == 0 for key in spleen for r in range(3))
+    assert all(north.sent[r].tensors[f"control/{key}"].abs().max() == 0 for key in spleen for r in range(3))
 
 
 def test_a_newcomer_in_a_federation_with_heads(tiny, tmp_path):

@@ -10,7 +10,7 @@ from overhearing import overheard, spooled
 from panorgan.anatomy import Vocabulary
 from panorgan.config import parse_experiment
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.segviz import SegViz, SegVizConfig
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
@@ -33,7 +33,7 @@ def task_blocks(weights: dict[str, torch.Tensor], *organs: str) -> dict[str, tor
 
 
 def test_the_task_block_is_the_last_two_convolutions_and_nothing_else():
-    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     network = SegViz(SegVizConfig()).build_network(UNetSettings(features=(4, 8, 8), norm="batch"), federation, "a")
     keys = set(network.state_dict())
     statistics = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
@@ -51,14 +51,14 @@ def test_the_task_block_is_the_last_two_convolutions_and_nothing_else():
 
 def test_the_mean_is_unweighted_and_task_blocks_stay_with_their_owners(tmp_path):
     sites = {
-        "a": SiteFacts("a", 1, {"liver": 1}),
-        "b": SiteFacts("b", 3, {"liver": 3}),
-        "c": SiteFacts("c", 8, {"spleen": 8}),
+        "a": SiteInfo("a", 1, {"liver": 1}),
+        "b": SiteInfo("b", 3, {"liver": 3}),
+        "c": SiteInfo("c", 8, {"spleen": 8}),
     }
     shared, liver, spleen = "encoder.0.conv1.conv.weight", "task_blocks.liver.0.conv.weight", "task_blocks.spleen.0.x"
     start = {key: torch.tensor([0.0]) for key in (shared, liver, spleen)}
     rule = SegViz.Server(SegVizConfig(), Federation(Vocabulary(["liver", "spleen"]), sites), start)
-    rule.moment = Moment("train", 1, 1)
+    rule.round_info = RoundInfo("train", 1, 1)
     updates = {"a": {shared: 1.0, liver: 2.0}, "b": {shared: 2.0, liver: 10.0}, "c": {shared: 6.0, spleen: 7.0}}
     rule.aggregate(spooled(tmp_path, {s: {k: torch.tensor([v]) for k, v in a.items()} for s, a in updates.items()}))
     assert {key: value.item() for key, value in rule.weights.items()} == {shared: 3.0, liver: 6.0, spleen: 7.0}
@@ -69,8 +69,8 @@ def test_the_mean_of_a_run_by_hand(tiny, tmp_path):
     plain = {"name": "segviz", "server_step": 1}
     coordinator, sites = overheard(tiny(method=plain, training=TRAINING, network=BATCH), tmp_path)
     coordinator.run(rounds=1)
-    north, south = sites["north"].sent[0].arrays, sites["south"].sent[0].arrays
-    assert sites["north"].sent[0].numbers["cases"] != sites["south"].sent[0].numbers["cases"]
+    north, south = sites["north"].sent[0].tensors, sites["south"].sent[0].tensors
+    assert sites["north"].sent[0].scalars["cases"] != sites["south"].sent[0].scalars["cases"]
     for key, value in representation(coordinator.state.weights).items():
         torch.testing.assert_close(value.double(), (north[key].double() + south[key].double()) / 2)
     weights = coordinator.state.weights
@@ -88,7 +88,7 @@ def test_fine_tuning_freezes_the_representation_bit_for_bit(tiny, tmp_path, norm
     coordinator, sites = overheard(
         tiny(method=method, training={**TRAINING, "rounds": 1}, network={"norm": norm}), tmp_path
     )
-    assert [(moment.stage, moment.round) for moment in coordinator.moments] == [
+    assert [(round_info.stage, round_info.round) for round_info in coordinator.schedule] == [
         ("train", 1),
         ("finetune", 1),
         ("finetune", 2),
@@ -105,21 +105,21 @@ def test_fine_tuning_freezes_the_representation_bit_for_bit(tiny, tmp_path, norm
         # with batch norm the block's own statistics do too.
         assert moved == before.keys()
     for site in sites.values():
-        assert [set(message.arrays) == set(site.sent[0].arrays) for message in site.sent] == [True, False, False]
-        assert all(group_of_key(key) is not None for message in site.sent[1:] for key in message.arrays)
-        assert any(group_of_key(key) is None for key in site.received[1].arrays), "the average still goes out"
+        assert [set(message.tensors) == set(site.sent[0].tensors) for message in site.sent] == [True, False, False]
+        assert all(group_of_key(key) is not None for message in site.sent[1:] for key in message.tensors)
+        assert any(group_of_key(key) is None for key in site.received[1].tensors), "the average still goes out"
         model = site.worker._rule.model
         frozen = representation(dict(model.state_dict()))
         assert all(torch.equal(frozen[key], trained[key]) for key in frozen), "not even at the site does it move"
 
 
 def test_a_site_that_sends_the_representation_while_fine_tuning_is_refused():
-    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     network = SegViz(SegVizConfig()).build_network(UNetSettings(features=(4, 8)), federation)
     rule = SegViz.Server(SegVizConfig(finetune_rounds=1), federation, network.state_dict())
-    rule.moment = Moment("train", 1, 1)
+    rule.round_info = RoundInfo("train", 1, 1)
     assert set(rule.expects("a")) == set(network.state_dict())
-    rule.moment = Moment("finetune", 1, 1)
+    rule.round_info = RoundInfo("finetune", 1, 1)
     assert {group_of_key(key) for key in rule.expects("a")} == {"liver"}
 
 
@@ -157,7 +157,7 @@ def test_a_new_organ_is_nowhere_before_its_site_joins_and_has_a_task_block_after
     before = {key: value.clone() for key, value in coordinator.state.weights.items()}
 
     coordinator.run(rounds=1)
-    newcomer = sites["south"].received[0].arrays
+    newcomer = sites["south"].received[0].tensors
     assert same(representation(newcomer), representation(before)), "it begins with what the others have made"
     assert {group_of_key(key) for key in newcomer} == {None, *NEW}
     # Nothing changed for the other: its third round is the one it would have had anyway.
@@ -165,7 +165,7 @@ def test_a_new_organ_is_nowhere_before_its_site_joins_and_has_a_task_block_after
     mine = task_blocks(coordinator.state.weights, "liver")
     assert same(mine, task_blocks(alone.state.weights, "liver"))
     assert not same(representation(coordinator.state.weights), representation(alone.state.weights))
-    assert set(sites["north"].received[2].arrays) == set(sites["north"].received[0].arrays)
+    assert set(sites["north"].received[2].tensors) == set(sites["north"].received[0].tensors)
 
     coordinator.run()
     network = method.build_network(experiment.network, coordinator.federation)
@@ -215,9 +215,9 @@ def test_two_owners_share_a_task_block_and_a_newcomer_takes_it_over(tiny, tmp_pa
     coordinator.run(rounds=1)
     learned = {key: value.clone() for key, value in task_blocks(coordinator.state.weights, "liver").items()}
     coordinator.run()
-    assert same(task_blocks(sites["west"].received[0].arrays, "liver"), learned)
+    assert same(task_blocks(sites["west"].received[0].tensors, "liver"), learned)
     for key, value in task_blocks(coordinator.state.weights, "liver").items():
-        both = sum(site.sent[-1].arrays[key].double() for site in sites.values()) / 2
+        both = sum(site.sent[-1].tensors[key].double() for site in sites.values()) / 2
         torch.testing.assert_close(value.double(), both, check_dtype=False, rtol=1e-6, atol=1e-7)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import ServerRule
-from panorgan.methods.exchange import Federation, Numbers, SiteFacts
 from panorgan.methods.fedavg import FedAvg, FedAvgConfig
+from panorgan.methods.protocol import Federation, Scalars, SiteInfo
 from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
 
 WEIGHT, BIAS = "head.conv.conv.weight", "head.conv.conv.bias"
@@ -26,13 +26,13 @@ class Answers:
     def sites(self) -> Sequence[str]:
         return tuple(self.answers)
 
-    def numbers(self, site: str) -> Numbers:
+    def scalars(self, site: str) -> Scalars:
         return {}
 
     def keys(self, site: str) -> Sequence[str]:
         return tuple(self.answers[site])
 
-    def array(self, site: str, key: str) -> torch.Tensor:
+    def tensor(self, site: str, key: str) -> torch.Tensor:
         return self.answers[site][key]
 
     def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
@@ -41,15 +41,15 @@ class Answers:
             senders = [site for site in self.sites if key in self.keys(site)]
             total = sum(weight(site, key) for site in senders)
             if total:
-                mean = sum(weight(site, key) / total * self.array(site, key) for site in senders)
-                means[key] = mean.to(self.array(senders[0], key).dtype)
+                mean = sum(weight(site, key) / total * self.tensor(site, key) for site in senders)
+                means[key] = mean.to(self.tensor(senders[0], key).dtype)
         return means
 
 
 def federation(**annotated: tuple[str, ...]) -> Federation:
     """Sites a, b, c… with 1, 2, 3… cases."""
     sites = {
-        name: SiteFacts(name, number, dict.fromkeys(organs, number))
+        name: SiteInfo(name, number, dict.fromkeys(organs, number))
         for number, (name, organs) in enumerate(sorted(annotated.items()), start=1)
     }
     return Federation(Vocabulary(["liver", "spleen"]), sites)
@@ -87,7 +87,7 @@ class TestOwnerRows:
         assert torch.equal(found[WEIGHT], rows(1, 2, 9))
 
     def test_a_union_is_an_owner_of_its_parts(self) -> None:
-        sites = {"a": SiteFacts("a", 1, {"kidney": 1}), "b": SiteFacts("b", 2, {"kidney_left": 2})}
+        sites = {"a": SiteInfo("a", 1, {"kidney": 1}), "b": SiteInfo("b", 2, {"kidney_left": 2})}
         who = Federation(Vocabulary(["kidney_left", "kidney_right"]), sites)
         answers = Answers({"a": {WEIGHT: rows(0, 3, 5)}, "b": {WEIGHT: rows(0, 6, 6)}})
         found = owner_rows(answers, {WEIGHT: rows(0, 0, 0)}, who, cases)

@@ -16,7 +16,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import SiteTools
-from panorgan.methods.exchange import Content, MemoryVault
+from panorgan.methods.protocol import MemoryVault, Payload
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import SegmentationNetwork
 
@@ -68,7 +68,7 @@ def site_teachers(cases=(), vault=None, inference_key="", owners=OWNERS) -> Site
 
 
 def named(**teachers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"teacher/{site}/{key}": value for site, arrays in teachers.items() for key, value in arrays.items()}
+    return {f"teacher/{site}/{key}": value for site, tensors in teachers.items() for key, value in tensors.items()}
 
 
 def without_label(case: StoredCase) -> tuple[str, ...]:
@@ -80,9 +80,9 @@ def without_label(case: StoredCase) -> tuple[str, ...]:
 
 def test_teachers_are_kept_and_the_rest_is_left_to_the_rule():
     site = site_teachers()
-    rest = site.receive(Content({"encoder.w": torch.ones(1), **named(north=NORTH, south=SOUTH)}, {"scale": 2.0}))
-    assert list(rest.arrays) == ["encoder.w"]
-    assert rest.numbers == {"scale": 2.0}
+    rest = site.receive(Payload({"encoder.w": torch.ones(1), **named(north=NORTH, south=SOUTH)}, {"scale": 2.0}))
+    assert list(rest.tensors) == ["encoder.w"]
+    assert rest.scalars == {"scale": 2.0}
     vault = site.tools.vault
     assert vault.names() == ("teacher/north", "teacher/south")
     assert torch.equal(vault.get("teacher/south")["logits"], SOUTH["logits"])
@@ -91,7 +91,7 @@ def test_teachers_are_kept_and_the_rest_is_left_to_the_rule():
 def test_who_knows_what():
     site = site_teachers()
     assert site.known() == ()
-    site.receive(Content(named(south=SOUTH)))
+    site.receive(Payload(named(south=SOUTH)))
     assert site.known() == ("liver", "spleen")
     site.keep("north", NORTH)
     assert site.who_know("liver") == ("north", "south")
@@ -99,7 +99,7 @@ def test_who_knows_what():
 
 
 def test_a_restart_finds_the_teachers(tmp_path):
-    site_teachers(vault=DiskVault(tmp_path)).receive(Content(named(south=SOUTH)))
+    site_teachers(vault=DiskVault(tmp_path)).receive(Payload(named(south=SOUTH)))
     assert site_teachers(vault=DiskVault(tmp_path)).known() == ("liver", "spleen")
 
 
@@ -124,7 +124,7 @@ def test_an_exclusive_teacher_is_heard_against_all_that_it_was_not_taught(cases,
     site = site_teachers(cases, owners={"south": tuple(expected)})
     site.taught = {"south": taught}
     site._build = lambda _: Exclusive()
-    site.receive(Content({f"teacher/south/{k}": v for k, v in Exclusive().state_dict().items()}))
+    site.receive(Payload({f"teacher/south/{k}": v for k, v in Exclusive().state_dict().items()}))
     volume, names = site.predictions(lambda case: tuple(expected)).volume(cases[1])
     assert {name: int(volume[place].max()) for place, name in enumerate(names)} == expected
     assert (volume.max((1, 2, 3)) == volume.min((1, 2, 3))).all()
@@ -133,7 +133,7 @@ def test_an_exclusive_teacher_is_heard_against_all_that_it_was_not_taught(cases,
 def test_an_organ_is_the_mean_of_the_teachers_that_know_it(cases):
     """Liver (0.8 + 0.4)/2 = 0.6, spleen 0.2, aorta 0.6; the pancreas has no teacher. 255 p = 153, 51, 153."""
     site = site_teachers(cases)
-    site.receive(Content(named(north=NORTH, south=SOUTH, west=WEST)))
+    site.receive(Payload(named(north=NORTH, south=SOUTH, west=WEST)))
     predicted = site.predictions(without_label)
     predicted.ensure()
     assert predicted.names == ("aorta", "liver", "spleen")
@@ -148,7 +148,7 @@ def test_an_organ_is_the_mean_of_the_teachers_that_know_it(cases):
 def test_only_teachers_that_are_needed_are_asked_and_none_stays_in_memory(cases):
     """West knows the aorta alone, which `a` annotates itself."""
     site = site_teachers(cases[:1])
-    site.receive(Content(named(north=NORTH, south=SOUTH, west=WEST)))
+    site.receive(Payload(named(north=NORTH, south=SOUTH, west=WEST)))
     asked: list[tuple[str, ...]] = []
     predict = site.tools.predict
 
@@ -175,7 +175,7 @@ def stored(cases) -> set[Path]:
 def test_whatever_changes_a_prediction_gives_it_a_new_file(cases):
     def files(inference_key="", owners=OWNERS, **teachers) -> set[Path]:
         site = site_teachers(cases, inference_key=inference_key, owners=owners)
-        site.receive(Content(named(**{"north": NORTH, **teachers})))
+        site.receive(Payload(named(**{"north": NORTH, **teachers})))
         before = stored(cases)
         site.predictions(without_label).ensure()
         return stored(cases) - before
@@ -212,15 +212,15 @@ def test_nobodys_random_draws_notice(cases):
 class Answers:
     """Updates of one round."""
 
-    def __init__(self, **arrays: dict[str, torch.Tensor]) -> None:
-        self._arrays = arrays
-        self.sites = sorted(arrays)
+    def __init__(self, **tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self.sites = sorted(tensors)
 
     def keys(self, site):
-        return list(self._arrays[site])
+        return list(self._tensors[site])
 
-    def array(self, site, key):
-        return self._arrays[site][key]
+    def tensor(self, site, key):
+        return self._tensors[site][key]
 
 
 @pytest.fixture
@@ -275,10 +275,10 @@ def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
 def test_a_site_that_lost_its_teachers_says_so(server):
     """Silently training on with fewer teachers would be the worse mistake."""
     site = site_teachers()
-    site.receive(Content(server.for_site("west"), server.wishes("west")))
-    site.receive(Content({}, server.wishes("west")))
+    site.receive(Payload(server.for_site("west"), server.wishes("west")))
+    site.receive(Payload({}, server.wishes("west")))
     with refused("teachers-missing", RunError) as caught:
-        site_teachers().receive(Content({}, server.wishes("west")))
+        site_teachers().receive(Payload({}, server.wishes("west")))
     assert "north, south" in caught.value.what
     assert caught.value.fix
 
@@ -286,9 +286,9 @@ def test_a_site_that_lost_its_teachers_says_so(server):
 def test_a_site_that_lost_its_own_teacher_says_so(server):
     site = site_teachers()
     site.keep("north", NORTH)
-    site.receive(Content(server.for_site("north"), server.wishes("north")))
+    site.receive(Payload(server.for_site("north"), server.wishes("north")))
     with refused("teachers-missing", RunError) as caught:
-        site_teachers().receive(Content(server.for_site("north"), server.wishes("north")))
+        site_teachers().receive(Payload(server.for_site("north"), server.wishes("north")))
     assert "south" not in caught.value.what
 
 
@@ -318,13 +318,13 @@ def test_who_owes_survives_a_restart(server):
 def test_a_site_sends_its_teacher_when_it_is_asked_and_has_one(server):
     server.owed_by(["west"])
     site = site_teachers()
-    site.receive(Content(server.for_site("west"), server.wishes("west")))
+    site.receive(Payload(server.for_site("west"), server.wishes("west")))
     assert site.asked
     assert site.wanted("west") == {}
     site.keep("west", WEST)
     assert torch.equal(site.wanted("west")["teacher/logits"], WEST["logits"])
     server.collect(Answers(west=as_teacher(WEST)))
-    site.receive(Content({}, server.wishes("west")))
+    site.receive(Payload({}, server.wishes("west")))
     assert site.wanted("west") == {}
 
 

@@ -36,11 +36,11 @@ def test_no_tensor_and_no_word_of_a_message_can_be_read(disturbed_run, loopback,
     assert seen(secrets, captured) == []
 
     # The same search finds every one of them where nothing is encrypted.
-    arrays = {
+    tensors = {
         **weights,
         **{f"{name}/{key}": value for name, answer in answers.items() for key, value in answer.items()},
     }
-    message = Message(arrays, meta={"run": manifest["run"], "experiment": manifest["fingerprint"]}).to_bytes()
+    message = Message(tensors, meta={"run": manifest["run"], "experiment": manifest["fingerprint"]}).to_bytes()
     in_the_open = sent_in_the_open(message, tmp_path / "open.pcap")
     assert {secret for _, secret in seen(secrets, in_the_open)} == set(secrets)
 

@@ -40,7 +40,7 @@ def test_methods_that_stay_at_home_send_nothing_of_their_own(method, like):
     for hook in ("broadcast", "aggregate", "expects", "state", "load_state", "delivered"):
         assert getattr(own.Server, hook).__module__ != own.__module__
     assert own.tensors.items() <= other.tensors.items()
-    assert set(own.numbers) <= set(other.numbers)
+    assert set(own.scalars) <= set(other.scalars)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experime
     assert networked.scores == local.scores
     assert networked.best == local.best
     _same_bits(networked.weights, local.weights)
-    _same_bits(networked.rule.arrays, local.rule.arrays)
+    _same_bits(networked.rule.tensors, local.rule.tensors)
     _same_bits(load_file(run / "model" / "model.safetensors"), load_file(simulated.model_folder / "model.safetensors"))
     for kit in loopback.site_kits.values():  # every hospital has the model
         _same_bits(load_file(kit.model / "model.safetensors"), load_file(run / "model" / "model.safetensors"))

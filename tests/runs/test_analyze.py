@@ -14,7 +14,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError, DataError, RunError
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.runs import analyze as module
@@ -55,7 +55,7 @@ def other_model(finished, tmp_path):
         card = json.loads((finished / "model" / "model.json").read_text())
         card["network"] = {**card["network"], **(network or {})}
         card |= {"method": {"name": method}, "run": f"made up {method} {changes} {network}", **changes}
-        facts = {name: SiteFacts.from_json(name, site) for name, site in card["sites"].items()}
+        facts = {name: SiteInfo.from_json(name, site) for name, site in card["sites"].items()}
         kind = find_method(method)
         federation = Federation(Vocabulary(card["organs"]), facts)
         torch.manual_seed(3)

@@ -133,8 +133,8 @@ def test_a_site_that_would_never_join(tiny_content):
 
 def test_rounds_of_all_stages_count(tiny_content, monkeypatch):
     """A method that pre-trains for two rounds: round 5 of the run is round 3 of training."""
-    from panorgan.methods.exchange import Stage
     from panorgan.methods.fedavg import FedAvg
+    from panorgan.methods.protocol import Stage
 
     stages = lambda self, rounds: (Stage("pretrain", 2), Stage("train", rounds))  # noqa: E731
     monkeypatch.setattr(FedAvg, "stages", stages)

@@ -17,7 +17,7 @@ from panorgan.federation.local_models import read_local_models, write_local_mode
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import MethodConfig, ServerRule
-from panorgan.methods.exchange import Federation
+from panorgan.methods.protocol import Federation
 from panorgan.runs.execute import evaluate, train
 from panorgan.runs.tables import columns, read_metrics
 

@@ -18,13 +18,13 @@ from panorgan.federation.agreement_checks import check_model, check_plan
 from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import Arrays, Federation
+from panorgan.methods.protocol import Federation, Tensors
 from panorgan.runs.model_bundle import save_model
 
 _LARGEST_CARD = 10**6
 
 
-def check_delivered(task: Task, weights: Arrays, agreement: Agreement, plan: Mapping[str, Any] | None) -> None:
+def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Mapping[str, Any] | None) -> None:
     """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site remembers one."""
     card = task.card
     if card is None:

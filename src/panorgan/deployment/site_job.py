@@ -29,7 +29,7 @@ from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
 from panorgan.federation.vault import RunVaults
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.printable import PrintableFormatter
 from panorgan.runs.device import use_hardware
 from panorgan.runs.lock import ORPHANS_END_WITHIN, only_one_process
@@ -59,7 +59,7 @@ class SiteMachine:
         self._audit = AuditLog(kit.audit_log)
         self._lock = ExitStack()
         self._worker: SiteWorker | None = None
-        self._known: tuple[Mapping[str, SiteFacts], SiteData, Known, Shapes] | None = None
+        self._known: tuple[Mapping[str, SiteInfo], SiteData, Known, Shapes] | None = None
 
     def handle(self, request: bytes) -> bytes:
         """The answer to a request. Whatever goes wrong here, nothing but a code leaves."""
@@ -77,7 +77,7 @@ class SiteMachine:
                 answer, kept = without_kept(answer, guard.policy)
                 if kept:
                     self._log.info("kept here, as the policy does not name it: %s", ", ".join(kept))
-            released = guard.release(answer, task.kind, task.moment.round, task.moment.stage)
+            released = guard.release(answer, task.kind, task.round_info.round, task.round_info.stage)
         except TaskAbortedError:
             self._log.info("no longer wanted: %s", task.label)
             raise
@@ -153,7 +153,7 @@ class SiteMachine:
     def _failure(self, task: Task, code: str) -> bytes:
         answer = Message(meta=failure_meta(task, self.name, code)).to_bytes()
         guard = Egress(self._policy(), {}, self._audit)
-        return guard.release(answer, task.kind, task.moment.round, task.moment.stage)
+        return guard.release(answer, task.kind, task.round_info.round, task.round_info.stage)
 
     def _policy(self) -> EgressPolicy:
         path = self.kit.egress_policy
@@ -165,7 +165,7 @@ class SiteMachine:
         settings = load_site_file(self.kit)
         state = self.kit.state(settings)
         agreement = load_agreed(self.kit, settings.experiment_fingerprint)
-        record, weights = read_record(state, task.run), Message.from_bytes(request).arrays
+        record, weights = read_record(state, task.run), Message.from_bytes(request).tensors
         check_delivered(task, weights, agreement, None if record is None else record.plan)
         replace_model(self.kit.model, self.kit.previous_model, weights, task.card or {})
         RunVaults(state).remove()  # the run is over, and its teachers have served

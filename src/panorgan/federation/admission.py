@@ -15,7 +15,7 @@ from panorgan.federation.checks import read_introduction
 from panorgan.federation.limits import LimitSettings, check_counts, check_statistics
 from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 
 
@@ -23,7 +23,7 @@ class Introductions:
     """Reads the answers to *join*; who claims more than `limits` allow is refused."""
 
     def __init__(self, task: Task, vocabulary: Vocabulary, measures: bool, limits: LimitSettings) -> None:
-        self.facts: dict[str, SiteFacts] = {}
+        self.facts: dict[str, SiteInfo] = {}
         self.statistics: dict[str, SiteStatistics] = {}
         self._task, self._vocabulary, self._measures, self._limits = task, vocabulary, measures, limits
 
@@ -58,7 +58,7 @@ def first_weights(
     return {key: value.detach().clone() for key, value in built.state_dict().items()}
 
 
-def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], awaited: Sequence[str] = ()) -> None:
+def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteInfo], awaited: Sequence[str] = ()) -> None:
     """Every site annotates something, and every organ is annotated by somebody, or may be once the `awaited` join."""
     for site, facts in sorted(sites.items()):
         if missing := lacks(facts):
@@ -81,7 +81,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteFacts], await
         )
 
 
-def lacks(facts: SiteFacts) -> str:
+def lacks(facts: SiteInfo) -> str:
     """What a site lacks to take part in training; empty if nothing."""
     if not facts.train_cases:
         return "has no training cases"

@@ -47,7 +47,7 @@ class Aggregation:
 
 
 class SpooledUpdates:
-    """The accepted answers of one round, lying on disk. Implements `methods.exchange.Updates`."""
+    """The accepted answers of one round, lying on disk. Implements `methods.protocol.Updates`."""
 
     def __init__(self, files: Mapping[str, MessageFile], aggregation: Aggregation | None = None) -> None:
         self._files = dict(sorted(files.items()))
@@ -58,17 +58,17 @@ class SpooledUpdates:
         """Who answered, sorted."""
         return tuple(self._files)
 
-    def numbers(self, site: str) -> Mapping[str, float]:
+    def scalars(self, site: str) -> Mapping[str, float]:
         """The numbers a site sent."""
-        return self._files[site].numbers
+        return self._files[site].scalars
 
     def keys(self, site: str) -> Sequence[str]:
         """The tensors a site sent."""
         return self._files[site].keys
 
-    def array(self, site: str, key: str) -> torch.Tensor:
+    def tensor(self, site: str, key: str) -> torch.Tensor:
         """One tensor of one site."""
-        return self._files[site].array(key)
+        return self._files[site].tensor(key)
 
     def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
         """Per key Σ w·θ / Σ w over the sites that sent it, or what the experiment chose in place of the mean.
@@ -83,7 +83,7 @@ class SpooledUpdates:
         for key, sites in sorted(senders.items()):
             weights = {site: _checked(weight(site, key), site, key) for site in sites}
             if counting := [site for site in sites if weights[site] > 0]:
-                tensors = [self.array(site, key) for site in counting]
+                tensors = [self.tensor(site, key) for site in counting]
                 means[key] = self._aggregation.combine(tensors, [weights[site] for site in counting])
         return means
 

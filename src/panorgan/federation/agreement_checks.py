@@ -22,7 +22,7 @@ from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Arrays, Federation, Moment, SiteFacts, Stage
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo, Stage, Tensors
 from panorgan.networks import UNetSettings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_request(task: Task, site: str, setup: SiteSetup) -> None:
     if not _RUN.fullmatch(task.run):
         raise _refused("the run has no plain name", repr(task.run[:100]), code="bad-run-name")
     stages = setup.method.stages(setup.training.rounds)
-    _check_moment(task, stages, setup.training)
+    _check_round(task, stages, setup.training)
     if setup.plan is not None and (task.plan is not None or task.kind != "join"):
         check_plan(task.plan, setup.plan)
     if task.kind != "join":
@@ -57,39 +57,39 @@ def check_request(task: Task, site: str, setup: SiteSetup) -> None:
             )
 
 
-def validation_due(training: TrainingSettings, stages: Sequence[Stage], moment: Moment) -> bool:
+def validation_due(training: TrainingSettings, stages: Sequence[Stage], round_info: RoundInfo) -> bool:
     """Whether the agreement has the sites score the model after a round."""
     every = training.validate_every
     validated = {stage.name for stage in stages if stage.validate}
-    due = every > 0 and (moment.round % every == 0 or moment.round == moment.rounds)
-    return due and moment.stage in validated
+    due = every > 0 and (round_info.round % every == 0 or round_info.round == round_info.rounds)
+    return due and round_info.stage in validated
 
 
 def validations(training: TrainingSettings, stages: Sequence[Stage]) -> int:
     """How often the agreement has the sites score the model in a whole run."""
-    moments = (Moment(stage.name, n, stage.rounds) for stage in stages for n in range(1, stage.rounds + 1))
-    return sum(validation_due(training, stages, moment) for moment in moments)
+    schedule = (RoundInfo(stage.name, n, stage.rounds) for stage in stages for n in range(1, stage.rounds + 1))
+    return sum(validation_due(training, stages, round_info) for round_info in schedule)
 
 
-def _check_moment(task: Task, stages: Sequence[Stage], training: TrainingSettings) -> None:
-    moment = task.moment
-    said = f"round {moment.round} of {moment.rounds} of {moment.stage!r:.50}"
+def _check_round(task: Task, stages: Sequence[Stage], training: TrainingSettings) -> None:
+    round_info = task.round_info
+    said = f"round {round_info.round} of {round_info.rounds} of {round_info.stage!r:.50}"
     if task.kind == "join":
-        if (moment.stage, moment.round) != ("", 0):
+        if (round_info.stage, round_info.round) != ("", 0):
             raise _refused("an introduction belongs to no round", said, code="join-in-a-round")
         return
     agreed = {stage.name: stage.rounds for stage in stages}
-    rounds = agreed.get(moment.stage)
-    if rounds is None or moment.rounds != rounds or not 1 <= moment.round <= rounds:
+    rounds = agreed.get(round_info.stage)
+    if rounds is None or round_info.rounds != rounds or not 1 <= round_info.round <= rounds:
         stages_said = ", ".join(f"{count} of {name}" for name, count in agreed.items())
         raise _refused("there is no such round", f"it asks for {said}; agreed are {stages_said}", code="no-such-round")
-    if task.kind == "evaluate" and not validation_due(training, stages, moment):
+    if task.kind == "evaluate" and not validation_due(training, stages, round_info):
         raise _refused(
             "no model is scored after this round",
             f"it asks for {said}; validate_every is {training.validate_every}",
             code="no-validation-due",
         )
-    if task.kind == "deliver" and (moment.stage, moment.round) != (stages[-1].name, stages[-1].rounds):
+    if task.kind == "deliver" and (round_info.stage, round_info.round) != (stages[-1].name, stages[-1].rounds):
         raise _refused("a model comes after the last round", f"it speaks of {said}", code="delivered-early")
 
 
@@ -125,7 +125,7 @@ def _within(value: float, limits: tuple[float, float]) -> bool:
 # -- who takes part ----------------------------------------------------------------------------------------------
 
 
-def check_sites(sites: Mapping[str, SiteFacts], vocabulary: Vocabulary) -> None:
+def check_sites(sites: Mapping[str, SiteInfo], vocabulary: Vocabulary) -> None:
     """Refuse names that are none, structures that are no part of the vocabulary, and counts that cannot be."""
     if len(sites) > _MOST_SITES:
         raise _refused("too many sites take part", f"{len(sites)}", code="too-many-sites")
@@ -154,25 +154,25 @@ def check_sites(sites: Mapping[str, SiteFacts], vocabulary: Vocabulary) -> None:
 # -- tensors -----------------------------------------------------------------------------------------------------
 
 
-def network_outline(method: Method, settings: UNetSettings, federation: Federation) -> Arrays:
+def network_outline(method: Method, settings: UNetSettings, federation: Federation) -> Tensors:
     """Keys, shapes and types of the network that the federation delivers, without its memory."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return dict(method.build_network(settings, federation).state_dict())
 
 
-def check_model(arrays: Arrays, network: Arrays) -> None:
+def check_model(tensors: Tensors, network: Tensors) -> None:
     """Refuse a whole model whose keys or shapes are not those of the network."""
-    if odd := sorted(arrays.keys() ^ network.keys()):
+    if odd := sorted(tensors.keys() ^ network.keys()):
         raise _refused(
             "its model is not that of the agreed network",
             f"{len(odd)} keys differ, such as {odd[0]!r:.100}",
             code="wrong-network",
         )
-    for key, value in arrays.items():
+    for key, value in tensors.items():
         _check_tensor(key, value, network[key])
 
 
-def check_received(arrays: Arrays, network: Arrays, others: Arrays) -> None:
+def check_received(tensors: Tensors, network: Tensors, others: Tensors) -> None:
     """Refuse tensors for training that do not fit: weights by their shape, what is named after a weight
     (`control/<weight>`, `teacher/<site>/<weight>`) by that weight's, and all else by its size.
 
@@ -180,7 +180,7 @@ def check_received(arrays: Arrays, network: Arrays, others: Arrays) -> None:
     """
     extras = 0
     largest = max(_MOST_ELEMENTS, sum(value.numel() for value in others.values()))
-    for key, value in arrays.items():
+    for key, value in tensors.items():
         if len(key) > _LONGEST_KEY or not key.isprintable():
             raise _refused("a tensor has no plain name", repr(key[:100]), code="bad-tensor-name")
         example = network.get(key)

@@ -14,7 +14,7 @@ from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.federation.message import Message
 from panorgan.federation.message_files import open_checked
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 _KEPT = 2
 _PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "told", "answered")
@@ -30,7 +30,7 @@ class CoordinatorState:
     """
 
     weights: dict[str, torch.Tensor]
-    rule: Content = field(default_factory=Content)
+    rule: Payload = field(default_factory=Payload)
     rounds_done: int = 0
     sites: dict[str, Any] = field(default_factory=dict)
     best: dict[str, float] | None = None
@@ -51,10 +51,10 @@ class Checkpoints:
 
     def save(self, state: CoordinatorState) -> None:
         """Write `round-NNNNN.safetensors` atomically and durably, then drop the oldest."""
-        arrays = {f"weights/{k}": v for k, v in state.weights.items()}
-        arrays |= {f"rule/{k}": v for k, v in state.rule.arrays.items()}
+        tensors = {f"weights/{k}": v for k, v in state.weights.items()}
+        tensors |= {f"rule/{k}": v for k, v in state.rule.tensors.items()}
         meta = {name: getattr(state, name) for name in _PLAIN}
-        content = sealed_tensors(Message(arrays, state.rule.numbers, meta).to_pieces())
+        content = sealed_tensors(Message(tensors, state.rule.scalars, meta).to_pieces())
         path = self._path(state.rounds_done)
         if state.best is not None and int(state.best["round"]) == state.rounds_done:
             # The best round gets a second name for the same bytes, *before* the checkpoint that refers to it.
@@ -139,8 +139,8 @@ def _link_atomically(source: Path, target: Path) -> None:
 
 def _read(path: Path) -> CoordinatorState:
     message = open_checked(path).message()
-    weights = {k.removeprefix("weights/"): v for k, v in message.arrays.items() if k.startswith("weights/")}
-    rule = {k.removeprefix("rule/"): v for k, v in message.arrays.items() if k.startswith("rule/")}
+    weights = {k.removeprefix("weights/"): v for k, v in message.tensors.items() if k.startswith("weights/")}
+    rule = {k.removeprefix("rule/"): v for k, v in message.tensors.items() if k.startswith("rule/")}
     # A checkpoint of an older version does not know who answered: nothing is compared then.
     plain = {name: message.meta[name] for name in _PLAIN if name in message.meta or name != "answered"}
-    return CoordinatorState(weights, Content(rule, message.numbers), **plain)
+    return CoordinatorState(weights, Payload(rule, message.scalars), **plain)

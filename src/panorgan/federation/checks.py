@@ -17,7 +17,7 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.names import check_names, check_structures
 from panorgan.federation.scores import ValidationScores
 from panorgan.federation.tasks import Task, answer_meta
-from panorgan.methods.exchange import Numbers, SiteFacts
+from panorgan.methods.protocol import Scalars, SiteInfo
 
 _ROOM_PER_MESSAGE = 1 << 20
 _ROOM_PER_TENSOR = 1 << 10
@@ -58,7 +58,7 @@ def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str
     Returns how far the update leads away from what is expected (an L2 norm over all of its floating-point tensors).
     """
     check_envelope(file.meta, task, site)
-    check_names(file.numbers, site)
+    check_names(file.scalars, site)
     if not file.keys and any(example.device.type != "meta" for example in expected.values()):
         raise MessageError(f"Site {site} sent no weights.", code="no-weights")
     return math.sqrt(sum(_check_tensor(file, key, site, expected) for key in file.keys))
@@ -86,7 +86,7 @@ def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict
     for key in file.keys:
         if expected[key].device.type == "meta" and expected[key].is_floating_point():
             group = key.partition("/")[0]
-            norm = float(torch.linalg.vector_norm(file.array(key), dtype=torch.float64))
+            norm = float(torch.linalg.vector_norm(file.tensor(key), dtype=torch.float64))
             squares[group] = squares.get(group, 0.0) + norm**2
     return {group: math.sqrt(total) for group, total in squares.items()}
 
@@ -127,7 +127,7 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
         raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
 
 
-def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple[float, float]]) -> None:
+def check_numbers(numbers: Scalars, facts: SiteInfo, ranges: Mapping[str, tuple[float, float]]) -> None:
     """Refuse numbers of an update that cannot be: more cases than at first, or outside a method's ranges.
 
     A server rule may weigh sites by what they say, so all that it computes with passes through here.
@@ -148,25 +148,25 @@ def check_numbers(numbers: Numbers, facts: SiteFacts, ranges: Mapping[str, tuple
                 )
 
 
-def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteFacts, Numbers]:
+def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteInfo, Scalars]:
     """What a site that joins tells about itself and measured for the plan, checked."""
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
-    if "train_cases" not in message.numbers:
+    if "train_cases" not in message.scalars:
         raise MessageError(
             f"Site {site} does not say who it is.",
             code="introduction-incomplete",
             why="the number 'train_cases' is missing",
         )
-    cases, counts = message.numbers["train_cases"], _numbers_of(message, "annotated/")
+    cases, counts = message.scalars["train_cases"], _numbers_of(message, "annotated/")
     if not all(0 <= count <= cases and count == int(count) for count in (cases, *counts.values())):
         raise MessageError(
             f"Site {site} counts its cases wrongly.", code="bad-counts", why=f"{cases} cases, annotated {counts!r:.200}"
         )
     check_structures(counts, vocabulary, site, "annotates")
-    measured = {name: value for name, value in message.numbers.items() if name.startswith("plan/")}
-    return SiteFacts(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
+    measured = {name: value for name, value in message.scalars.items() if name.startswith("plan/")}
+    return SiteInfo(site, int(cases), {name: int(count) for name, count in counts.items()}), measured
 
 
 def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> ValidationScores:
@@ -174,7 +174,7 @@ def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) ->
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
-    scores = ValidationScores.from_numbers(message.numbers)
+    scores = ValidationScores.from_numbers(message.scalars)
     check_structures(scores.dice, vocabulary, site, "scores")
     check_structures(scores.volume, vocabulary, site, "measures")
     for structure, value in scores.dice.items():
@@ -191,7 +191,7 @@ def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) ->
 
 
 def _numbers_of(message: Message, prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in message.numbers.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in message.scalars.items() if name.startswith(prefix)}
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -212,7 +212,7 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
             code="wrong-shape",
             why=f"{key!r} has {file.shape(key)}, expected {tuple(expected[key].shape)}",
         )
-    tensor = file.array(key)
+    tensor = file.tensor(key)
     if tensor.dtype != expected[key].dtype:
         raise MessageError(
             f"Site {site} sent a tensor of the wrong type.",

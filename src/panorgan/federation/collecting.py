@@ -27,9 +27,9 @@ from panorgan.federation.message_files import refuse_damaged
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
-from panorgan.methods.exchange import Content, Numbers
+from panorgan.methods.protocol import Payload, Scalars
 
-ContentFor = Callable[[str], Content]
+PayloadFor = Callable[[str], Payload]
 Read = Callable[[str, bytes], None]
 """Takes a site's answer. Whatever it raises refuses that answer, but for what is our own fault (`is_own_fault`)."""
 
@@ -52,10 +52,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, with what content for each site; `number` is the round that the log speaks of."""
+    """What is asked, with what payload for each site; `number` is the round that the log speaks of."""
 
     task: Task
-    content_for: ContentFor
+    payload_for: PayloadFor
     number: int
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -148,7 +148,7 @@ class Collector:
         expects: Callable[[str], Mapping[str, torch.Tensor]],
         folder: Path,
         outlier_factor: float | None,
-        check: Callable[[str, Numbers], None] = lambda site, numbers: None,
+        check: Callable[[str, Scalars], None] = lambda site, numbers: None,
     ) -> tuple[dict[str, MessageFile], Heard]:
         """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again.
 
@@ -162,7 +162,7 @@ class Collector:
             try:
                 file = MessageFile(path)
                 norm = check_answer(file, question.task, site, expected[site])
-                check(site, file.numbers)
+                check(site, file.scalars)
                 norms[site] = {"": norm, **extra_norms(file, expected[site])}
                 accepted[site] = file
             except Exception as error:
@@ -236,23 +236,23 @@ def _names(sites: Sequence[str]) -> str:
 def _requests(question: Question) -> Callable[[str], bytes]:
     """Makes each site's request; the same tensors are serialised once."""
     meta = question.task.to_meta()
-    last: Content | None = None
+    last: Payload | None = None
     request = b""
 
     def make_request(site: str) -> bytes:
         nonlocal last, request
-        content = question.content_for(site)
-        if last is None or not _same(last, content):
-            request = Message(content.arrays, content.numbers, meta).to_bytes()
-            last = Content(dict(content.arrays), dict(content.numbers))  # the rule may fill its own anew
+        payload = question.payload_for(site)
+        if last is None or not _same(last, payload):
+            request = Message(payload.tensors, payload.scalars, meta).to_bytes()
+            last = Payload(dict(payload.tensors), dict(payload.scalars))  # the rule may fill its own anew
         question.traffic.sent += len(request)
         return request
 
     return make_request
 
 
-def _same(first: Content, second: Content) -> bool:
-    """Whether two contents are made of the very same tensors, under the same keys, and equal numbers."""
-    arrays, others = first.arrays, second.arrays
-    equal_keys = first.numbers == second.numbers and arrays.keys() == others.keys()
-    return equal_keys and all(arrays[key] is others[key] for key in arrays)
+def _same(first: Payload, second: Payload) -> bool:
+    """Whether two payloads are made of the very same tensors, under the same keys, and equal numbers."""
+    tensors, others = first.tensors, second.tensors
+    equal_keys = first.scalars == second.scalars and tensors.keys() == others.keys()
+    return equal_keys and all(tensors[key] is others[key] for key in tensors)

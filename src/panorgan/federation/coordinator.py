@@ -32,7 +32,7 @@ from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import Method, ServerRule
-from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo
 from panorgan.networks import UNetSettings
 
 BySite = dict[str, dict[str, float]]
@@ -94,12 +94,12 @@ class Coordinator:
         self.state = self.checkpoints.load_latest() or self._start()
         self._write_missed_events()
         self._tell_fallback()
-        facts = {name: SiteFacts.from_json(name, content) for name, content in self.state.sites.items()}
+        facts = {name: SiteInfo.from_json(name, content) for name, content in self.state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
         self.rule = self._rule_of(self.state)
         stages = setup.method.stages(setup.training.rounds)
-        self.moments = [
-            Moment(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
+        self.schedule = [
+            RoundInfo(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
         ]
         self._kept_round = kept_round(stages, setup.local_models_after)
         self._stages = stages
@@ -107,19 +107,19 @@ class Coordinator:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
-        return self.state.rounds_done >= len(self.moments)
+        return self.state.rounds_done >= len(self.schedule)
 
     def run(self, rounds: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Do the rounds that are left, or the next `rounds` of them; `should_stop` is asked before each."""
-        left = self.moments[self.state.rounds_done :]
-        for moment in left if rounds is None else left[:rounds]:
+        left = self.schedule[self.state.rounds_done :]
+        for round_info in left if rounds is None else left[:rounds]:
             if should_stop():
                 return
             self._admit_newcomers()
-            self._round(moment)
+            self._round(round_info)
         delivered, every = self._best_of_last_stage or self.state.rounds_done, self.setup.training.validate_every
-        if self.finished and (notice := delivered_early(self.setup.method, self.moments, delivered, every)):
-            self._board.note(len(self.moments), notice)
+        if self.finished and (notice := delivered_early(self.setup.method, self.schedule, delivered, every)):
+            self._board.note(len(self.schedule), notice)
 
     @property
     def members(self) -> list[str]:
@@ -130,15 +130,15 @@ class Coordinator:
     def deliver(self, card: Mapping[str, Any], sites: Sequence[str]) -> list[str]:
         """Send the delivered model with its card to sites; returns who has it now."""
         number, weights = self.delivered_weights()
-        content = Content(weights)
+        payload = Payload(weights)
         have: list[str] = []
 
         def read(site: str, answer: bytes) -> None:
             read_scores(answer, task, site, self.setup.vocabulary)
             have.append(site)
 
-        task = self._task("deliver", self.moments[-1], card)
-        self._collector.ask(sorted(sites), Question(task, lambda site: content, number), read)
+        task = self._task("deliver", self.schedule[-1], card)
+        self._collector.ask(sorted(sites), Question(task, lambda site: payload, number), read)
         return sorted(have)
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
@@ -150,7 +150,7 @@ class Coordinator:
     def _best_of_last_stage(self) -> int | None:
         """The round that is delivered because it is the best; None where the last one is."""
         best = self.state.best
-        if self.setup.training.select == "last" or best is None or not self._is_of(self.moments[-1].stage, best):
+        if self.setup.training.select == "last" or best is None or not self._is_of(self.schedule[-1].stage, best):
             return None
         return int(best["round"])
 
@@ -162,7 +162,7 @@ class Coordinator:
         return rule
 
     def _is_of(self, stage: str, best: Mapping[str, float]) -> bool:
-        return self.moments[int(best["round"]) - 1].stage == stage
+        return self.schedule[int(best["round"]) - 1].stage == stage
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -220,10 +220,10 @@ class Coordinator:
         measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
         told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
-        self._collector.ask(sites, Question(task, lambda site: Content(), 0), told.read, deadline)
+        self._collector.ask(sites, Question(task, lambda site: Payload(), 0), told.read, deadline)
         return told
 
-    def _able(self, facts: Mapping[str, SiteFacts], number: int) -> dict[str, SiteFacts]:
+    def _able(self, facts: Mapping[str, SiteInfo], number: int) -> dict[str, SiteInfo]:
         """Those who have something to teach; the others are refused by name, unless the run cannot begin without."""
         able = {}
         for site, told in sorted(facts.items()):
@@ -249,7 +249,7 @@ class Coordinator:
         for site, facts in self._able(told, self.state.rounds_done).items():
             self._admit(site, facts)
 
-    def _admit(self, site: str, facts: SiteFacts) -> None:
+    def _admit(self, site: str, facts: SiteInfo) -> None:
         setup, state = self.setup, self.state
         self.federation = Federation(setup.vocabulary, {**self.federation.sites, site: facts})
         # Parts that come with the newcomer (its own member, its own head) begin afresh; all others stay as they are.
@@ -285,17 +285,17 @@ class Coordinator:
 
     # -- one round -----------------------------------------------------------------------------------------
 
-    def _round(self, moment: Moment) -> None:
+    def _round(self, round_info: RoundInfo) -> None:
         number = self.state.rounds_done + 1
         began = time.perf_counter()
-        self.rule.moment = moment
+        self.rule.round_info = round_info
         self.events.transient(
-            "round_started", number=number, stage=moment.stage, round=moment.round, total=len(self.moments)
+            "round_started", number=number, stage=round_info.stage, round=round_info.round, total=len(self.schedule)
         )
         for notice in self.rule.notices():
             self._board.note(number, notice)
         traffic = Traffic()
-        files = self._collect(moment, number, traffic)
+        files = self._collect(round_info, number, traffic)
         trained, for_training = time.perf_counter(), traffic.sent + traffic.received
         updates = SpooledUpdates(files, self._aggregation)
         keep = self.setup.keep_local_models if number == self._kept_round else None
@@ -304,23 +304,23 @@ class Coordinator:
         self.rule.aggregate(updates)
         if keep is not None:
             write_global_model(keep, self.rule)
-        numbers = {site: dict(file.numbers) for site, file in sorted(files.items())}
+        numbers = {site: dict(file.scalars) for site, file in sorted(files.items())}
         of_server = dict(self.rule.numbers())
         self.state.weights = self.rule.weights
         self.state.rule = self.rule.state()
         self.state.rounds_done = number
         aggregated = time.perf_counter()
-        validation, volume = self._validate(moment, traffic) if self._validates_now(moment) else (None, {})
+        validation, volume = self._validate(round_info, traffic) if self._validates_now(round_info) else (None, {})
         if validation is not None:
             self.rule.validated(validation)
             self.state.rule = self.rule.state()
         validated = time.perf_counter()
         told: dict[str, Any] = {
             "number": number,
-            "stage": moment.stage,
-            "round": moment.round,
-            "rounds": moment.rounds,
-            "total": len(self.moments),
+            "stage": round_info.stage,
+            "round": round_info.round,
+            "rounds": round_info.rounds,
+            "total": len(self.schedule),
             "sites": numbers,
             **({"server": of_server} if of_server else {}),
             "validation": validation,
@@ -342,14 +342,14 @@ class Coordinator:
         self.events.record("round", **{**told, "seconds": seconds})
         self._board.look_after_organs(told)
 
-    def _task(self, kind: Kind, moment: Moment, card: Mapping[str, Any] | None = None) -> Task:
+    def _task(self, kind: Kind, round_info: RoundInfo, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup
         known = self.federation.sites
-        return Task(kind, setup.run, moment, known, setup.experiment, state.plan, card, state.answered)
+        return Task(kind, setup.run, round_info, known, setup.experiment, state.plan, card, state.answered)
 
-    def _collect(self, moment: Moment, number: int, traffic: Traffic) -> dict[str, MessageFile]:
+    def _collect(self, round_info: RoundInfo, number: int, traffic: Traffic) -> dict[str, MessageFile]:
         """The updates of one round. Too few of them end the rounds, but lose nothing."""
-        task, training = self._task("train", moment), self.setup.training
+        task, training = self._task("train", round_info), self.setup.training
         files, heard = self._collector.collect(
             self.members,
             Question(task, self.rule.broadcast, number, traffic),
@@ -367,15 +367,15 @@ class Coordinator:
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
-        self.state.answered |= dict.fromkeys(heard.sound, (moment.stage, moment.round))
+        self.state.answered |= dict.fromkeys(heard.sound, (round_info.stage, round_info.round))
         return files
 
     # -- validation ----------------------------------------------------------------------------------------
 
-    def _validates_now(self, moment: Moment) -> bool:
-        return validation_due(self.setup.training, self._stages, moment)
+    def _validates_now(self, round_info: RoundInfo) -> bool:
+        return validation_due(self.setup.training, self._stages, round_info)
 
-    def _validate(self, moment: Moment, traffic: Traffic) -> tuple[BySite, BySite]:
+    def _validate(self, round_info: RoundInfo, traffic: Traffic) -> tuple[BySite, BySite]:
         """Every site scores the new global model on what it annotates itself; a stage's best round is remembered.
 
         Returns Dice and volume ratios. A site that keeps silent counts with what it said last: its absence must not
@@ -384,7 +384,7 @@ class Coordinator:
         state = self.state
         scores: BySite = {}
         volume: BySite = {}
-        task = self._task("evaluate", moment)
+        task = self._task("evaluate", round_info)
 
         def read(site: str, answer: bytes) -> None:
             told = read_scores(answer, task, site, self.setup.vocabulary)
@@ -392,8 +392,8 @@ class Coordinator:
             if told.volume:
                 volume[site] = dict(told.volume)
 
-        content = Content(self.rule.delivered())
-        question = Question(task, lambda site: content, state.rounds_done, traffic)
+        payload = Payload(self.rule.delivered())
+        question = Question(task, lambda site: payload, state.rounds_done, traffic)
         heard = self._collector.ask(self.members, question, read)
         self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
@@ -403,7 +403,7 @@ class Coordinator:
         if scores and scorers:
             mean = sum(state.scores[site] for site in scorers) / len(scorers)
             best = state.best
-            if best is None or not self._is_of(moment.stage, best) or mean > best["dice"]:
+            if best is None or not self._is_of(round_info.stage, best) or mean > best["dice"]:
                 state.best = {"round": float(state.rounds_done), "dice": mean}
         return dict(sorted(scores.items())), dict(sorted(volume.items()))
 

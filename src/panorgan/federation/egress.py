@@ -26,7 +26,7 @@ from panorgan.federation.failures import CODES, EgressError
 from panorgan.federation.lookalikes import LONGEST_NAME, SUSPICIONS, image_test, suspicious_name
 from panorgan.federation.message import Message
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Federation
+from panorgan.methods.protocol import Federation
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.settings import Settings
@@ -212,8 +212,8 @@ class Egress:
         if "failed" in message.meta:
             self.audit.append({**entry, "kind": "failed", "code": message.meta["failed"], **size})
         else:
-            tensors = [[key, list(value.shape), type_name(value)] for key, value in sorted(message.arrays.items())]
-            entry |= {"tensors": len(tensors), "numbers": dict(message.numbers), **size}
+            tensors = [[key, list(value.shape), type_name(value)] for key, value in sorted(message.tensors.items())]
+            entry |= {"tensors": len(tensors), "numbers": dict(message.scalars), **size}
             self.audit.append(entry, listed=tensors if tensors else None)
         return answer
 
@@ -256,17 +256,17 @@ class Egress:
             yield _Objection("failures-kept", "the policy keeps failures here", fix, "meta 'failed'")
         if code not in CODES:
             yield _Objection("unknown-failure", "it is not one of the codes for failures", "", "meta 'failed'")
-        if message.arrays or message.numbers:
+        if message.tensors or message.scalars:
             why = "it carries tensors or numbers beside the code"
             yield _Objection("failure-with-content", why, "", "the message about a failure")
 
     # -- numbers -------------------------------------------------------------------------------------------
 
     def _numbers(self, message: Message) -> Iterator[_Objection]:
-        if len(message.numbers) > self.policy.max_numbers:
-            why = f"{len(message.numbers)} numbers, {self.policy.max_numbers} may leave at once"
+        if len(message.scalars) > self.policy.max_numbers:
+            why = f"{len(message.scalars)} numbers, {self.policy.max_numbers} may leave at once"
             yield _Objection("too-many-numbers", why, f"raise 'max_numbers' in {_POLICY}", "the message")
-        for name, value in message.numbers.items():
+        for name, value in message.scalars.items():
             item = f"number {_short(name)}"
             if code := suspicious_name(name):
                 yield _Objection(code, SUSPICIONS[code], "rename it in the method", item)
@@ -279,7 +279,7 @@ class Egress:
     # -- tensors -------------------------------------------------------------------------------------------
 
     def _tensors(self, message: Message) -> Iterator[_Objection]:
-        for key, tensor in sorted(message.arrays.items()):
+        for key, tensor in sorted(message.tensors.items()):
             item = f"tensor {_short(key)}"
             known = self.known_weights.get(key)
             if code := suspicious_name(key, is_ours=known is not None):

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from panorgan.cases.planning import SiteStatistics
 from panorgan.errors import MessageError
-from panorgan.methods.exchange import SiteFacts
+from panorgan.methods.protocol import SiteInfo
 from panorgan.settings import SettingError, Settings
 
 Range = tuple[float, float]
@@ -43,7 +43,7 @@ class HospitalLimits(LimitSettings):
     largest_share: float = Field(0.5, gt=0, le=1, description=LimitSettings.model_fields["largest_share"].description)
 
 
-def check_counts(facts: SiteFacts, limits: LimitSettings) -> None:
+def check_counts(facts: SiteInfo, limits: LimitSettings) -> None:
     """Refuse a site that claims more cases than was agreed: cases are weight in every mean."""
     if facts.train_cases > limits.most_cases_per_site:
         raise MessageError(
@@ -54,7 +54,7 @@ def check_counts(facts: SiteFacts, limits: LimitSettings) -> None:
         )
 
 
-def check_statistics(told: SiteStatistics, facts: SiteFacts, limits: LimitSettings) -> None:
+def check_statistics(told: SiteStatistics, facts: SiteInfo, limits: LimitSettings) -> None:
     """Refuse measurements that no scan of a patient has, or that are of other cases than the site has."""
     site = facts.name
     if told.cases != facts.train_cases:

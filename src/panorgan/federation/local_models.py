@@ -14,7 +14,7 @@ from panorgan.errors import RunError
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.federation.files import write_atomically
 from panorgan.methods.base import ServerRule
-from panorgan.methods.exchange import Stage, Updates
+from panorgan.methods.protocol import Stage, Updates
 
 
 def kept_round(stages: Sequence[Stage], share: float) -> int:
@@ -32,7 +32,7 @@ def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None
     delivered = rule.delivered()
     before = {key: rule.weights.get(key, value) for key, value in delivered.items()}
     for site in updates.sites:
-        sent = {key: updates.array(site, key) for key in updates.keys(site) if key in before}
+        sent = {key: updates.tensor(site, key) for key in updates.keys(site) if key in before}
         _write(folder / f"{site}.safetensors", {**before, **sent})
     for path in folder.glob("*.safetensors"):
         if path.stem not in updates.sites:  # the round is done again, and this site did not answer now

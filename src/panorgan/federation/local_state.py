@@ -19,7 +19,7 @@ from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.message_files import open_checked, refuse_damaged
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SavedRound:
 
     stage: str
     round: int
-    rule: Content
+    rule: Payload
     optimizer: dict[str, torch.Tensor]
 
 
@@ -50,13 +50,13 @@ class LocalState:
 
         A site without state keeps no answer: it computes the same one again. The file still says which round it was.
         """
-        arrays = {f"rule/{k}": v for k, v in saved.rule.arrays.items()}
-        arrays |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
+        tensors = {f"rule/{k}": v for k, v in saved.rule.tensors.items()}
+        tensors |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
         if answer is not None:
             self._put_by(Message.outline(answer).meta)
             write_atomically(self._answer, sealed_tensors([answer]), durable=True)
         meta = {"run": run, "stage": saved.stage, "round": saved.round, _NO_STATE: answer is None}
-        pieces = sealed_tensors(Message(arrays, saved.rule.numbers, meta).to_pieces())
+        pieces = sealed_tensors(Message(tensors, saved.rule.scalars, meta).to_pieces())
         write_atomically(self._state, pieces, durable=True)
         self._checked = self._identity()
 
@@ -85,10 +85,10 @@ class LocalState:
         message = self._open_state().message()
 
         def group(prefix: str) -> dict[str, torch.Tensor]:
-            return {k.removeprefix(prefix): v for k, v in message.arrays.items() if k.startswith(prefix)}
+            return {k.removeprefix(prefix): v for k, v in message.tensors.items() if k.startswith(prefix)}
 
         meta = message.meta
-        rule = Content(group("rule/"), message.numbers)
+        rule = Payload(group("rule/"), message.scalars)
         return SavedRound(str(meta["stage"]), int(meta["round"]), rule, group("optimizer/"))
 
     def _open_state(self) -> MessageFile:

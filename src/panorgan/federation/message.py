@@ -43,17 +43,17 @@ _LARGEST_NUMBER = int(sys.float_info.max)
 
 @dataclass(frozen=True)
 class Message:
-    """Versioned {arrays, numbers, meta}.
+    """Versioned {tensors, scalars, meta}.
 
     Parameters
     ----------
-    arrays : tensors by key.
-    numbers : finite floats by name.
+    tensors : by key.
+    scalars : finite floats by name; the format calls them `numbers`.
     meta : JSON: task, run, stage, round, sender…
     """
 
-    arrays: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -66,14 +66,14 @@ class Message:
 
     def to_pieces(self) -> list[bytes | memoryview]:
         """The same in pieces: a file can be written without another copy in memory."""
-        for name, value in self.numbers.items():
+        for name, value in self.scalars.items():
             if not math.isfinite(value):
                 raise MessageError(
                     f"A number to be sent is not finite: {name} = {value}.",
                     code="not-finite",
                     fix="Leave it out instead.",
                 )
-        tensors = (self.arrays[key].detach().contiguous().cpu() for key in self._order())
+        tensors = (self.tensors[key].detach().contiguous().cpu() for key in self._order())
         return [self._header(), *(_raw(tensor) for tensor in tensors)]
 
     @classmethod
@@ -81,20 +81,20 @@ class Message:
         """Parse and check the version; the tensors are the reader's own."""
         numbers, meta = _read_head(_header_of(content), "")
         try:
-            arrays = load_tensors(content)
+            tensors = load_tensors(content)
         except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
             raise _damaged(f"{type(error).__name__}: {error}", "") from error
-        return cls(arrays, numbers, meta)
+        return cls(tensors, numbers, meta)
 
     @classmethod
     def outline(cls, content: bytes) -> Message:
         """Parse without reading a value: numbers, meta, and tensors that have shape and type, but no content."""
         header = _header_of(content)
-        arrays = {
+        tensors = {
             key: torch.empty(entry.shape, dtype=_TYPES_BY_NAME[entry.dtype], device="meta")
             for key, entry in header.tensors.items()
         }
-        return cls(arrays, *_read_head(header, ""))
+        return cls(tensors, *_read_head(header, ""))
 
     def is_all_of(self, content: bytes) -> bool:
         """Whether the bytes hold this message and nothing else, so far as one can tell without its values.
@@ -103,20 +103,20 @@ class Message:
         that `to_bytes` writes, and what follows has the right length, then nothing is hidden anywhere.
         """
         header = self._header()
-        return content.startswith(header) and len(content) == len(header) + sum(map(_size, self.arrays.values()))
+        return content.startswith(header) and len(content) == len(header) + sum(map(_size, self.tensors.values()))
 
     def _order(self) -> list[str]:
         """Keys as they are written: the widest types first, so that every tensor begins at a multiple of its width."""
-        return sorted(self.arrays, key=lambda key: (-self.arrays[key].element_size(), key))
+        return sorted(self.tensors, key=lambda key: (-self.tensors[key].element_size(), key))
 
     def _header(self) -> bytes:
         """Eight bytes of length, then JSON, filled up with spaces to a multiple of eight."""
-        head = {"version": VERSION, "numbers": dict(sorted(self.numbers.items())), "meta": dict(self.meta)}
+        head = {"version": VERSION, "numbers": dict(sorted(self.scalars.items())), "meta": dict(self.meta)}
         self._refuse_unreadable_names()
         entries: dict[str, Any] = {METADATA: {_HEADER: json.dumps(head, sort_keys=True)}}
         offset = 0
         for key in self._order():
-            tensor = self.arrays[key]
+            tensor = self.tensors[key]
             if tensor.dtype not in _TYPES or key == METADATA:
                 raise MessageError(
                     f"The tensor {key!r} cannot be sent.", code="unsendable-tensor", why=f"its type is {tensor.dtype}"
@@ -131,7 +131,7 @@ class Message:
     def _refuse_unreadable_names(self) -> None:
         """What is written must be readable again: a name that is refused there is refused here."""
         try:
-            for name in (*self.arrays, *self.numbers, *self.meta):
+            for name in (*self.tensors, *self.scalars, *self.meta):
                 check_name(name)
         except ValueError as error:
             raise MessageError(
@@ -151,11 +151,11 @@ class MessageFile:
         except (SafetensorError, OSError, ValueError) as error:
             raise _damaged(str(error), str(path)) from error
         numbers, meta = _read_head(header, str(path))
-        self.numbers: Mapping[str, float] = numbers
+        self.scalars: Mapping[str, float] = numbers
         self.meta: Mapping[str, Any] = meta
         self.keys: tuple[str, ...] = tuple(self._file.keys())
 
-    def array(self, key: str) -> torch.Tensor:
+    def tensor(self, key: str) -> torch.Tensor:
         """One tensor."""
         tensor: torch.Tensor = self._file.get_tensor(key)
         return tensor
@@ -166,7 +166,7 @@ class MessageFile:
 
     def message(self) -> Message:
         """Everything at once."""
-        return Message({key: self.array(key) for key in self.keys}, self.numbers, self.meta)
+        return Message({key: self.tensor(key) for key in self.keys}, self.scalars, self.meta)
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ from panorgan.federation.events import Event, EventLog
 from panorgan.federation.remedies import Remedies
 from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Moment, Notice
+from panorgan.methods.protocol import Notice, RoundInfo
 
 CHECKPOINT_DAMAGED = "checkpoint-damaged"
 DELIVERED_EARLY = "delivered-early"
@@ -58,12 +58,14 @@ def went_back(rounds_done: int, unreadable: Iterable[str]) -> Notice:
     return Notice(CHECKPOINT_DAMAGED, text)
 
 
-def delivered_early(method: Method, moments: Sequence[Moment], delivered: int, validate_every: int) -> Notice | None:
+def delivered_early(
+    method: Method, schedule: Sequence[RoundInfo], delivered: int, validate_every: int
+) -> Notice | None:
     """A model from before some of the method's modules began; None if it is not.
 
-    `moments` are all rounds of the run, in which `delivered` counts; modules begin in the last stage.
+    `schedule` lists all rounds of the run, in which `delivered` counts; modules begin in the last stage.
     """
-    total, rounds = len(moments), moments[-1].rounds
+    total, rounds = len(schedule), schedule[-1].rounds
     begins = {module: total - rounds + first for module, first in method.module_starts(rounds).items()}
     missed = sorted((first, module) for module, first in begins.items() if first > delivered)
     if not missed:

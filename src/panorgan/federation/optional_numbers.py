@@ -20,11 +20,11 @@ def without_kept(answer: bytes, policy: EgressPolicy) -> tuple[bytes, list[str]]
     message = Message.from_bytes(answer)
     kept = [
         name
-        for name in message.numbers
+        for name in message.scalars
         if any(fnmatchcase(name, pattern) for pattern in OPTIONAL_NUMBERS)
         and not any(fnmatchcase(name, pattern) for pattern in policy.numbers)
     ]
     if not kept:
         return answer, []
-    numbers = {name: value for name, value in message.numbers.items() if name not in kept}
-    return Message(message.arrays, numbers, message.meta).to_bytes(), kept
+    numbers = {name: value for name, value in message.scalars.items() if name not in kept}
+    return Message(message.tensors, numbers, message.meta).to_bytes(), kept

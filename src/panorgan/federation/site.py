@@ -34,7 +34,7 @@ from panorgan.federation.tasks import Task, answer_meta, failure_meta
 from panorgan.federation.validation import validation_scores
 from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
-from panorgan.methods.exchange import Arrays, Content, Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, Tensors
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.replay import replays_of, with_room
 
@@ -67,7 +67,7 @@ class SiteWorker:
     ) -> None:
         self.name, self.source, self.setup = name, source, setup
         self._local, self._run = LocalState(folder), ""
-        self._outline: tuple[set[str], Arrays] | None = None
+        self._outline: tuple[set[str], Tensors] | None = None
         self._on_step = on_step or (lambda site, step, steps: None)
         self._data: SiteData | None = None
         self._plan: Mapping[str, Any] | None = None
@@ -84,17 +84,17 @@ class SiteWorker:
         self.check(task)
         if task.kind == "join":
             return self._answer(task, self._describe(measured=task.plan is None)).to_bytes()
-        content = Content(message.arrays, message.numbers)
+        payload = Payload(message.tensors, message.scalars)
         if task.kind == "deliver":
             raise RunError("A delivered model is kept by the site's machine, not by its worker.", code="not-for-worker")
         record = self._recall(task)
         self._use_plan(task.plan)
         federation = Federation(self.setup.vocabulary, task.sites)
         if task.kind == "evaluate":
-            scores = self._memory.scores(task, request, record, lambda: self._evaluate(content, federation))
-            return self._answer(task, Content(numbers=scores)).to_bytes()
-        answer = self._train(task, content, federation)
-        if self._local.finished(task.run) == (task.moment.stage, task.moment.round):
+            scores = self._memory.scores(task, request, record, lambda: self._evaluate(payload, federation))
+            return self._answer(task, Payload(scalars=scores)).to_bytes()
+        answer = self._train(task, payload, federation)
+        if self._local.finished(task.run) == (task.round_info.stage, task.round_info.round):
             self._memory.recovered()
         return answer
 
@@ -110,10 +110,10 @@ class SiteWorker:
             self._data = self.source.prepared(self._plan)
         return self._data
 
-    def facts(self) -> SiteFacts:
+    def facts(self) -> SiteInfo:
         """What the site tells about itself."""
         train_cases, annotated = self.source.counts()
-        return SiteFacts(self.name, train_cases, annotated)
+        return SiteInfo(self.name, train_cases, annotated)
 
     @property
     def _memory(self) -> SiteMemory:
@@ -136,21 +136,21 @@ class SiteWorker:
                 fix="Give every participant the same experiment file (and the same panorgan version).",
             )
 
-    def _answer(self, task: Task, content: Content) -> Message:
-        return Message(content.arrays, content.numbers, answer_meta(task, self.name))
+    def _answer(self, task: Task, payload: Payload) -> Message:
+        return Message(payload.tensors, payload.scalars, answer_meta(task, self.name))
 
-    def _describe(self, measured: bool) -> Content:
+    def _describe(self, measured: bool) -> Payload:
         """Counts, and what the plan is made from unless there is one already."""
         facts = self.facts()
         numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
         statistics = self.source.statistics() if measured else {}
-        return Content(numbers={"train_cases": float(facts.train_cases), **numbers, **statistics})
+        return Payload(scalars={"train_cases": float(facts.train_cases), **numbers, **statistics})
 
     # -- one round of training -----------------------------------------------------------------------------
 
-    def _train(self, task: Task, received: Content, federation: Federation) -> bytes:
+    def _train(self, task: Task, received: Payload, federation: Federation) -> bytes:
         finished, has_state = self._local.finished(task.run), self._local.has_state(task.run)
-        if has_state and finished == (task.moment.stage, task.moment.round):
+        if has_state and finished == (task.round_info.stage, task.round_info.round):
             return self._saved_answer(task)
         if has_state and finished is not None and self._memory.is_past(task, finished):
             # A coordinator whose newest checkpoint is damaged asks once more for the round before.
@@ -159,22 +159,22 @@ class SiteWorker:
             self._drop_rule()  # never train on from a round that broke off, or from another run
         self._run = task.run
         rule = self._ready_rule(federation)
-        check_received(received.arrays, rule.model.state_dict(), self._whole_network(federation))
-        rule.moment = task.moment
+        check_received(received.tensors, rule.model.state_dict(), self._whole_network(federation))
+        rule.round_info = task.round_info
         if has_state and finished != self._in_memory:
             saved = self._local.load()
             rule.load_state(self._on_device(saved.rule))
             load_optimizer_state(rule.tools.optimizer, saved.optimizer)
         self._in_memory = ("under way", 0)
-        if not self.setup.training.optimizer.keep_state or (finished and finished[0] != task.moment.stage):
+        if not self.setup.training.optimizer.keep_state or (finished and finished[0] != task.round_info.stage):
             rule.tools.optimizer.state.clear()  # a stage has its own schedule, and moments of its own
         rule.received = self._on_device(received)
         means = self._run_steps(rule, task)
-        content, state = rule.update(), rule.state()
+        payload, state = rule.update(), rule.state()
         numbers = {name: mean for name, mean in means.items() if isfinite(mean)}
-        message = self._answer(task, Content(content.arrays, {**numbers, **content.numbers}))
+        message = self._answer(task, Payload(payload.tensors, {**numbers, **payload.scalars}))
         # What diverged will be refused; the next round starts from the last good state.
-        if not _all_finite(content):
+        if not _all_finite(payload):
             answer = message.to_bytes()
         elif not (_all_finite(state) and isfinite(means.get("loss", 0.0))):
             answer = Message(meta=failure_meta(task, self.name, DIVERGED)).to_bytes()  # nothing that is sent shows it
@@ -184,12 +184,12 @@ class SiteWorker:
         self._put_away(rule)
         return answer
 
-    def _on_device(self, content: Content) -> Content:
-        return Content({k: v.to(self.setup.device) for k, v in content.arrays.items()}, content.numbers)
+    def _on_device(self, payload: Payload) -> Payload:
+        return Payload({k: v.to(self.setup.device) for k, v in payload.tensors.items()}, payload.scalars)
 
     def _put_away(self, rule: SiteRule) -> None:
         """Let go of what the next round does not need: many simulated sites share one device."""
-        rule.received = Content()
+        rule.received = Payload()
         rule.tools.optimizer.zero_grad(set_to_none=True)
         if not self.setup.training.optimizer.keep_state:
             rule.tools.optimizer.state.clear()
@@ -215,7 +215,7 @@ class SiteWorker:
         self._rule.federation = federation
         return self._rule
 
-    def _whole_network(self, federation: Federation) -> Arrays:
+    def _whole_network(self, federation: Federation) -> Tensors:
         """Keys and shapes of the network that the federation delivers."""
         sites = set(federation.sites)
         if self._outline is None or self._outline[0] != sites:
@@ -296,10 +296,10 @@ class SiteWorker:
 
         Returns the means of what the steps logged; they may be NaN.
         """
-        setup, moment = self.setup, task.moment
-        steps = self._steps_of(moment)
+        setup, round_info = self.setup, task.round_info
+        steps = self._steps_of(round_info)
         totals: dict[str, torch.Tensor] = {}
-        with self._random_draws(moment.stage, moment.round) as seed:
+        with self._random_draws(round_info.stage, round_info.round) as seed:
             draws = Draws(seed, setup.device)
             rule.model.train()
             rule.before_round()
@@ -307,7 +307,7 @@ class SiteWorker:
                 packed = packed.to(setup.device)
                 if setup.training.augment is not None:
                     packed = augment(packed, setup.training.augment, draws)
-                rate = setup.training.optimizer.rate((moment.round - 1 + step / steps) / moment.rounds)
+                rate = setup.training.optimizer.rate((round_info.round - 1 + step / steps) / round_info.rounds)
                 set_rate(rule.tools.optimizer, rate)
                 for name, value in rule.step(packed.unpack()).items():
                     totals[name] = totals[name] + value if name in totals else value
@@ -315,10 +315,10 @@ class SiteWorker:
             rule.after_round()
         return {name: float(total) / steps for name, total in totals.items()}
 
-    def _steps_of(self, moment: Moment) -> int:
+    def _steps_of(self, round_info: RoundInfo) -> int:
         """Optimiser steps in a round: the stage's own number, or the experiment's."""
         setup = self.setup
-        own = {stage.name: stage.local_steps for stage in setup.method.stages(setup.training.rounds)}[moment.stage]
+        own = {stage.name: stage.local_steps for stage in setup.method.stages(setup.training.rounds)}[round_info.stage]
         if own is not None:
             return own * setup.steps_factor
         one_pass = patches_per_pass(self.data.train, setup.training.sampling.patch_size)
@@ -339,7 +339,7 @@ class SiteWorker:
         if companions is not None:
             companions.release()
 
-    def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Content, has_state: bool) -> None:
+    def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Payload, has_state: bool) -> None:
         """Save state and answer. Where there is no state the round's name is enough: the same request gives the same
         answer.
 
@@ -347,24 +347,24 @@ class SiteWorker:
         """
         keep_optimizer = self.setup.training.optimizer.keep_state
         optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
-        saved = SavedRound(task.moment.stage, task.moment.round, state, optimizer)
-        counts = keep_optimizer or has_state or state.arrays or state.numbers
+        saved = SavedRound(task.round_info.stage, task.round_info.round, state, optimizer)
+        counts = keep_optimizer or has_state or state.tensors or state.scalars
         self._local.save(task.run, saved, answer if counts else None)
         self._in_memory = (saved.stage, saved.round)
 
     # -- validation ----------------------------------------------------------------------------------------
 
-    def _evaluate(self, content: Content, federation: Federation) -> dict[str, float]:
+    def _evaluate(self, payload: Payload, federation: Federation) -> dict[str, float]:
         """Dice and volume ratio per annotated structure over the validation cases, on the prepared grid."""
         setup = self.setup
-        check_model(content.arrays, self._whole_network(federation))
+        check_model(payload.tensors, self._whole_network(federation))
         if not self.data.validation:
             return {"cases": 0.0}
         if self._delivered is None or self._delivered_to != set(federation.sites):
             self._delivered_to = set(federation.sites)
             self._delivered = setup.method.build_network(setup.network, federation).to(setup.device)
         network = self._delivered
-        network.load_state_dict(dict(content.arrays))
+        network.load_state_dict(dict(payload.tensors))
 
         def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
             return with_room(setup.device, lambda: predict_probabilities(network, image, self._inference))
@@ -377,9 +377,9 @@ class SiteWorker:
         return validation_scores(network, self.data.validation, self._predict, organs).dice
 
 
-def _all_finite(content: Content) -> bool:
+def _all_finite(payload: Payload) -> bool:
     """Whether none of the tensors holds NaN or infinity."""
-    return all(is_finite(value) for value in content.arrays.values())
+    return all(is_finite(value) for value in payload.tensors.values())
 
 
 __all__ = ["SiteData", "SiteSetup", "SiteSource", "SiteWorker"]

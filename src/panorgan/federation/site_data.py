@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from panorgan.cases.labels import structures_of
 from panorgan.cases.store import StoredCase
-from panorgan.methods.exchange import Numbers
+from panorgan.methods.protocol import Scalars
 
 
 class SiteSource(Protocol):
@@ -17,7 +17,7 @@ class SiteSource(Protocol):
     def counts(self) -> tuple[int, Mapping[str, int]]:
         """Number of training cases, and per structure of those that annotate it."""
 
-    def statistics(self) -> Numbers:
+    def statistics(self) -> Scalars:
         """What the site tells for the plan (`SiteStatistics.as_numbers`); empty where nothing has to be measured."""
 
     def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
@@ -41,7 +41,7 @@ class SiteData:
         structures = structures_of([case.structures for case in self.train])
         return len(self.train), {s: sum(s in case.structures for case in self.train) for s in structures}
 
-    def statistics(self) -> Numbers:
+    def statistics(self) -> Scalars:
         """Nothing: the plan is made."""
         return {}
 

@@ -18,7 +18,7 @@ from panorgan.federation.failures import DataChangedError, LostStateError, NotAg
 from panorgan.federation.run_record import RunRecord, Scores, read_record
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.tasks import Task
-from panorgan.methods.exchange import Stage
+from panorgan.methods.protocol import Stage
 
 ACCEPT = "accept-lost-state"
 """A file of this name in the site's folder: go on with what is there, once."""
@@ -67,12 +67,12 @@ class SiteMemory:
 
     def is_past(self, task: Task, finished: Finished) -> bool:
         """Whether a round is asked for that lies before the last one that the site finished."""
-        return self._place(finished) > self._place((task.moment.stage, task.moment.round))
+        return self._place(finished) > self._place((task.round_info.stage, task.round_info.round))
 
     def refuse_the_past(self, task: Task, finished: Finished) -> NoReturn:
         """A site cannot go back to a state that it has left behind."""
         raise RunError(
-            f"Site {self.site} is asked for round {task.moment.round} of {task.moment.stage}, "
+            f"Site {self.site} is asked for round {task.round_info.round} of {task.round_info.stage}, "
             f"but has already finished round {finished[1]} of {finished[0]}.",
             code="round-already-finished",
             where=str(self.folder),
@@ -97,8 +97,8 @@ class SiteMemory:
         answered = sum(len(models) for models in record.questions.values())
         agreed = validations(self._training, self._stages)
         error = TooManyQuestionsError(
-            f"Site {self.site} is asked to score yet another model for round {task.moment.round} of "
-            f"{task.moment.stage}.",
+            f"Site {self.site} is asked to score yet another model for round {task.round_info.round} of "
+            f"{task.round_info.stage}.",
             why=f"it has scored {len(record.questions[task.label])} for this round and {answered} in this run; "
             f"the agreement leads to {agreed}, one for a round",
             fix="Nothing was computed or sent. Ask the coordinator why.",

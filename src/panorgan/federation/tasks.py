@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from panorgan.errors import MessageError
-from panorgan.methods.exchange import Moment, SiteFacts
+from panorgan.methods.protocol import RoundInfo, SiteInfo
 
 Kind = Literal["join", "train", "evaluate", "deliver"]
 
 
 _LONGEST = 100
-_BEFORE_ROUND_1 = Moment("", 0, 1)
+_BEFORE_ROUND_1 = RoundInfo("", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Task:
 
     kind: Kind
     run: str
-    moment: Moment = _BEFORE_ROUND_1
-    sites: Mapping[str, SiteFacts] = field(default_factory=dict)
+    round_info: RoundInfo = _BEFORE_ROUND_1
+    sites: Mapping[str, SiteInfo] = field(default_factory=dict)
     experiment: str = ""
     plan: Mapping[str, Any] | None = None
     card: Mapping[str, Any] | None = None
@@ -39,17 +39,17 @@ class Task:
     @property
     def label(self) -> str:
         """Names the task within its run; the same task asked again has the same label."""
-        return f"{self.kind}/{self.moment.stage}/{self.moment.round}"
+        return f"{self.kind}/{self.round_info.stage}/{self.round_info.round}"
 
     def to_meta(self) -> dict[str, Any]:
         """JSON for a message."""
-        moment = self.moment
+        round_info = self.round_info
         return {
             "task": self.kind,
             "run": self.run,
-            "stage": moment.stage,
-            "round": moment.round,
-            "rounds": moment.rounds,
+            "stage": round_info.stage,
+            "round": round_info.round,
+            "rounds": round_info.rounds,
             "sites": {name: facts.as_json() for name, facts in sorted(self.sites.items())},
             "experiment": self.experiment,
             "plan": None if self.plan is None else dict(self.plan),
@@ -67,13 +67,13 @@ class Task:
             for name in ("run", "stage", "experiment"):
                 if not (isinstance(meta[name], str) and meta[name].isprintable() and len(meta[name]) <= _LONGEST):
                     raise ValueError(f"{name} is no plain name")
-            moment = Moment(meta["stage"], int(meta["round"]), int(meta["rounds"]))
-            sites = {name: SiteFacts.from_json(name, facts) for name, facts in meta["sites"].items()}
+            round_info = RoundInfo(meta["stage"], int(meta["round"]), int(meta["rounds"]))
+            sites = {name: SiteInfo.from_json(name, facts) for name, facts in meta["sites"].items()}
             plan, card = meta["plan"], meta["card"]
             if not all(part is None or isinstance(part, dict) for part in (plan, card)):
                 raise TypeError("plan or card is no mapping")
             last = {site: (str(stage), int(round_)) for site, (stage, round_) in meta.get("answered", {}).items()}
-            return cls(kind, meta["run"], moment, sites, meta["experiment"], plan, card, last)
+            return cls(kind, meta["run"], round_info, sites, meta["experiment"], plan, card, last)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(
                 "A message does not say what it wants.",

@@ -14,7 +14,7 @@ from panorgan.errors import MessageError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.message_files import open_checked
-from panorgan.methods.exchange import Arrays
+from panorgan.methods.protocol import Tensors
 
 _LONGEST_NAME = 60
 
@@ -25,14 +25,14 @@ class DiskVault:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, name: str, arrays: Arrays) -> None:
+    def put(self, name: str, tensors: Tensors) -> None:
         """Keep tensors under a name: after a kill either what was there before, or all of this."""
-        pieces = sealed_tensors(Message(arrays, meta={"name": name}).to_pieces())
+        pieces = sealed_tensors(Message(tensors, meta={"name": name}).to_pieces())
         write_atomically(self._path(name), pieces, durable=True)
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors kept under a name."""
-        return dict(_open(self._path(name), name).message().arrays)
+        return dict(_open(self._path(name), name).message().tensors)
 
     def names(self) -> tuple[str, ...]:
         """What is there, sorted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from panorgan.federation.remedies import Remedies
-from panorgan.methods.exchange import Notice
+from panorgan.methods.protocol import Notice
 
 LOST = 0.05
 """A validation Dice below this means that the organ is not found."""

@@ -18,14 +18,14 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
-from panorgan.methods.exchange import (
-    Content,
+from panorgan.methods.protocol import (
     Federation,
     MemoryVault,
-    Moment,
     Notice,
-    Numbers,
-    SiteFacts,
+    Payload,
+    RoundInfo,
+    Scalars,
+    SiteInfo,
     Stage,
     Updates,
     Vault,
@@ -75,26 +75,26 @@ class MethodConfig(Settings):
 class SiteRule:
     """Runs where the data is."""
 
-    def __init__(self, config: MethodConfig, facts: SiteFacts, federation: Federation, tools: SiteTools) -> None:
+    def __init__(self, config: MethodConfig, facts: SiteInfo, federation: Federation, tools: SiteTools) -> None:
         self.config = config
         self.facts = facts
         self.federation = federation
         self.model = tools.model
         self.tools = tools
-        self.received = Content()
+        self.received = Payload()
         self.received_model: SegmentationNetwork | None = None
         """Frozen; for `unlabelled: received`, and only where something is unlabelled."""
-        self.moment = Moment("", 1, 1)
+        self.round_info = RoundInfo("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def before_round(self) -> None:
-        """Called once `self.received` and `self.moment` are set; takes over the received weights.
+        """Called once `self.received` and `self.round_info` are set; takes over the received weights.
 
         Other tensors that came along (control variates, masks) stay in `self.received` for the method to use.
         """
         own = self.model.state_dict().keys()
-        self.model.load_state_dict({key: value for key, value in self.received.arrays.items() if key in own})
+        self.model.load_state_dict({key: value for key, value in self.received.tensors.items() if key in own})
         if self.config.unlabelled == "received" and self.model.convention == "exclusive" and self.sometimes_unlabelled:
             self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
@@ -128,18 +128,18 @@ class SiteRule:
     def after_round(self) -> None:
         """Called after the last step of a round, before `update`."""
 
-    def update(self) -> Content:
+    def update(self) -> Payload:
         """What leaves the site."""
-        return Content(self.model.state_dict(), {"cases": float(self.facts.train_cases)})
+        return Payload(self.model.state_dict(), {"cases": float(self.facts.train_cases)})
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """What must survive until the next round. It stays on the site's disk and never travels.
 
         Parts of the model that `before_round` does not take over belong here too.
         """
-        return Content()
+        return Payload()
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Take back what `state` gave; its tensors lie on the model's device."""
 
     # -- shared by methods ---------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class ServerRule:
         self.federation = federation
         self.weights = dict(weights)
         self.vault: Vault = vault if vault is not None else MemoryVault()
-        self.moment = Moment("", 1, 1)
+        self.round_info = RoundInfo("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
@@ -229,9 +229,9 @@ class ServerRule:
         """Whether this round trains the global model; not so where sites first train teachers."""
         return True
 
-    def broadcast(self, site: str) -> Content:
+    def broadcast(self, site: str) -> Payload:
         """What a site receives at the start of a round: the weights that it trains."""
-        return Content(self.weights_of(site))
+        return Payload(self.weights_of(site))
 
     def aggregate(self, updates: Updates) -> None:
         """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it.
@@ -256,7 +256,7 @@ class ServerRule:
         """How much a site counts in the mean of a key."""
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
 
-    def validated(self, scores: Mapping[str, Numbers]) -> None:
+    def validated(self, scores: Mapping[str, Scalars]) -> None:
         """Told after a round that was validated: by site, the Dice of `delivered()` on each structure it annotates."""
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
@@ -281,15 +281,15 @@ class ServerRule:
             return self.weights
         return serving(self.weights, self.federation.organs_of(site))
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> Scalars:
         """What the log tells about the round that was just averaged. They are the server's own; no site sends them."""
         return {}
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """What the coordinator must keep besides the weights."""
-        return Content()
+        return Payload()
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Take back what `state` gave."""
 
 
@@ -386,15 +386,15 @@ LOSS_IN_PARTS: Mapping[str, str] = {
 
 __all__ = [
     "LOSS_IN_PARTS",
-    "Content",
     "Federation",
     "Method",
     "MethodConfig",
-    "Moment",
     "Notice",
-    "Numbers",
+    "Payload",
+    "RoundInfo",
+    "Scalars",
     "ServerRule",
-    "SiteFacts",
+    "SiteInfo",
     "SiteRule",
     "SiteTools",
     "Stage",

@@ -35,7 +35,7 @@ class ProximalSite(SiteRule):
         loss = super().loss(batch)
         if self.config.mu == 0 or not self.in_training:  # keeps μ = 0 equal to FedAvg to the last bit
             return loss
-        return loss + self.config.mu / 2 * squared_distance(self.model, self.received.arrays)
+        return loss + self.config.mu / 2 * squared_distance(self.model, self.received.tensors)
 
 
 def squared_distance(model: nn.Module, anchor: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -135,7 +135,7 @@ class FLKD(Method):
 
         def companions(self) -> Companions | None:
             """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
-            if self.moment.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
+            if self.round_info.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
                 return None
             return self.teachers.predictions(
                 self.organs_without_label, self.config.teacher_cache, self.config.n_sampled_teachers

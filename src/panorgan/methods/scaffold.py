@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Content, Method, ServerRule, SiteRule, Updates, stated
+from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, stated
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 
@@ -68,13 +68,13 @@ class Scaffold(Method):
             super().before_round()
             if not self.in_training:
                 return
-            if self.next_control and self.received.numbers.get(_HEARD) == self.answered:
+            if self.next_control and self.received.scalars.get(_HEARD) == self.answered:
                 self.control = self.next_control
             self.next_control = {}
             self.drift = {
-                name: self.received.arrays[_PREFIX + name] - own
+                name: self.received.tensors[_PREFIX + name] - own
                 for name, own in self.control.items()
-                if _PREFIX + name in self.received.arrays  # absent: nobody has sent any yet
+                if _PREFIX + name in self.received.tensors  # absent: nobody has sent any yet
             }
             self.sums, self.steps = self._zeros(), 0
 
@@ -101,31 +101,31 @@ class Scaffold(Method):
             if not self.in_training:
                 return
             self.next_control = {name: total / self.steps for name, total in self.sums.items()}
-            self.answered = self.moment.round
+            self.answered = self.round_info.round
             self.sums, self.drift = {}, {}
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             """The weights, and the change of the control variate."""
             whole = super().update()
             if not self.in_training:
                 return whole
             changes = {_PREFIX + name: new - self.control[name] for name, new in self.next_control.items()}
-            return Content({**whole.arrays, **changes}, whole.numbers)
+            return Payload({**whole.tensors, **changes}, whole.scalars)
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """The control variate stays at the site."""
             whole = super().state()
             own = {_PREFIX + name: value for name, value in self.control.items()}
             following = {_NEXT + name: value for name, value in self.next_control.items()}
-            return Content({**whole.arrays, **own, **following}, {**whole.numbers, _ANSWERED: float(self.answered)})
+            return Payload({**whole.tensors, **own, **following}, {**whole.scalars, _ANSWERED: float(self.answered)})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """Take it back; a part that has come to the network since begins with zero."""
             super().load_state(state)
-            self.answered = int(state.numbers[_ANSWERED])
+            self.answered = int(state.scalars[_ANSWERED])
             for name, zeros in self._zeros().items():
-                self.control[name] = state.arrays.get(_PREFIX + name, zeros)
-                self.next_control[name] = state.arrays.get(_NEXT + name, zeros)
+                self.control[name] = state.tensors.get(_PREFIX + name, zeros)
+                self.next_control[name] = state.tensors.get(_NEXT + name, zeros)
 
         def _zeros(self) -> dict[str, torch.Tensor]:
             return {name: torch.zeros_like(value.detach()) for name, value in self.model.named_parameters()}
@@ -141,11 +141,11 @@ class Scaffold(Method):
             """The round of a site's last accepted answer."""
             self.control: dict[str, torch.Tensor] = {}
 
-        def broadcast(self, site: str) -> Content:
+        def broadcast(self, site: str) -> Payload:
             """The weights, c, and whether the site's last answer counted."""
             whole = super().broadcast(site)
-            control = {_PREFIX + name: value for name, value in self.control.items() if name in whole.arrays}
-            return Content({**whole.arrays, **control}, {**whole.numbers, _HEARD: float(self.heard.get(site, 0))})
+            control = {_PREFIX + name: value for name, value in self.control.items() if name in whole.tensors}
+            return Payload({**whole.tensors, **control}, {**whole.scalars, _HEARD: float(self.heard.get(site, 0))})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Weights, and a change of c for each of them that can be trained."""
@@ -159,10 +159,10 @@ class Scaffold(Method):
             if not self.in_training:
                 return
             for site in updates.sites:
-                self.heard[site] = self.moment.round
+                self.heard[site] = self.round_info.round
                 for key in updates.keys(site):
                     if key.startswith(_PREFIX):
-                        name, change = key.removeprefix(_PREFIX), updates.array(site, key)
+                        name, change = key.removeprefix(_PREFIX), updates.tensor(site, key)
                         known = self.sums.get(name, torch.zeros_like(change)).double()
                         self.sums[name] = (known + self.weight(site, name) * change.double()).to(change.dtype)
             self._find_means()
@@ -174,18 +174,18 @@ class Scaffold(Method):
                     totals[name] = totals.get(name, 0.0) + self.weight(site, name)
             self.control = {name: value / totals[name] for name, value in self.sums.items()}
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """The sum of all c_i, and whom it holds."""
             whole = super().state()
             sums = {_PREFIX + name: value for name, value in self.sums.items()}
             heard = {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()}
-            return Content({**whole.arrays, **sums}, {**whole.numbers, **heard})
+            return Payload({**whole.tensors, **sums}, {**whole.scalars, **heard})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """Take them back; c is their mean over those who take part now."""
             super().load_state(state)
-            self.sums = _under(_PREFIX, state.arrays)
-            self.heard = {site: int(round_) for site, round_ in _under(f"{_HEARD}/", state.numbers).items()}
+            self.sums = _under(_PREFIX, state.tensors)
+            self.heard = {site: int(round_) for site, round_ in _under(f"{_HEARD}/", state.scalars).items()}
             self._find_means()
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from panorgan.methods.base import Content, Method, MethodConfig, ServerRule, SiteRule, Stage, stated
+from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Stage, stated
 from panorgan.methods.registry import register
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.networks.settings import OrganParts
@@ -73,19 +73,19 @@ class SegViz(Method):
         def before_round(self) -> None:
             """Take over the received weights; when fine-tuning, freeze the representation block."""
             super().before_round()
-            tuning = self.moment.stage == FINETUNE
+            tuning = self.round_info.stage == FINETUNE
             for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(not tuning or group_of_key(name) is not None)
             for name, module in self.model.named_modules():
                 if tuning and name and group_of_key(f"{name}.") is None:
                     module.eval()  # its statistics are frozen too
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             """Everything it trained: when fine-tuning, only task blocks."""
             whole = super().update()
-            if self.moment.stage != FINETUNE:
+            if self.round_info.stage != FINETUNE:
                 return whole
-            return Content({k: v for k, v in whole.arrays.items() if group_of_key(k) is not None}, whole.numbers)
+            return Payload({k: v for k, v in whole.tensors.items() if group_of_key(k) is not None}, whole.scalars)
 
     class Server(ServerRule):
         """Inherited: per key the unweighted mean over the sites that sent it. Task blocks come from owners only."""
@@ -93,7 +93,7 @@ class SegViz(Method):
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Representation block and own task blocks; when fine-tuning, those only."""
             whole = super().expects(site)
-            if self.moment.stage != FINETUNE:
+            if self.round_info.stage != FINETUNE:
                 return whole
             return {key: value for key, value in whole.items() if group_of_key(key) is not None}
 

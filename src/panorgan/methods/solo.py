@@ -14,10 +14,10 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import (
-    Content,
     Federation,
     Method,
     MethodConfig,
+    Payload,
     ServerRule,
     SiteRule,
 )
@@ -47,9 +47,9 @@ class Solo(Method):
     class Server(ServerRule):
         """Gives every site its own member back."""
 
-        def broadcast(self, site: str) -> Content:
+        def broadcast(self, site: str) -> Payload:
             """Only the member of this site."""
-            return Content(self._own(site))
+            return Payload(self._own(site))
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """A site may write to its own member only."""

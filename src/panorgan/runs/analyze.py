@@ -37,7 +37,7 @@ from panorgan.evaluation.landscape import filter_normalised_direction, loss_plan
 from panorgan.evaluation.similarity import cka_matrix, layer_features
 from panorgan.federation.events import EventLog, Listener
 from panorgan.losses import partial_dice_ce
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.second_derivatives import use_plain_norms
 from panorgan.runs.analysis_files import ALL_SITES, Analysis, Landscape, PlaceCurvature, Similarity, write_analysis
@@ -158,7 +158,7 @@ def _subject(
     device: torch.device,
 ) -> _Subject:
     sites = {site.name: site for site in prepared.training}
-    facts = {name: SiteFacts(name, len(site.train), dict.fromkeys(site.annotated, 1)) for name, site in sites.items()}
+    facts = {name: SiteInfo(name, len(site.train), dict.fromkeys(site.annotated, 1)) for name, site in sites.items()}
     federation = Federation(Vocabulary(experiment.vocabulary), facts)
     losses: dict[str, list[Loss]] = {}
     images = []

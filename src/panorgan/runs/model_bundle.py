@@ -27,7 +27,7 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
 from panorgan.methods.base import Method
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.runs.device import choose_device
@@ -128,7 +128,7 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
     try:
         card: dict[str, Any] = read_json((folder / "model.json").read_bytes())
         _check_format(card, folder)
-        facts = {name: SiteFacts.from_json(name, content) for name, content in card["sites"].items()}
+        facts = {name: SiteInfo.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
         content = (folder / "model.safetensors").read_bytes()

@@ -20,7 +20,7 @@ from panorgan.cases.splits import split_cases
 from panorgan.config import Agreement, Experiment, SiteSettings
 from panorgan.errors import ConfigError, DataError, did_you_mean
 from panorgan.federation.admission import check_coverage
-from panorgan.methods.exchange import SiteFacts
+from panorgan.methods.protocol import SiteInfo
 from panorgan.runs.parallel import OnProgress
 
 
@@ -75,10 +75,10 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
     return sites
 
 
-def facts_of(site: SiteCases) -> SiteFacts:
+def facts_of(site: SiteCases) -> SiteInfo:
     """What a site tells about its training cases."""
     annotated = Counter(structure for case in site.train for structure in case.annotated)
-    return SiteFacts(site.name, len(site.train), annotated)
+    return SiteInfo(site.name, len(site.train), annotated)
 
 
 def by_split(name: str, external: bool, read: ReadSite, experiment: Agreement) -> SiteCases:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from panorgan.methods.base import Content, Method, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.registry import register
 
 
@@ -41,10 +41,10 @@ class Everything(Method):
 
         def before_round(self) -> None:
             """Start from what was received, but keep what this site does not send."""
-            self.before = {key: value.clone() for key, value in self.received.arrays.items()}
+            self.before = {key: value.clone() for key, value in self.received.tensors.items()}
             private = getattr(self, "private", {})
             own = self.model.state_dict()
-            self.model.load_state_dict({key: private.get(key, self.received.arrays[key]) for key in own})
+            self.model.load_state_dict({key: private.get(key, self.received.tensors[key]) for key in own})
             if not hasattr(self, "pull"):
                 self.pull = torch.zeros(4, device=next(self.model.parameters()).device)
                 self.steps = 0.0
@@ -52,14 +52,14 @@ class Everything(Method):
         def loss(self, batch):
             """The usual one, scaled by the private vector and by a number from the server."""
             self.steps += 1
-            return self.supervision(batch).mean() * (1 + self.pull.sum() + self.received.numbers["scale"])
+            return self.supervision(batch).mean() * (1 + self.pull.sum() + self.received.scalars["scale"])
 
         def after_round(self) -> None:
             """The private vector moves."""
             first = next(self.model.parameters()).detach().flatten()[:4]
             self.pull = 0.5 * self.pull + 0.01 * first + 0.001 * torch.rand(4, device=first.device)
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             """Most weights, signs of the update as bits, a float16 summary, and numbers."""
             state = self.model.state_dict()
             sites, name = sorted(self.federation.sites), self.facts.name
@@ -70,18 +70,20 @@ class Everything(Method):
             summary = torch.stack([value.float().mean() for _, value in sorted(state.items())]).half()
             extras = {f"mask/{name}": _packed(signs), f"half/{name}": summary}
             numbers = {"cases": float(self.facts.train_cases), "steps_so_far": self.steps}
-            return Content({**sent, **extras}, numbers)
+            return Payload({**sent, **extras}, numbers)
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """Never leaves the site."""
             kept = {f"private/{key}": value for key, value in self.private.items()}
-            return Content({"pull": self.pull, **kept}, {"steps": self.steps})
+            return Payload({"pull": self.pull, **kept}, {"steps": self.steps})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """As it was saved."""
-            self.pull, self.steps = state.arrays["pull"], state.numbers["steps"]
+            self.pull, self.steps = state.tensors["pull"], state.scalars["steps"]
             self.private = {
-                key.removeprefix("private/"): value for key, value in state.arrays.items() if key.startswith("private/")
+                key.removeprefix("private/"): value
+                for key, value in state.tensors.items()
+                if key.startswith("private/")
             }
 
     class Server(ServerRule):
@@ -91,11 +93,11 @@ class Everything(Method):
             super().__init__(*arguments)
             self.memory = torch.zeros(3)
 
-        def broadcast(self, site: str) -> Content:
+        def broadcast(self, site: str) -> Payload:
             """Another number, and another small tensor, for every site."""
             order = sorted(self.federation.sites).index(site)
             gift = {f"gift/{site}": torch.full((2,), float(order)).half()}
-            return Content({**self.weights, **gift}, {"scale": 0.01 * (order + 1) + float(self.memory.sum())})
+            return Payload({**self.weights, **gift}, {"scale": 0.01 * (order + 1) + float(self.memory.sum())})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Weights but those the site keeps, and its own mask and summary."""
@@ -113,21 +115,21 @@ class Everything(Method):
             super().aggregate(updates)
             keys = sorted(self.weights)
             count = sum(self.weights[key].numel() for key in keys)
-            votes = sum(_unpacked(updates.array(site, f"mask/{site}"), count).float() for site in updates.sites)
+            votes = sum(_unpacked(updates.tensor(site, f"mask/{site}"), count).float() for site in updates.sites)
             up = (votes * 2 > len(updates.sites)).float() * 1e-4
             sizes = [self.weights[key].numel() for key in keys]
             for key, part in zip(keys, up.split(sizes), strict=True):
                 if self.weights[key].is_floating_point():
                     self.weights[key] = self.weights[key] + part.view(self.weights[key].shape)
-            halves = sum(updates.array(site, f"half/{site}").float()[:3] for site in updates.sites)
-            steps = sum(updates.numbers(site)["steps_so_far"] for site in updates.sites)
+            halves = sum(updates.tensor(site, f"half/{site}").float()[:3] for site in updates.sites)
+            steps = sum(updates.scalars(site)["steps_so_far"] for site in updates.sites)
             self.memory = 0.9 * self.memory + 1e-4 * halves + 1e-5 * steps
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """What the next round needs."""
-            return Content({"memory": self.memory})
+            return Payload({"memory": self.memory})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """As it was saved."""
-            if state.arrays:
-                self.memory = state.arrays["memory"]
+            if state.tensors:
+                self.memory = state.tensors["memory"]

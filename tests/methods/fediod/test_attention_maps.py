@@ -177,7 +177,7 @@ def test_a_message_carries_it_bit_for_bit_in_two_bytes_per_value():
     packed = pack(attention(40, tokens=64))
     raw = Message({"union": packed}, {}, {}).to_bytes()
     assert packed.numel() * 2 <= len(raw) <= packed.numel() * 2 + 1000
-    assert torch.equal(Message.from_bytes(raw).arrays["union"], packed)
+    assert torch.equal(Message.from_bytes(raw).tensors["union"], packed)
 
 
 # -- fusion ------------------------------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PatchSampler, SamplingSettings
 from panorgan.errors import ConfigError
 from panorgan.methods.about.payloads import empty_network
-from panorgan.methods.base import Content, Moment
-from panorgan.methods.exchange import Federation, SiteFacts
+from panorgan.methods.base import Payload, RoundInfo
 from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, TOKENS, UNION, FedIOD, FedIODConfig
 from panorgan.methods.fediod import head_attribution as head_attribution_module
 from panorgan.methods.fediod import method as fediod
 from panorgan.methods.fediod.attention_containment import missing_intersection, outside_union
 from panorgan.methods.fediod.attention_maps import ScanMaps, packed, slice_targets, unpacked
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 
 
@@ -32,9 +32,9 @@ def batch_of(rule: FedIOD.Site, seed: int = 0) -> Batch:
     return next(sampler.batches(1, seed)).unpack()
 
 
-def received(rule: FedIOD.Site, depth: int = 6) -> Content:
+def received(rule: FedIOD.Site, depth: int = 6) -> Payload:
     maps = {INTERSECTION: packed(attention(depth) / 2), UNION: packed(attention(depth, seed=1))}
-    return Content({**rule.model.state_dict(), **maps}, {DEPTH: float(depth)})
+    return Payload({**rule.model.state_dict(), **maps}, {DEPTH: float(depth)})
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -62,9 +62,9 @@ def test_without_the_transformer_there_is_no_attention_to_hold_or_judge():
 )
 def test_in_which_rounds_maps_travel_and_are_used(settings, rounds, sent, used):
     config = FedIODConfig(**settings)
-    moments = [Moment("train", number, rounds) for number in range(1, rounds + 1)]
-    assert [m.round for m in moments if config.maps_travel(m)] == list(sent)
-    assert [m.round for m in moments if config.regularises(m) and m.round > min(sent, default=rounds)] == list(used)
+    schedule = [RoundInfo("train", number, rounds) for number in range(1, rounds + 1)]
+    assert [m.round for m in schedule if config.maps_travel(m)] == list(sent)
+    assert [m.round for m in schedule if config.regularises(m) and m.round > min(sent, default=rounds)] == list(used)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_when_each_module_begins(rounds, settings, starts):
 def test_in_which_rounds_heads_are_judged():
     def judged(**settings: object) -> list[int]:
         config = FedIODConfig(**settings)
-        return [number for number in range(1, 7) if config.heads_are_judged(Moment("train", number, 6))]
+        return [number for number in range(1, 7) if config.heads_are_judged(RoundInfo("train", number, 6))]
 
     assert judged() == [1, 2, 3, 4, 5, 6]
     assert judged(refresh_every=2) == [1, 3, 5]
@@ -91,7 +91,7 @@ def test_in_which_rounds_heads_are_judged():
     assert judged(aggregation_start=0.5, refresh_every=2) == [3, 5]
     assert judged(aggregation_start=1) == [6]
     assert judged(dynamic_aggregation=False) == []
-    long = [number for number in range(1, 501) if FedIODConfig().heads_are_judged(Moment("train", number, 500))]
+    long = [number for number in range(1, 501) if FedIODConfig().heads_are_judged(RoundInfo("train", number, 500))]
     assert long == list(range(15, 501))  # 0.03 · 500
 
 
@@ -100,7 +100,7 @@ def test_the_transformer_has_a_learning_rate_of_its_own(settings, adamw, sgd):
     """Under AdamW by default; all of its parameters and no others."""
     method = FedIOD(FedIODConfig(**SMALL, **settings))
     assert [set(method.rate_factors(name).values()) for name in ("adamw", "sgd")] == [{adamw}, {sgd}]
-    federation = Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})})
+    federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     network = method.build_network(UNetSettings(features=(4, 8)), federation)
     (prefix,) = method.rate_factors("adamw")
     slower = {name for name, _ in network.named_parameters() if name.startswith(prefix)}
@@ -109,7 +109,7 @@ def test_the_transformer_has_a_learning_rate_of_its_own(settings, adamw, sgd):
 
 def test_every_number_of_the_network_reaches_it():
     changed = {**SMALL, "dropout": 0.3, "gate": "sigmoid", "decoders": "single_layer"}
-    facts = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 1, {"spleen": 1})}
+    facts = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 1, {"spleen": 1})}
     federation = Federation(Vocabulary(["liver", "spleen", "aorta"]), facts)
     method = FedIOD(FedIODConfig(**changed))
     network = empty_network(method, UNetSettings(features=(4, 8)), federation)
@@ -144,7 +144,7 @@ def test_the_losses_enter_with_their_weight(tiny, tmp_path):
     loss = rule.loss(batch)
     with rule.model.watched() as seen:
         plain = rule.supervision(batch).mean()
-    maps = {key: unpacked(rule.received.arrays[key]) for key in (INTERSECTION, UNION)}
+    maps = {key: unpacked(rule.received.tensors[key]) for key in (INTERSECTION, UNION)}
     targets = {key: slice_targets(value, batch.slices, batch.depths) for key, value in maps.items()}
     alpha = 1000 * TOKENS_HERE / 256
     missing = missing_intersection(seen.mean, targets[INTERSECTION], alpha).mean()
@@ -182,16 +182,16 @@ def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "moment"),
+    ("settings", "round_info"),
     [
-        ({"regularisation_start": 0.5}, Moment("train", 4, 10)),
-        ({"regularisation": False}, Moment("train", 5, 10)),
-        ({"regularisation_weight": 0.0}, Moment("train", 5, 10)),
+        ({"regularisation_start": 0.5}, RoundInfo("train", 4, 10)),
+        ({"regularisation": False}, RoundInfo("train", 5, 10)),
+        ({"regularisation_weight": 0.0}, RoundInfo("train", 5, 10)),
     ],
 )
-def test_before_its_start_and_without_it_the_loss_is_supervision_alone(tiny, tmp_path, settings, moment):
+def test_before_its_start_and_without_it_the_loss_is_supervision_alone(tiny, tmp_path, settings, round_info):
     rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "dropout": 0, **settings})
-    rule.received, rule.moment = received(rule), moment
+    rule.received, rule.round_info = received(rule), round_info
     rule.before_round()
     batch = batch_of(rule)
     assert torch.equal(rule.loss(batch), rule.supervision(batch).mean())
@@ -200,7 +200,7 @@ def test_before_its_start_and_without_it_the_loss_is_supervision_alone(tiny, tmp
 
 def test_without_maps_there_is_nothing_to_hold_on_to(tiny, tmp_path):
     rule = rule_at(tiny, tmp_path, "north")
-    rule.received = Content(rule.model.state_dict())
+    rule.received = Payload(rule.model.state_dict())
     rule.before_round()
     assert rule.fused == {}
     assert set(rule.step(batch_of(rule))) == {"loss", GATE, ENTROPY}
@@ -218,9 +218,9 @@ def test_patches_with_a_volume_have_one_map(tiny, tmp_path):
     torch.testing.assert_close(
         judged(rule, maps, batch)[0], missing_intersection(maps, fused.expand(2, -1, -1), 250.0).mean()
     )
-    rule.received = Content(numbers={DEPTH: 1.0})
+    rule.received = Payload(scalars={DEPTH: 1.0})
     rule.after_round()
-    assert rule.answer.arrays[UNION].shape == (64, 64)
+    assert rule.answer.tensors[UNION].shape == (64, 64)
     assert (rule.inspector.median_depth(), rule.inspector.tokens()) == (1.0, 64)
 
 
@@ -251,7 +251,7 @@ def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
     assert len(cases) == 3, "one and a half: two"
     bad = {cases[0].id: 0.9, cases[1].id: 0.2, cases[2].id: 0.1}
     monkeypatch.setattr(rule.inspector, "dice_loss", lambda case: torch.tensor(bad[case.id]))
-    rule.received = Content(numbers={DEPTH: 7.0})
+    rule.received = Payload(scalars={DEPTH: 7.0})
     rule.after_round()
     assert rule.model.training
     by_hand = ScanMaps(7)
@@ -259,39 +259,39 @@ def test_maps_are_those_of_the_best_scans(tiny, tmp_path, monkeypatch):
     for case in cases[1:]:
         by_hand.add(rule.model.attention(rule.inspector.scan(case).image))
     sent = rule.update()
-    assert sent.arrays[INTERSECTION].shape == (TOKENS_HERE, 7 * TOKENS_HERE)
-    assert sent.arrays[UNION].dtype == torch.float16
-    torch.testing.assert_close(unpacked(sent.arrays[INTERSECTION]), by_hand.intersection, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(unpacked(sent.arrays[UNION]), by_hand.union, rtol=1e-3, atol=1e-6)
-    assert not any(name.startswith("attribution") for name in sent.numbers)
+    assert sent.tensors[INTERSECTION].shape == (TOKENS_HERE, 7 * TOKENS_HERE)
+    assert sent.tensors[UNION].dtype == torch.float16
+    torch.testing.assert_close(unpacked(sent.tensors[INTERSECTION]), by_hand.intersection, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(unpacked(sent.tensors[UNION]), by_hand.union, rtol=1e-3, atol=1e-6)
+    assert not any(name.startswith("attribution") for name in sent.scalars)
 
 
 def test_nothing_is_drawn_after_training(tiny, tmp_path):
     rule = rule_at(tiny, tmp_path, "north")
-    rule.received = Content(numbers={DEPTH: 4.0})
+    rule.received = Payload(scalars={DEPTH: 4.0})
     before = torch.get_rng_state()
     rule.after_round()
     first = rule.update()
     assert torch.equal(torch.get_rng_state(), before)
     rule.after_round()
     again = rule.update()
-    assert first.numbers == again.numbers
-    assert all(torch.equal(first.arrays[key], again.arrays[key]) for key in first.arrays)
-    assert {key for key in first.arrays if key.startswith("attention")} == {INTERSECTION, UNION}
-    assert {name for name in first.numbers if name.startswith("attribution/")} == {
+    assert first.scalars == again.scalars
+    assert all(torch.equal(first.tensors[key], again.tensors[key]) for key in first.tensors)
+    assert {key for key in first.tensors if key.startswith("attention")} == {INTERSECTION, UNION}
+    assert {name for name in first.scalars if name.startswith("attribution/")} == {
         f"attribution/{layer}.{head}" for layer in range(2) for head in range(3)
     }
 
 
 def test_the_first_round_tells_sizes_and_no_maps(tiny, tmp_path):
     rule = rule_at(tiny, tmp_path, "north")
-    rule.received, rule.moment = Content(), Moment("train", 1, 10)
+    rule.received, rule.round_info = Payload(), RoundInfo("train", 1, 10)
     rule.after_round()
     depths = sorted(case.image.shape[2] for case in rule.tools.cases)
     sent = rule.update()
-    assert sent.numbers[DEPTH] == np.median(depths)
-    assert sent.numbers[TOKENS] == TOKENS_HERE
-    assert sent.arrays.keys() == rule.model.state_dict().keys()
+    assert sent.scalars[DEPTH] == np.median(depths)
+    assert sent.scalars[TOKENS] == TOKENS_HERE
+    assert sent.tensors.keys() == rule.model.state_dict().keys()
 
 
 def test_the_encoder_runs_once_however_many_steps(tiny, tmp_path):
@@ -369,9 +369,9 @@ def test_a_head_that_adds_nothing_counts_for_nothing(tiny, tmp_path):
     rule = rule_at(tiny, tmp_path, "north", {**FEDIOD, "gate": "none", "regularisation": False})
     with torch.no_grad():
         rule.model.transformer.layers[1].heads[2].output.zero_()
-    rule.received = Content()
+    rule.received = Payload()
     rule.after_round()
-    told = rule.update().numbers
+    told = rule.update().scalars
     assert told["attribution/1.2"] == 0
     assert all(value != 0 for name, value in told.items() if name.startswith("attribution/") and name[-3:] != "1.2")
     others = {**told, "attribution/1.2": 3e-4}
@@ -388,11 +388,11 @@ def test_scans_that_show_no_organ_say_nothing(tiny, tmp_path):
     empty.labels = np.zeros_like(case.labels)
     assert rule.inspector.attribution_of(empty) is None
     rule.inspector.tools = replace(rule.tools, cases=[empty])
-    rule.received = Content(numbers={DEPTH: 4.0})
+    rule.received = Payload(scalars={DEPTH: 4.0})
     rule.after_round()
     sent = rule.update()
-    assert UNION in sent.arrays
-    assert not any(name.startswith("attribution") for name in sent.numbers)
+    assert UNION in sent.tensors
+    assert not any(name.startswith("attribution") for name in sent.scalars)
 
 
 def test_too_many_tokens_are_refused_before_they_fill_the_memory(tiny, tmp_path, monkeypatch):

@@ -10,9 +10,9 @@ from panorgan.cases.sampling import Batch
 from panorgan.federation.optimizers import make_optimizer, set_rate
 from panorgan.federation.settings import OptimizerSettings
 from panorgan.losses import partial_dice_ce
-from panorgan.methods.exchange import Federation, SiteFacts
 from panorgan.methods.fediod import FedIOD, FedIODConfig
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 
 SIDE = 160  # a hundred tokens
@@ -31,7 +31,7 @@ def discs(samples: int = 2) -> Batch:
 def trained(method: FedIOD, optimizer: OptimizerSettings, steps: int) -> tuple[InterOrganNetwork, Batch]:
     torch.manual_seed(0)
     unet = UNetSettings(dimensions=2, features=(16, 32, 64, 128, 256))
-    network = method.build_network(unet, Federation(Vocabulary(["liver"]), {"a": SiteFacts("a", 1, {"liver": 1})}))
+    network = method.build_network(unet, Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})}))
     descent, batch = make_optimizer(network, optimizer, method.rate_factors(optimizer.name)), discs()
     for _ in range(steps):
         set_rate(descent, optimizer.learning_rate)

@@ -152,18 +152,18 @@ def test_what_travels_in_which_round(tiny, tmp_path):
     depth = int(coordinator.rule.agreed[DEPTH])
     for site in sites.values():
         weights = coordinator.rule.weights_of(site.worker.name).keys()
-        assert [set(m.arrays) - weights for m in site.sent] == [set(), MAPS, MAPS, MAPS, set()]
-        assert [set(m.arrays) - weights for m in site.received] == [set(), set(), MAPS, MAPS, MAPS]
-        assert [DEPTH in m.numbers for m in site.received] == [False, True, True, True, True]
-        assert [{DEPTH, TOKENS} <= m.numbers.keys() for m in site.sent] == [True, False, False, False, False]
-        assert all(f"attribution/{i}.{j}" in m.numbers for m in site.sent for i in range(2) for j in range(3))
+        assert [set(m.tensors) - weights for m in site.sent] == [set(), MAPS, MAPS, MAPS, set()]
+        assert [set(m.tensors) - weights for m in site.received] == [set(), set(), MAPS, MAPS, MAPS]
+        assert [DEPTH in m.scalars for m in site.received] == [False, True, True, True, True]
+        assert [{DEPTH, TOKENS} <= m.scalars.keys() for m in site.sent] == [True, False, False, False, False]
+        assert all(f"attribution/{i}.{j}" in m.scalars for m in site.sent for i in range(2) for j in range(3))
         for message in (*site.sent[1:4], *site.received[2:]):
             for key in MAPS:
-                assert message.arrays[key].shape == (TOKENS_HERE, depth * TOKENS_HERE)
-                assert message.arrays[key].dtype == torch.float16
-    medians = {name: site.sent[0].numbers[DEPTH] for name, site in sites.items()}
+                assert message.tensors[key].shape == (TOKENS_HERE, depth * TOKENS_HERE)
+                assert message.tensors[key].dtype == torch.float16
+    medians = {name: site.sent[0].scalars[DEPTH] for name, site in sites.items()}
     assert min(medians.values()) <= depth <= max(medians.values())
-    bound = sites["north"].sent[2].arrays
+    bound = sites["north"].sent[2].tensors
     assert (bound[INTERSECTION] <= bound[UNION]).all()
 
 
@@ -182,8 +182,8 @@ def test_in_three_dimensions_a_scan_has_one_map(tiny, tmp_path):
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
     assert coordinator.rule.agreed == {DEPTH: 1.0, TOKENS: 64.0}
-    assert sites["north"].sent[1].arrays[UNION].shape == (64, 64)
-    assert all("loss/union" in message.numbers for message in sites["south"].sent[2:])
+    assert sites["north"].sent[1].tensors[UNION].shape == (64, 64)
+    assert all("loss/union" in message.scalars for message in sites["south"].sent[2:])
 
 
 def test_maps_of_another_size_are_refused(tiny, tmp_path):
@@ -192,9 +192,9 @@ def test_maps_of_another_size_are_refused(tiny, tmp_path):
 
     def deeper(site: str, kind: str, answer: bytes) -> list[tuple[str, bytes]]:
         message = Message.from_bytes(answer)
-        if site == "south" and UNION in message.arrays:
-            arrays = {k: torch.cat([v, v[:, :TOKENS_HERE]], 1) if k in MAPS else v for k, v in message.arrays.items()}
-            answer = Message(arrays, message.numbers, message.meta).to_bytes()
+        if site == "south" and UNION in message.tensors:
+            tensors = {k: torch.cat([v, v[:, :TOKENS_HERE]], 1) if k in MAPS else v for k, v in message.tensors.items()}
+            answer = Message(tensors, message.scalars, message.meta).to_bytes()
         return [(site, answer)]
 
     heard: list[Any] = []
@@ -257,9 +257,9 @@ def assert_like(folder, coordinator, whole) -> None:
     assert coordinator.finished
     assert same(coordinator.state.weights, expected.state.weights)
     mine, theirs = coordinator.rule.state(), expected.rule.state()
-    assert set(theirs.arrays) == MAPS
-    assert same(dict(mine.arrays), dict(theirs.arrays))
-    assert mine.numbers == theirs.numbers
+    assert set(theirs.tensors) == MAPS
+    assert same(dict(mine.tensors), dict(theirs.tensors))
+    assert mine.scalars == theirs.scalars
     assert [facts["sites"] for facts in events(folder)] == [facts["sites"] for facts in events(where)]
 
 

@@ -9,7 +9,7 @@ from refusing import refused
 
 from panorgan.errors import RunError
 from panorgan.federation.egress import TensorRule, image_test
-from panorgan.methods.base import Moment
+from panorgan.methods.base import RoundInfo
 from panorgan.methods.fediod import DEPTH, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD, FedIODConfig
 from panorgan.methods.fediod.attention_maps import fuse, packed, unpacked
 
@@ -50,8 +50,8 @@ def test_what_a_site_said_about_heads_holds_until_it_says_more():
 def test_decoders_are_averaged_over_their_owners():
     server = server_of()
     liver, spleen = "decoders.liver.output.conv.conv.bias", "decoders.spleen.output.conv.conv.bias"
-    assert liver in server.broadcast("a").arrays
-    assert spleen not in server.broadcast("a").arrays
+    assert liver in server.broadcast("a").tensors
+    assert spleen not in server.broadcast("a").tensors
     aggregate(server, {"a": ({liver: torch.full((2,), 5.0)}, {}), "b": ({spleen: torch.full((2,), 7.0)}, {})})
     assert server.weights[liver].tolist() == [5.0, 5.0]
     assert server.weights[spleen].tolist() == [7.0, 7.0]
@@ -66,7 +66,7 @@ def test_the_depth_is_that_of_most_scans(depths, limit, agreed):
     server = server_of(map_depth=limit)
     told = dict(zip("ab", depths, strict=True))
     aggregate(server, {site: ({}, {DEPTH: depth, TOKENS: 16.0}) for site, depth in told.items()})
-    assert server.broadcast("a").numbers == {DEPTH: float(agreed)}
+    assert server.broadcast("a").scalars == {DEPTH: float(agreed)}
     aggregate(server, {"b": ({}, {DEPTH: 3.0, TOKENS: 4.0})})
     assert server.agreed == {DEPTH: float(agreed), TOKENS: 16.0}, "once for all"
 
@@ -78,7 +78,7 @@ def test_only_maps_of_the_agreed_size_are_let_in():
         example = server.expects("a")[key]
         assert (tuple(example.shape), example.dtype, example.device.type) == ((16, 80), torch.float16, "meta")
         assert example.shape == packed(attention(5)).shape
-    server.moment = Moment("train", 10, 10)
+    server.round_info = RoundInfo("train", 10, 10)
     assert server.expects("a").keys() == server.weights_of("a").keys()
 
 
@@ -89,8 +89,8 @@ def test_maps_are_fused_and_the_last_ones_kept():
     aggregate(server, {site: (sent[site], {}) for site in "ab"})
     by_hand = fuse(lambda site: maps[site], ["a", "b"])
     torch.testing.assert_close(unpacked(server.fused[UNION]), by_hand, rtol=2e-3, atol=1e-6)
-    server.moment = Moment("train", 3, 10)
-    assert {INTERSECTION, UNION} <= server.broadcast("a").arrays.keys()
+    server.round_info = RoundInfo("train", 3, 10)
+    assert {INTERSECTION, UNION} <= server.broadcast("a").tensors.keys()
     before = dict(server.fused)
     aggregate(server, {"a": ({}, {}), "b": ({}, {})})
     assert all(torch.equal(before[key], server.fused[key]) for key in before)
@@ -113,8 +113,8 @@ def test_maps_go_out_only_where_they_are_used():
     server = server_of(regularisation_start=0.5)
     server.fused = {INTERSECTION: packed(attention(5)), UNION: packed(attention(5))}
     for number, there in ((4, False), (5, True)):
-        server.moment = Moment("train", number, 10)
-        assert (UNION in server.broadcast("a").arrays) == there
+        server.round_info = RoundInfo("train", number, 10)
+        assert (UNION in server.broadcast("a").tensors) == there
 
 
 def test_the_server_remembers():

@@ -9,13 +9,13 @@ from overhearing import overheard
 
 from panorgan.anatomy import Vocabulary
 from panorgan.federation.events import read_events
-from panorgan.methods.exchange import Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.ufps import UFPS, UFPSConfig
 from panorgan.methods.ufps.readiness import READY, Readiness
 
 FACTS = {
-    "a": SiteFacts("a", 1, {"liver": 1}),
-    "b": SiteFacts("b", 3, {"liver": 3, "pancreas": 3}),
+    "a": SiteInfo("a", 1, {"liver": 1}),
+    "b": SiteInfo("b", 3, {"liver": 3, "pancreas": 3}),
 }
 FEDERATION = Federation(Vocabulary(["liver", "pancreas"]), FACTS)
 
@@ -65,7 +65,7 @@ def test_every_site_that_annotates_an_organ_counts_and_no_other():
 
 
 def test_parts_of_a_union_have_its_dice_where_nobody_names_them():
-    facts = {"a": SiteFacts("a", 1, {"kidney": 1}), "b": SiteFacts("b", 1, {"kidney_left": 1})}
+    facts = {"a": SiteInfo("a", 1, {"kidney": 1}), "b": SiteInfo("b", 1, {"kidney_left": 1})}
     sides = Federation(Vocabulary(["kidney_left", "kidney_right"]), facts)
     readiness = Readiness()
     readiness.validated({"a": {"kidney": 0.7}, "b": {"kidney_left": 0.5}}, sides)
@@ -87,7 +87,7 @@ def test_a_restart_forgets_nothing():
 
 def server(round_: int, **config: object) -> UFPS.Server:
     rule = UFPS.Server(UFPSConfig(**config), FEDERATION, {"head.weight": torch.zeros(3)})
-    rule.moment = Moment("train", round_, 10)
+    rule.round_info = RoundInfo("train", round_, 10)
     return rule
 
 
@@ -95,14 +95,14 @@ def test_ready_organs_go_out_with_the_model_and_not_before_the_start():
     rule = server(5)
     for scores in pancreas(0.6, 0.6):
         rule.validated(scores)
-    assert not [name for name in rule.broadcast("a").numbers if name.startswith(READY)]
-    rule.moment = Moment("train", 6, 10)
-    assert {name: value for name, value in rule.broadcast("a").numbers.items() if name.startswith(READY)} == {
+    assert not [name for name in rule.broadcast("a").scalars if name.startswith(READY)]
+    rule.round_info = RoundInfo("train", 6, 10)
+    assert {name: value for name, value in rule.broadcast("a").scalars.items() if name.startswith(READY)} == {
         f"{READY}pancreas": 1.0
     }
     again = server(6)
     again.load_state(rule.state())
-    assert again.broadcast("b").numbers == rule.broadcast("b").numbers
+    assert again.broadcast("b").scalars == rule.broadcast("b").scalars
 
 
 def test_people_are_told_which_organs_are_left_to_the_teachers():
@@ -128,7 +128,7 @@ PARTS = {"liver": ["liver"], "spleen": ["spleen"], "kidney": ["kidney_left", "ki
 
 def ready_in(messages) -> list[set[str]]:
     """Of the training rounds: which organs each request says may be taught."""
-    numbers = [{n.removeprefix(READY) for n in m.numbers if n.startswith(READY)} for m in messages]
+    numbers = [{n.removeprefix(READY) for n in m.scalars if n.startswith(READY)} for m in messages]
     return numbers[2:]
 
 

@@ -13,7 +13,7 @@ from ufps_pieces import FACTS, OFF, ORGANS, Told, enter, make_batch, site_of
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import disagreed_value, undecided_value
-from panorgan.methods.exchange import Federation
+from panorgan.methods.protocol import Federation
 from panorgan.methods.ufps import UFPS
 from panorgan.methods.ufps import method as ufps_module
 from panorgan.methods.ufps.masks import pack
@@ -87,7 +87,7 @@ def test_uncertainty_by_hand_and_one_value_per_case():
     enter(site, 1, 5)
     for sure in ((0.7, 0.8), (0.9, 0.6)):
         site.step(make_batch(sure))
-    kept = site.state().numbers
+    kept = site.state().scalars
     assert kept == pytest.approx({"uncertainty/x": entropy(0.9) / 18, "uncertainty/y": entropy(0.6) / 18}, rel=1e-3)
     assert len(site.bank) == 2
 
@@ -162,7 +162,7 @@ def test_a_sample_without_teachers_has_no_uncertainty():
     assert site.label.values.flatten(1).tolist() == [[1, 0, 2, 0]] * 2
     assert site.weights is None
     assert len(site.bank) == 0
-    assert set(site.update().numbers) == {"cases"}
+    assert set(site.update().scalars) == {"cases"}
 
 
 def test_the_main_teacher_is_the_model_that_came():

@@ -13,12 +13,12 @@ from panorgan.anatomy import Vocabulary
 from panorgan.federation.aggregation import SpooledUpdates
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
-from panorgan.methods.exchange import Content, Federation, Moment, SiteFacts
+from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
 from panorgan.methods.ufps.masks import pack, unpack
 from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL
 
-FACTS = {"a": SiteFacts("a", 1, {"liver": 1}), "b": SiteFacts("b", 3, {"spleen": 3})}
+FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"spleen": 3})}
 FEDERATION = Federation(Vocabulary(["liver", "spleen"]), FACTS)
 
 
@@ -36,16 +36,16 @@ def answers(folder: Path, numbers: dict[str, dict[str, float]], **masks: torch.T
     """Site a says 1 everywhere, b says 2."""
     files = {}
     for place, site in enumerate(numbers, 1):
-        arrays = {key: torch.full((3,), float(place)) for key in KEYS}
-        arrays |= {LOCAL: masks[site]} if site in masks else {}
-        (folder / site).write_bytes(Message(arrays, {"cases": 1.0, **numbers[site]}).to_bytes())
+        tensors = {key: torch.full((3,), float(place)) for key in KEYS}
+        tensors |= {LOCAL: masks[site]} if site in masks else {}
+        (folder / site).write_bytes(Message(tensors, {"cases": 1.0, **numbers[site]}).to_bytes())
         files[site] = MessageFile(folder / site)
     return SpooledUpdates(files)
 
 
 def server(round_: int, rounds: int = 5, **config: object) -> UFPS.Server:
     rule = UFPS.Server(UFPSConfig(**config), FEDERATION, {key: torch.zeros(3) for key in KEYS})
-    rule.moment = Moment("train", round_, rounds)
+    rule.round_info = RoundInfo("train", round_, rounds)
     return rule
 
 
@@ -91,20 +91,20 @@ def as_text(packed: torch.Tensor) -> str:
 def test_the_contested_weights_go_out_with_the_next_request(tmp_path):
     """Eq. 12: neither nobody's nor everybody's. Who is silent keeps its last mask; a restart forgets nothing."""
     rule = server(3)
-    assert GLOBAL not in rule.broadcast("a").arrays
+    assert GLOBAL not in rule.broadcast("a").tensors
     assert rule.expects("a")[LOCAL].shape == (2,)
     rule.aggregate(answers(tmp_path, CERTAIN, a=bits("110000000001"), b=bits("101000000000")))
     for site in FACTS:
-        assert as_text(rule.broadcast(site).arrays[GLOBAL]) == "011000000001"
-    assert rule.broadcast("a").arrays.keys() == {*KEYS, GLOBAL}, "the means of the masks themselves are no weights"
-    rule.moment = Moment("train", 4, 5)
+        assert as_text(rule.broadcast(site).tensors[GLOBAL]) == "011000000001"
+    assert rule.broadcast("a").tensors.keys() == {*KEYS, GLOBAL}, "the means of the masks themselves are no weights"
+    rule.round_info = RoundInfo("train", 4, 5)
     rule.aggregate(answers(tmp_path, {"a": CERTAIN["a"]}, a=bits("000000000011")))
-    assert as_text(rule.broadcast("a").arrays[GLOBAL]) == "101000000011"
+    assert as_text(rule.broadcast("a").tensors[GLOBAL]) == "101000000011"
     again = server(5)
     again.load_state(rule.state())
-    assert as_text(again.broadcast("b").arrays[GLOBAL]) == "101000000011"
-    again.load_state(Content())
-    assert GLOBAL not in again.broadcast("b").arrays
+    assert as_text(again.broadcast("b").tensors[GLOBAL]) == "101000000011"
+    again.load_state(Payload())
+    assert GLOBAL not in again.broadcast("b").tensors
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_contested_weights_go_out_with_the_next_request(tmp_path):
 def test_no_mask_is_expected_or_sent_where_there_is_no_susam(tmp_path, stage, round_, config):
     rule = server(3, **config)
     rule.masks.collect({"a": bits("110000000001"), "b": bits("101000000000")})
-    rule.moment = Moment(stage, round_, 5)
-    assert GLOBAL not in rule.broadcast("a").arrays
+    rule.round_info = RoundInfo(stage, round_, 5)
+    assert GLOBAL not in rule.broadcast("a").tensors
     assert LOCAL not in rule.expects("a")
 
 
@@ -146,7 +146,7 @@ def test_what_travels_in_which_round(tiny, tmp_path):
     """Pretrain, exchange, five rounds; late modules from the third on, masks in the third and fifth."""
     experiment = tiny(method={"name": "ufps", "pretrain": 0.2, "mask_every": 2}, training=TRAINING)
     coordinator, sites = overheard(experiment, tmp_path)
-    assert [m.stage for m in coordinator.moments] == ["pretrain", "exchange"] + ["train"] * 5
+    assert [m.stage for m in coordinator.schedule] == ["pretrain", "exchange"] + ["train"] * 5
     coordinator.run()
     weights = set(coordinator.state.weights)
     teacher = {f"teacher/{key}" for key in weights}
@@ -155,23 +155,23 @@ def test_what_travels_in_which_round(tiny, tmp_path):
         (other,) = sites.keys() - {name}
         others = {f"teacher/{other}/{key}" for key in weights}
         masked = {*weights, LOCAL}
-        assert [set(message.arrays) for message in site.sent] == [
+        assert [set(message.tensors) for message in site.sent] == [
             teacher, set(), weights, weights, masked, weights, masked
         ]  # fmt: skip
         asked = {*weights, GLOBAL}
-        assert [set(message.arrays) for message in site.received] == [
+        assert [set(message.tensors) for message in site.received] == [
             set(), others, weights, weights, weights, asked, asked
         ]  # fmt: skip
         volumes = {f"volume_ml/{structure}" for structure in site.worker.facts().annotated}
-        assert [set(m.numbers) for m in site.sent] == [plain | volumes, {"cases"}, plain, plain, *[certain] * 3]
+        assert [set(m.scalars) for m in site.sent] == [plain | volumes, {"cases"}, plain, plain, *[certain] * 3]
         rule = site.worker._rule
-        assert site.sent[-1].numbers[MEAN] == float(rule.bank.statistics().mean)
-        assert site.sent[-1].numbers[VARIANCE] == float(rule.bank.statistics().variance)
+        assert site.sent[-1].scalars[MEAN] == float(rule.bank.statistics().mean)
+        assert site.sent[-1].scalars[VARIANCE] == float(rule.bank.statistics().variance)
         assert 0 < len(rule.bank) <= rule.facts.train_cases
     parameters = sum(p.numel() for p in rule.model.parameters())
-    masks = [unpack(site.sent[4].arrays[LOCAL], parameters) for site in sites.values()]
+    masks = [unpack(site.sent[4].tensors[LOCAL], parameters) for site in sites.values()]
     assert [int(mask.sum()) for mask in masks] == [round(0.4 * parameters)] * 2
-    contested = unpack(sites["north"].received[5].arrays[GLOBAL], parameters)
+    contested = unpack(sites["north"].received[5].tensors[GLOBAL], parameters)
     assert torch.equal(contested, masks[0] ^ masks[1])
     assert contested.any()
 
@@ -182,17 +182,17 @@ def test_the_mean_of_a_run_is_that_of_eq_7(tiny, tmp_path):
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
     last = {name: site.sent[-1] for name, site in sites.items()}
-    cases = {name: message.numbers["cases"] for name, message in last.items()}
+    cases = {name: message.scalars["cases"] for name, message in last.items()}
     by_cases = {name: count / sum(cases.values()) for name, count in cases.items()}
     terms = [by_cases]
     for key, temperature in ((MEAN, 0.05), (VARIANCE, 0.001)):
-        powers = {name: math.exp(-message.numbers[key] / temperature) for name, message in last.items()}
+        powers = {name: math.exp(-message.scalars[key] / temperature) for name, message in last.items()}
         terms.append({name: power / sum(powers.values()) for name, power in powers.items()})
     certain = {name: sum(term[name] for term in terms) / 3 for name in last}
     assert certain != pytest.approx(by_cases, abs=1e-3)
     for key, value in coordinator.state.weights.items():
         shares = certain if key.startswith(("decoder.", "head.")) else by_cases
-        expected = sum(shares[name] * message.arrays[key].double() for name, message in last.items())
+        expected = sum(shares[name] * message.tensors[key].double() for name, message in last.items())
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7)
 
 

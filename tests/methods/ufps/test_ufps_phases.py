@@ -6,7 +6,7 @@ import pytest
 import torch
 from ufps_pieces import Told, enter, make_batch, site_of
 
-from panorgan.methods.exchange import Moment
+from panorgan.methods.protocol import RoundInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
 from panorgan.methods.ufps import method as ufps_module
 from panorgan.methods.ufps.phases import active, fills_bank, rounds_of
@@ -30,7 +30,7 @@ def active_in(site: UFPS.Site, round_: int, rounds: int, monkeypatch: pytest.Mon
     seen |= {"WS"} if site.weights is not None else set()
     site.after_round()
     assert site.global_model is None, "between rounds it takes no room"
-    seen |= {"UA"} if {MEAN, VARIANCE} <= site.update().numbers.keys() else set()
+    seen |= {"UA"} if {MEAN, VARIANCE} <= site.update().scalars.keys() else set()
     monkeypatch.undo()
     return seen
 
@@ -51,7 +51,7 @@ def test_what_is_active_when(rounds, monkeypatch):
     site = site_of(Told(torch.zeros(2, 3, 2, 2)))
     found = {r: active_in(site, r, rounds, monkeypatch) for r in PHASES[rounds]}
     assert found == PHASES[rounds]
-    assert found == {r: active(site.config, Moment("train", r, rounds)) for r in found}, "as the table says"
+    assert found == {r: active(site.config, RoundInfo("train", r, rounds)) for r in found}, "as the table says"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_when_each_module_that_is_on_begins(rounds, settings, starts):
 
 
 def test_outside_of_training_nothing_is_active():
-    assert active(UFPSConfig(), Moment("pretrain", 10, 10)) == set()
+    assert active(UFPSConfig(), RoundInfo("pretrain", 10, 10)) == set()
 
 
 def test_a_module_that_is_off_has_no_rounds():
@@ -88,7 +88,7 @@ def test_a_module_that_is_off_has_no_rounds():
     ],
 )
 def test_the_bank_is_filled_while_somebody_will_ask_it(config, expected):
-    found = [r for r in range(1, 11) if fills_bank(UFPSConfig(**config), Moment("train", r, 10))]
+    found = [r for r in range(1, 11) if fills_bank(UFPSConfig(**config), RoundInfo("train", r, 10))]
     assert found == expected
 
 
@@ -126,7 +126,7 @@ def test_masks_are_made_in_the_first_round_of_sharpness_and_where_r_mod_so_many_
         enter(site, round_, 20)
         site.step(make_batch())
         refreshed += [round_] if site.refreshing else []
-        sent += [round_] if LOCAL in site.update().arrays else []
+        sent += [round_] if LOCAL in site.update().tensors else []
     assert refreshed == expected
     assert sent == (expected if sharpness == "susam" else [])
 
@@ -138,7 +138,7 @@ def test_a_site_without_a_mask_makes_one_when_it_comes():
     for round_ in (11, 14, 15, 16, 18):
         enter(site, round_, 20)
         site.step(make_batch())
-        sent += [round_] if LOCAL in site.update().arrays else []
+        sent += [round_] if LOCAL in site.update().tensors else []
     assert sent == [14, 16]
 
 

@@ -55,7 +55,7 @@ class Trials:
             outcomes = []
             while not coordinator.finished:
                 coordinator.run(rounds=1)
-                if coordinator.rule.moment.stage == "train":
+                if coordinator.rule.round_info.stage == "train":
                     outcomes.append(dict(coordinator.state.weights))
             assert len(outcomes) == rounds
             self.made[key] = outcomes

@@ -66,13 +66,13 @@ def assert_like(folder, coordinator, whole) -> None:
     assert coordinator.finished
     assert same(coordinator.state.weights, expected.state.weights)
     assert told_by_sites(folder) == told_by_sites(where)
-    assert same(dict(coordinator.rule.state().arrays), dict(expected.rule.state().arrays))
+    assert same(dict(coordinator.rule.state().tensors), dict(expected.rule.state().tensors))
     for site in ("north", "south"):
         mine, theirs = (LocalState(place / "sites" / site).load() for place in (folder, where))
-        assert set(theirs.rule.arrays) == {"mask/current", "momentum"}
-        assert len(theirs.rule.numbers) >= 2, "a bank"
-        assert same(dict(mine.rule.arrays), dict(theirs.rule.arrays))
-        assert mine.rule.numbers == theirs.rule.numbers
+        assert set(theirs.rule.tensors) == {"mask/current", "momentum"}
+        assert len(theirs.rule.scalars) >= 2, "a bank"
+        assert same(dict(mine.rule.tensors), dict(theirs.rule.tensors))
+        assert mine.rule.scalars == theirs.rule.scalars
         assert same(mine.optimizer, theirs.optimizer)
 
 
@@ -122,7 +122,7 @@ def test_who_misses_the_refresh_makes_its_mask_when_it_is_back(tiny, tmp_path):
     number, known = 0, []
 
     def listen(site: str, kind: str, answer: bytes) -> list[tuple[str, bytes]]:
-        if LOCAL in Message.from_bytes(answer).arrays:
+        if LOCAL in Message.from_bytes(answer).tensors:
             sent.append((site, number))
         return [(site, answer)]
 
@@ -131,7 +131,7 @@ def test_who_misses_the_refresh_makes_its_mask_when_it_is_back(tiny, tmp_path):
     for number in range(1, 9):
         transport.absent = {"north"} if number == 6 else set()
         coordinator.run(rounds=1)
-        contested = coordinator.rule.broadcast("north").arrays.get(GLOBAL)
+        contested = coordinator.rule.broadcast("north").tensors.get(GLOBAL)
         known.append(None if contested is None else bool(contested.any()))
     assert sorted(sent) == [("north", 7), ("north", 8), ("south", 6), ("south", 8)]
     assert known == [None] * 5 + [False, True, True]
@@ -144,9 +144,9 @@ def test_a_site_that_joins_late_takes_part_in_everything(tiny, tmp_path):
     coordinator.run()
     first, second = sites["south"].sent
     weights = set(coordinator.state.weights)
-    assert [set(message.arrays) for message in (first, second)] == [{*weights, LOCAL}] * 2
-    assert {MEAN, VARIANCE} <= first.numbers.keys()
-    assert {key.split("/")[1] for key in sites["south"].received[0].arrays if key.startswith("teacher/")} == {"north"}
+    assert [set(message.tensors) for message in (first, second)] == [{*weights, LOCAL}] * 2
+    assert {MEAN, VARIANCE} <= first.scalars.keys()
+    assert {key.split("/")[1] for key in sites["south"].received[0].tensors if key.startswith("teacher/")} == {"north"}
     assert set(coordinator.rule.masks.state()) == {f"{LOCAL}/north", f"{LOCAL}/south"}
 
 

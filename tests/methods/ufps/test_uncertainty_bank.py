@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusing import refused
 
 from panorgan.errors import RunError
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
 
 CASES = ("c", "a", "b", "d")
@@ -57,7 +57,7 @@ def test_an_empty_bank_has_zeros():
         found = bank.statistics()
         assert [x.item() for x in (found.mean, found.variance, found.minimum, found.maximum)] == [0.0] * 4
         assert bank.quantile(0.7).item() == 0.0
-        assert bank.as_content().numbers == {}
+        assert bank.as_payload().scalars == {}
 
 
 def test_it_does_not_grow():
@@ -71,7 +71,7 @@ def test_it_does_not_grow():
 def test_a_case_twice_in_a_batch_keeps_the_last():
     bank = UncertaintyBank(CASES)
     bank.put(("a", "a"), torch.tensor([0.1, 0.2]))
-    assert bank.as_content().numbers == {"uncertainty/a": pytest.approx(0.2)}
+    assert bank.as_payload().scalars == {"uncertainty/a": pytest.approx(0.2)}
 
 
 def test_gradients_stay_outside():
@@ -109,17 +109,17 @@ def test_a_restart_changes_no_bit(seen, random):
     bank = UncertaintyBank("abcdefgh")
     for case, value in seen:
         bank.put((case,), torch.tensor([value]))
-    pairs = [*bank.as_content().numbers.items(), ("round", 3.0)]
+    pairs = [*bank.as_payload().scalars.items(), ("round", 3.0)]
     random.shuffle(pairs)
     names = list("abcdefgh")
     random.shuffle(names)
-    again = UncertaintyBank.from_content(Content(numbers=json.loads(json.dumps(dict(pairs)))), names)
+    again = UncertaintyBank.from_payload(Payload(scalars=json.loads(json.dumps(dict(pairs)))), names)
     for name in ("mean", "variance", "minimum", "maximum"):
         assert torch.equal(getattr(again.statistics(), name), getattr(bank.statistics(), name))
     assert torch.equal(again.quantile(0.7), bank.quantile(0.7))
-    assert again.as_content() == bank.as_content()
+    assert again.as_payload() == bank.as_payload()
 
 
 def test_cases_that_are_gone_are_forgotten():
-    again = UncertaintyBank.from_content(filled().as_content(), ("a", "e"))
-    assert again.as_content().numbers == {"uncertainty/a": pytest.approx(0.3)}
+    again = UncertaintyBank.from_payload(filled().as_payload(), ("a", "e"))
+    assert again.as_payload().scalars == {"uncertainty/a": pytest.approx(0.3)}

@@ -15,7 +15,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import Method, MethodConfig
-from panorgan.methods.exchange import Federation, Moment, SiteFacts, Stage
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo, Stage
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.organ_parts import group_of_key, groups_of
 
@@ -58,7 +58,7 @@ class Sending:
 def made_up_federation() -> Federation:
     """Three sites that annotate different organs, and one organ that two of them do."""
     organs = sorted({organ for annotated in MADE_UP.values() for organ in annotated})
-    facts = {site: SiteFacts(site, 10, dict.fromkeys(annotated, 10)) for site, annotated in MADE_UP.items()}
+    facts = {site: SiteInfo(site, 10, dict.fromkeys(annotated, 10)) for site, annotated in MADE_UP.items()}
     return Federation(Vocabulary(organs), facts)
 
 
@@ -83,7 +83,7 @@ def sendings(
         alike: dict[frozenset[tuple[str, frozenset[str]]], list[int]] = {}
         expected: dict[int, dict[str, Mapping[str, torch.Tensor]]] = {}
         for round_ in range(1, stage.rounds + 1):
-            rule.moment = Moment(stage.name, round_, stage.rounds)
+            rule.round_info = RoundInfo(stage.name, round_, stage.rounds)
             expected[round_] = {site: dict(rule.expects(site)) for site in federation.sites}
             keys = frozenset((site, frozenset(tensors)) for site, tensors in expected[round_].items())
             alike.setdefault(keys, []).append(round_)

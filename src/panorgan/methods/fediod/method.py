@@ -57,7 +57,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.pooling import MINORITY, capped, weighted_median
 from panorgan.cases.sampling import Batch, sliced_axis
 from panorgan.errors import ConfigError, RunError
-from panorgan.methods.base import LOSS_IN_PARTS, Content, Federation, Method, Numbers, ServerRule, SiteRule, Updates
+from panorgan.methods.base import LOSS_IN_PARTS, Federation, Method, Payload, Scalars, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod.attention_containment import ALPHA, containment
 from panorgan.methods.fediod.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
 from panorgan.methods.fediod.head_attribution import head_weights
@@ -86,7 +86,7 @@ def _containment(
 
 
 def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
-    return unpacked(updates.array(site, key)).clamp_(0, 1)  # beyond that it is no attention
+    return unpacked(updates.tensor(site, key)).clamp_(0, 1)  # beyond that it is no attention
 
 
 @register("fediod", config=FedIODConfig)
@@ -179,7 +179,7 @@ class FedIOD(Method):
             """Î and Û [D̄, n, n] of this round, by key; empty while nothing is regularised."""
             self.targets: SliceTargets | None = None
             """What they say about slices of the own scans."""
-            self.answer = Content()
+            self.answer = Payload()
             """What this round's look at the best scans has found."""
             self.logged: dict[str, torch.Tensor] = {}
             self.inspector = ScanInspector(self.model, self.tools, self.own_organs, self.config.attribution_steps)
@@ -200,9 +200,9 @@ class FedIOD(Method):
         def before_round(self) -> None:
             """Take over the weights, and the maps of all sites."""
             super().before_round()
-            arrays = self.received.arrays
-            keys = (INTERSECTION, UNION) if self.config.regularises(self.moment) and UNION in arrays else ()
-            self.fused = {key: unpacked(arrays[key]) for key in keys}
+            tensors = self.received.tensors
+            keys = (INTERSECTION, UNION) if self.config.regularises(self.round_info) and UNION in tensors else ()
+            self.fused = {key: unpacked(tensors[key]) for key in keys}
             axis = sliced_axis(self.tools.patch_size)
             self.targets = None
             if self.fused and axis is not None:
@@ -244,21 +244,21 @@ class FedIOD(Method):
 
         def after_round(self) -> None:
             """Segment every training scan; of the best, take maps (eqs. 3 to 6) and judge the heads (eqs. 17, 18)."""
-            depth = int(self.received.numbers.get(DEPTH, 0))
-            maps_travel = depth > 0 and self.config.maps_travel(self.moment)
-            judged = self.config.heads_are_judged(self.moment)
-            arrays, numbers = dict[str, torch.Tensor](), dict[str, float]()
+            depth = int(self.received.scalars.get(DEPTH, 0))
+            maps_travel = depth > 0 and self.config.maps_travel(self.round_info)
+            judged = self.config.heads_are_judged(self.round_info)
+            tensors, numbers = dict[str, torch.Tensor](), dict[str, float]()
             if self.config.regularisation and depth == 0:
                 numbers |= {DEPTH: self.inspector.median_depth(), TOKENS: float(self.inspector.tokens())}
             if maps_travel or judged:
                 self.model.eval()
                 losses = self.inspector.dice_losses()
                 if maps_travel:
-                    arrays = self._maps(best_scans(losses, self.config.map_scans), depth)
+                    tensors = self._maps(best_scans(losses, self.config.map_scans), depth)
                 if judged:
                     numbers |= self._importance(best_scans(losses, self.config.attribution_scans))
                 self.model.train()
-            self.answer, self.fused, self.targets = Content(arrays, numbers), {}, None
+            self.answer, self.fused, self.targets = Payload(tensors, numbers), {}, None
 
         def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
             """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""
@@ -270,10 +270,10 @@ class FedIOD(Method):
             rows = self.inspector.importance(scans)
             return {f"{ATTRIBUTION}{i}.{j}": value for i, row in enumerate(rows) for j, value in enumerate(row)}
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             """The model; and what was found after training."""
             whole = super().update()
-            return Content({**whole.arrays, **self.answer.arrays}, {**whole.numbers, **self.answer.numbers})
+            return Payload({**whole.tensors, **self.answer.tensors}, {**whole.scalars, **self.answer.scalars})
 
     class Server(ServerRule):
         """The mean over those who sent a key, for attention heads by attribution; and the maps of all sites, fused."""
@@ -302,16 +302,16 @@ class FedIOD(Method):
                     fix="Finish it with the version that began it, or start a new run.",
                 )
 
-        def broadcast(self, site: str) -> Content:
+        def broadcast(self, site: str) -> Payload:
             """With the model go D̄ and, where they will be used, the fused maps."""
             whole = super().broadcast(site)
-            maps = self.fused if self.config.regularises(self.moment) else {}
+            maps = self.fused if self.config.regularises(self.round_info) else {}
             depth = {DEPTH: self.agreed[DEPTH]} if DEPTH in self.agreed else {}
-            return Content({**whole.arrays, **maps}, {**whole.numbers, **depth})
+            return Payload({**whole.tensors, **maps}, {**whole.scalars, **depth})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Maps may come along. Where nobody has told of sizes yet, the paper's stand in for them."""
-            if not self.config.maps_travel(self.moment):
+            if not self.config.maps_travel(self.round_info):
                 return super().expects(site)
             tokens, depth = (int({**_PAPER, **self.agreed}[name]) for name in (TOKENS, DEPTH))
             example = torch.empty(tokens, depth * tokens, dtype=torch.float16, device="meta")
@@ -325,7 +325,7 @@ class FedIOD(Method):
                 if senders:
                     self.fused[key] = packed(fuse(partial(_sent, updates, key), senders, self.config.fusion_scale))
             for site in updates.sites:
-                told = {name: value for name, value in updates.numbers(site).items() if name.startswith(ATTRIBUTION)}
+                told = {name: value for name, value in updates.scalars(site).items() if name.startswith(ATTRIBUTION)}
                 if told:
                     self.importance[site] = told
             known = {site: self.importance.get(site, {}) for site in updates.sites}
@@ -338,7 +338,7 @@ class FedIOD(Method):
             shares = None if head is None else self.head_shares.get(f"{ATTRIBUTION}{head[0]}.{head[1]}")
             return super().weight(site, key) if shares is None else shares[site]
 
-        def numbers(self) -> Numbers:
+        def numbers(self) -> Scalars:
             """The largest λ of all heads and sites: near 1, a single site decides about a head."""
             shares = [share for by_site in self.head_shares.values() for share in by_site.values()]
             return {LARGEST_SHARE: max(shares)} if shares else {}
@@ -348,7 +348,7 @@ class FedIOD(Method):
             if self.agreed:
                 return
             for name in (DEPTH, TOKENS):
-                told = {site: updates.numbers(site).get(name, math.nan) for site in updates.sites}
+                told = {site: updates.scalars(site).get(name, math.nan) for site in updates.sites}
                 known = {site: value for site, value in told.items() if value >= 1}
                 cases = [float(self.federation.sites[site].train_cases) for site in known]
                 if known:
@@ -356,17 +356,17 @@ class FedIOD(Method):
             if DEPTH in self.agreed:
                 self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """The fused maps, their size, and what each site said about heads."""
             told = {f"{site}/{head}": value for site, heads in self.importance.items() for head, value in heads.items()}
-            return Content(self.fused, {**self.agreed, **told})
+            return Payload(self.fused, {**self.agreed, **told})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """Take them back."""
-            self.fused = dict(state.arrays)
-            self.agreed = {name: state.numbers[name] for name in (DEPTH, TOKENS) if name in state.numbers}
+            self.fused = dict(state.tensors)
+            self.agreed = {name: state.scalars[name] for name in (DEPTH, TOKENS) if name in state.scalars}
             self.importance = {}
-            for name, value in state.numbers.items():
+            for name, value in state.scalars.items():
                 site, _, head = name.partition("/")
                 if head.startswith(ATTRIBUTION):
                     self.importance.setdefault(site, {})[head] = value

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic import model_validator
 
 from panorgan.errors import ConfigError
-from panorgan.methods.base import MethodConfig, Moment, stated
+from panorgan.methods.base import MethodConfig, RoundInfo, stated
 from panorgan.methods.fediod.head_attribution import STEPS
 from panorgan.methods.fediod.inter_organ import InterOrganSettings
 
@@ -70,30 +70,34 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
         """Whether attention re-weights the skip connections."""
         return self.transformer and self.gate != "none"
 
-    def regularises(self, moment: Moment) -> bool:
+    def regularises(self, round_info: RoundInfo) -> bool:
         """Whether the losses of eqs. 10 and 11 are part of this round, if there are maps."""
-        return self.regularisation and self.regularisation_weight > 0 and moment.progress >= self.regularisation_start
+        return (
+            self.regularisation and self.regularisation_weight > 0 and round_info.progress >= self.regularisation_start
+        )
 
-    def maps_travel(self, moment: Moment) -> bool:
+    def maps_travel(self, round_info: RoundInfo) -> bool:
         """Whether sites send maps in this round: the next one is to be regularised. In the first they have no depth."""
-        later = (replace(moment, round=r) for r in range(3, moment.rounds + 1))
-        first = next((after.round - 1 for after in later if self.regularises(after)), moment.rounds)
-        return first <= moment.round < moment.rounds and (moment.round - first) % self.refresh_every == 0
+        later = (replace(round_info, round=r) for r in range(3, round_info.rounds + 1))
+        first = next((after.round - 1 for after in later if self.regularises(after)), round_info.rounds)
+        return first <= round_info.round < round_info.rounds and (round_info.round - first) % self.refresh_every == 0
 
-    def heads_are_judged(self, moment: Moment) -> bool:
+    def heads_are_judged(self, round_info: RoundInfo) -> bool:
         """Whether sites send attributions in this round."""
         if not self.dynamic_aggregation:
             return False
-        started = (replace(moment, round=r).progress >= self.aggregation_start for r in range(1, moment.rounds + 1))
-        first = next((number for number, has in enumerate(started, start=1) if has), moment.rounds)
-        return moment.round >= first and (moment.round - first) % self.refresh_every == 0
+        started = (
+            replace(round_info, round=r).progress >= self.aggregation_start for r in range(1, round_info.rounds + 1)
+        )
+        first = next((number for number, has in enumerate(started, start=1) if has), round_info.rounds)
+        return round_info.round >= first and (round_info.round - first) % self.refresh_every == 0
 
     def module_starts(self, rounds: int) -> dict[str, int]:
         """The first round in which Reg and DA act; the fused maps need two rounds to come about."""
-        moments = [Moment("train", number, rounds) for number in range(1, rounds + 1)]
+        schedule = [RoundInfo("train", number, rounds) for number in range(1, rounds + 1)]
         acts = {
-            "Reg": [moment.round for moment in moments[2:] if self.regularises(moment)],
-            "DA": [moment.round for moment in moments if self.heads_are_judged(moment)],
+            "Reg": [round_info.round for round_info in schedule[2:] if self.regularises(round_info)],
+            "DA": [round_info.round for round_info in schedule if self.heads_are_judged(round_info)],
         }
         return {module: numbers[0] for module, numbers in acts.items() if numbers}
 

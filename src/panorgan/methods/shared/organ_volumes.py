@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
-from panorgan.methods.exchange import Federation, Numbers, Updates
+from panorgan.methods.protocol import Federation, Scalars, Updates
 
 PREFIX = "volume_ml/"
 VOLUMES = {f"{PREFIX}*": "mean volume of each structure that the site annotates, in ml and rounded, sent once"}
@@ -42,7 +42,7 @@ class ServerVolumes:
         """Take what came along with updates; numbers that are no volume of something annotated are left alone."""
         for site in updates.sites:
             own = federation.sites[site].annotated
-            for name, value in updates.numbers(site).items():
+            for name, value in updates.scalars(site).items():
                 structure = name.removeprefix(PREFIX)
                 if name.startswith(PREFIX) and structure in own and math.isfinite(value) and value > 0:
                     self._of[f"{site}/{structure}"] = value
@@ -64,12 +64,12 @@ class ServerVolumes:
         """What the coordinator must remember."""
         return {f"{PREFIX}{key}": value for key, value in self._of.items()}
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: Scalars) -> None:
         """Take back what `numbers` gave."""
         self._of = {name.removeprefix(PREFIX): value for name, value in numbers.items() if name.startswith(PREFIX)}
 
 
-def larger_first(given: Sequence[str], numbers: Numbers, vocabulary: Vocabulary) -> tuple[str, ...]:
+def larger_first(given: Sequence[str], numbers: Scalars, vocabulary: Vocabulary) -> tuple[str, ...]:
     """Organs from large to small, for `painting_order`: those given as they are, then all others of known volume."""
     volumes = {organ: numbers[f"{PREFIX}{organ}"] for organ in vocabulary if f"{PREFIX}{organ}" in numbers}
     others = (organ for organ in volumes if organ not in given)

@@ -18,7 +18,7 @@ from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
-from panorgan.methods.base import Content, Federation, Method, MethodConfig, Stage, Updates, stated
+from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, stated
 from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
 from panorgan.methods.shared.teachers import PREFIX
 from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
@@ -81,11 +81,11 @@ class PseudoLabelSite(TaughtSite):
     def before_round(self) -> None:
         """Inherited; then put the organs in order."""
         super().before_round()
-        self.order = larger_first(self.config.larger_first, self.received.numbers, self.federation.vocabulary)
+        self.order = larger_first(self.config.larger_first, self.received.scalars, self.federation.vocabulary)
 
     def companions(self) -> Companions | None:
         """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
-        if self.moment.stage == PRETRAIN or not self.teachers.known():
+        if self.round_info.stage == PRETRAIN or not self.teachers.known():
             return None
         return self.teachers.predictions(self.organs_asked, self.config.teacher_cache)
 
@@ -112,12 +112,12 @@ class PseudoLabelSite(TaughtSite):
         super().after_round()
         vars(self).pop("label", None)
 
-    def update(self) -> Content:
+    def update(self) -> Payload:
         """Inherited; with a teacher go the volumes of what it was taught."""
         whole = super().update()
-        if not any(key.startswith(PREFIX) for key in whole.arrays):
+        if not any(key.startswith(PREFIX) for key in whole.tensors):
             return whole
-        return Content(whole.arrays, {**whole.numbers, **measured_volumes(self.tools.cases)})
+        return Payload(whole.tensors, {**whole.scalars, **measured_volumes(self.tools.cases)})
 
 
 class PseudoLabelServer(TaughtServer):
@@ -127,27 +127,27 @@ class PseudoLabelServer(TaughtServer):
         super().__init__(*args, **kwargs)
         self.volumes = ServerVolumes()
 
-    def broadcast(self, site: str) -> Content:
+    def broadcast(self, site: str) -> Payload:
         """Whatever goes out after pretrain names the organs' volumes."""
         whole = super().broadcast(site)
-        if self.moment.stage == PRETRAIN:
+        if self.round_info.stage == PRETRAIN:
             return whole
-        return Content(whole.arrays, {**whole.numbers, **self.volumes.pooled(self.federation)})
+        return Payload(whole.tensors, {**whole.scalars, **self.volumes.pooled(self.federation)})
 
     def aggregate(self, updates: Updates) -> None:
         """Inherited, and keep the volumes."""
         self.volumes.collect(updates, self.federation)
         super().aggregate(updates)
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """Who has the teachers, and volumes."""
         whole = super().state()
-        return Content(whole.arrays, {**whole.numbers, **self.volumes.numbers()})
+        return Payload(whole.tensors, {**whole.scalars, **self.volumes.numbers()})
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Take that back."""
         super().load_state(state)
-        self.volumes.load(state.numbers)
+        self.volumes.load(state.scalars)
 
 
 class PseudoLabelMethod(Method):

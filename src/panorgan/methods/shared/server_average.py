@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from panorgan.methods.exchange import Arrays, Federation, Updates
+from panorgan.methods.protocol import Federation, Tensors, Updates
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.networks.unet import OUTPUT_KEYS
 
@@ -25,7 +25,7 @@ _STATISTICS = ("running_mean", "running_var")
 """Of batch normalisation: a variance beyond the sites' own could be negative."""
 
 
-def owner_rows(updates: Updates, weights: Arrays, federation: Federation, weight: Weight) -> dict[str, torch.Tensor]:
+def owner_rows(updates: Updates, weights: Tensors, federation: Federation, weight: Weight) -> dict[str, torch.Tensor]:
     """The output layer, each organ's row averaged over the sites that annotate the organ; the background over all.
 
     A row none of whose owners has answered stays as it is. Networks with parts of single organs have no such rows.
@@ -48,7 +48,7 @@ def owner_rows(updates: Updates, weights: Arrays, federation: Federation, weight
     return layer
 
 
-def shared_keys(updates: Updates, means: Arrays) -> list[str]:
+def shared_keys(updates: Updates, means: Tensors) -> list[str]:
     """What several sites have trained, and may be extrapolated."""
     senders: dict[str, int] = {}
     for site in updates.sites:
@@ -61,7 +61,7 @@ def shared_keys(updates: Updates, means: Arrays) -> list[str]:
     ]
 
 
-def extrapolation(updates: Updates, old: Arrays, means: Arrays) -> float:
+def extrapolation(updates: Updates, old: Tensors, means: Tensors) -> float:
     """FedExP's step η = max(1, D² / (2 ‖mean of Δ_i‖²)) for these means; D² stands for the sites' ‖Δ_i‖².
 
     Two things differ from the paper. D² is the median over sites rather than their mean: one site must not be able to
@@ -70,7 +70,7 @@ def extrapolation(updates: Updates, old: Arrays, means: Arrays) -> float:
     """
     senders = [set(updates.keys(site)) & means.keys() for site in updates.sites]
     moved = [
-        sum(_squared(updates.array(site, key), old[key]) for key in keys)
+        sum(_squared(updates.tensor(site, key), old[key]) for key in keys)
         for site, keys in zip(updates.sites, senders, strict=True)
         if keys
     ]
@@ -81,7 +81,7 @@ def extrapolation(updates: Updates, old: Arrays, means: Arrays) -> float:
     return max(1.0, min(ratio / 2, math.sqrt(ratio)))
 
 
-def stepped(old: Arrays, means: Mapping[str, torch.Tensor], step: float) -> dict[str, torch.Tensor]:
+def stepped(old: Tensors, means: Mapping[str, torch.Tensor], step: float) -> dict[str, torch.Tensor]:
     """w + η·(mean − w), in double precision."""
     return {
         key: (old[key].double() + step * (mean.double() - old[key].double())).to(mean.dtype)

@@ -11,7 +11,7 @@ import torch
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
-from panorgan.methods.exchange import MemoryVault, Numbers, Vault
+from panorgan.methods.protocol import MemoryVault, Scalars, Vault
 from panorgan.networks import SegmentationNetwork
 
 
@@ -48,5 +48,5 @@ class SiteTools:
     inference_key: str = ""
     network_of: Callable[[str], SegmentationNetwork] = _no_other_networks
     patch_size: tuple[int, int, int] = (64, 64, 64)
-    validate: Callable[[SegmentationNetwork, Collection[str]], Numbers] = lambda network, organs: {}
+    validate: Callable[[SegmentationNetwork, Collection[str]], Scalars] = lambda network, organs: {}
     validate_every: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from panorgan.methods.base import Method, ServerRule, stated
-from panorgan.methods.exchange import Content, Moment, Updates
+from panorgan.methods.protocol import Payload, RoundInfo, Updates
 from panorgan.settings import Settings
 
 _PREFIX = "swa/"
@@ -46,19 +46,19 @@ class RoundAverage:
         self.models: dict[str, int] = {}
         """Per key, how many models are in its mean: a part that came with a late site has been in fewer."""
 
-    def counts(self, moment: Moment) -> bool:
+    def counts(self, round_info: RoundInfo) -> bool:
         """Whether the model after this round is one of those that are averaged."""
-        late = self.start is not None and moment.progress > self.start
-        return late and (moment.rounds - moment.round) % self.cycle == 0
+        late = self.start is not None and round_info.progress > self.start
+        return late and (round_info.rounds - round_info.round) % self.cycle == 0
 
     @torch.no_grad()
-    def add(self, weights: Mapping[str, torch.Tensor], moment: Moment) -> None:
+    def add(self, weights: Mapping[str, torch.Tensor], round_info: RoundInfo) -> None:
         """Take the model of a round into the mean, if the round ends a cycle: m ← m + (w − m)/n.
 
         Running statistics are averaged like weights, as between sites; a server has no images to measure them anew.
         Counters are not: the last one stands.
         """
-        if not self.counts(moment):
+        if not self.counts(round_info):
             return
         for key, value in weights.items():
             number = self.models[key] = self.models.get(key, 0) + 1
@@ -73,16 +73,16 @@ class RoundAverage:
         """Given weights with the mean in their place, wherever there is one."""
         return {key: self.weights.get(key, value) for key, value in weights.items()}
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """What must survive a restart; its names can stand beside those of others."""
-        arrays = {_PREFIX + key: value for key, value in self.weights.items()}
-        return Content(arrays, {_PREFIX + key: float(number) for key, number in self.models.items()})
+        tensors = {_PREFIX + key: value for key, value in self.weights.items()}
+        return Payload(tensors, {_PREFIX + key: float(number) for key, number in self.models.items()})
 
-    def load(self, state: Content) -> None:
+    def load(self, state: Payload) -> None:
         """Take back what `state` gave, from among whatever else is there."""
-        own = {key: value for key, value in state.arrays.items() if key.startswith(_PREFIX)}
+        own = {key: value for key, value in state.tensors.items() if key.startswith(_PREFIX)}
         self.weights = {key.removeprefix(_PREFIX): value for key, value in own.items()}
-        self.models = {key.removeprefix(_PREFIX): int(state.numbers[key]) for key in own}
+        self.models = {key.removeprefix(_PREFIX): int(state.scalars[key]) for key in own}
 
 
 class SWAMethod(Method):
@@ -92,7 +92,7 @@ class SWAMethod(Method):
         """The first round whose model is in the mean, besides what else begins late."""
         assert isinstance(self.config, SWASettings)
         average = RoundAverage(self.config.swa_start, self.config.swa_cycle)
-        counted = (number for number in range(1, rounds + 1) if average.counts(Moment("train", number, rounds)))
+        counted = (number for number in range(1, rounds + 1) if average.counts(RoundInfo("train", number, rounds)))
         first = next(counted, None)
         return {**super().module_starts(rounds), **({} if first is None else {"SWA": first})}
 
@@ -110,18 +110,18 @@ class AveragesRounds(ServerRule):
         """Every training round counts, whoever was missing in it."""
         super().aggregate(updates)
         if self.in_training:
-            self.average.add(self.weights, self.moment)
+            self.average.add(self.weights, self.round_info)
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
         """The mean over rounds, once there is one."""
         return self.average.over(self.weights)
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """What the rule keeps, and the mean so far."""
         whole, average = super().state(), self.average.state()
-        return Content({**whole.arrays, **average.arrays}, {**whole.numbers, **average.numbers})
+        return Payload({**whole.tensors, **average.tensors}, {**whole.scalars, **average.scalars})
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Take that back."""
         super().load_state(state)
         self.average.load(state)

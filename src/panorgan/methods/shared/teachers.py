@@ -23,7 +23,7 @@ from panorgan.cases.companions import Companions
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteTools
-from panorgan.methods.exchange import Arrays, Content, Numbers, Updates, Vault
+from panorgan.methods.protocol import Payload, Scalars, Tensors, Updates, Vault
 from panorgan.networks import SegmentationNetwork
 
 PREFIX = "teacher/"
@@ -37,7 +37,7 @@ _NEVER = 1e-9
 _FORMAT = 2
 
 
-def as_teacher(weights: Arrays) -> dict[str, torch.Tensor]:
+def as_teacher(weights: Tensors) -> dict[str, torch.Tensor]:
     """Weights under the keys by which a site sends them as its teacher: `teacher/<key>`."""
     return {f"{PREFIX}{key}": value for key, value in weights.items()}
 
@@ -67,28 +67,28 @@ class SiteTeachers:
         self._present = {n.removeprefix(PREFIX) for n in tools.vault.names() if n.startswith(PREFIX)}
         self._fingerprints: dict[str, str] = {}
 
-    def receive(self, content: Content) -> Content:
-        """Keep the teachers that came along; the rest of the content is returned.
+    def receive(self, payload: Payload) -> Payload:
+        """Keep the teachers that came along; the rest of the payload is returned.
 
         Let `self.received` be that rest: teachers must not sit on the device while the site trains.
         """
         teachers: dict[str, dict[str, torch.Tensor]] = {}
         rest = {}
-        for key, value in content.arrays.items():
+        for key, value in payload.tensors.items():
             site, slash, own_key = key.removeprefix(PREFIX).partition("/")
             if key.startswith(PREFIX) and slash:
                 teachers.setdefault(site, {})[own_key] = value
             else:
                 rest[key] = value
-        for site, arrays in sorted(teachers.items()):
-            self.keep(site, arrays)
-        self.asked = SEND in content.numbers
-        self._refuse_gaps(content.numbers)
-        return Content(rest, content.numbers)
+        for site, tensors in sorted(teachers.items()):
+            self.keep(site, tensors)
+        self.asked = SEND in payload.scalars
+        self._refuse_gaps(payload.scalars)
+        return Payload(rest, payload.scalars)
 
-    def keep(self, site: str, arrays: Arrays) -> None:
+    def keep(self, site: str, tensors: Tensors) -> None:
         """Put a site's teacher into the vault: one that was received, or the own one."""
-        self.tools.vault.put(f"{PREFIX}{site}", arrays)
+        self.tools.vault.put(f"{PREFIX}{site}", tensors)
         self._present.add(site)
         self._fingerprints.pop(site, None)
 
@@ -140,7 +140,7 @@ class SiteTeachers:
         """Sites with a teacher in the vault that knows something, sorted."""
         return sorted(self._present & self.owners.keys())
 
-    def _refuse_gaps(self, numbers: Numbers) -> None:
+    def _refuse_gaps(self, numbers: Scalars) -> None:
         """The server's roster says which teachers must be here by now: those it sent, and the site's own."""
         told = {name.removeprefix(PREFIX) for name in numbers if name.startswith(PREFIX)}
         if gone := sorted(told - self._present):
@@ -229,7 +229,7 @@ class ServerTeachers:
         self._seen: dict[str, int] = {}
         self._owing: set[str] = set()
 
-    def expects(self, weights: Arrays) -> dict[str, torch.Tensor]:
+    def expects(self, weights: Tensors) -> dict[str, torch.Tensor]:
         """What a site may send as its teacher, given weights of the same keys and shapes; there is nothing to compare
         the values with."""
         return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
@@ -254,7 +254,7 @@ class ServerTeachers:
         for site in updates.sites:
             keys = [key for key in updates.keys(site) if key.startswith(PREFIX)]
             if keys:
-                self.vault.put(f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.array(site, k) for k in keys})
+                self.vault.put(f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.tensor(site, k) for k in keys})
                 self._editions[site] = edition
             self._owing.discard(site)
 
@@ -295,7 +295,7 @@ class ServerTeachers:
         seen = {f"{_EQUIPPED}{site}": float(edition) for site, edition in self._seen.items()}
         return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: Scalars) -> None:
         """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
         self._editions = _counts(numbers, PREFIX)
         self._seen = _counts(numbers, _EQUIPPED)
@@ -305,5 +305,5 @@ class ServerTeachers:
         return sorted(other for other in self._editions if other != site)
 
 
-def _counts(numbers: Numbers, prefix: str) -> dict[str, int]:
+def _counts(numbers: Scalars, prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): int(value) for name, value in numbers.items() if name.startswith(prefix)}

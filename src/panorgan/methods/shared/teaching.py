@@ -14,7 +14,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
-from panorgan.methods.base import Content, Federation, Notice, ServerRule, SiteRule, Stage, Updates
+from panorgan.methods.base import Federation, Notice, Payload, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
 from panorgan.networks.organ_parts import serving
@@ -49,7 +49,7 @@ class TaughtSite(SiteRule):
     @property
     def in_training(self) -> bool:
         """Whether this is a round of the last stage."""
-        return self.moment.stage == TRAIN
+        return self.round_info.stage == TRAIN
 
     @property
     def selects_teacher(self) -> bool:
@@ -69,34 +69,34 @@ class TaughtSite(SiteRule):
 
     def after_round(self) -> None:
         """At the end of its stage, the model is the teacher; or what it was after its best round."""
-        if self.moment.stage == PRETRAIN:
+        if self.round_info.stage == PRETRAIN:
             self.alone = True
             if self.selects_teacher:
                 self._remember_if_best()
-            if self.moment.is_last:
+            if self.round_info.is_last:
                 self._keep_teacher()
 
-    def update(self) -> Content:
+    def update(self) -> Payload:
         """The teacher when it is done or asked for, the model in training, otherwise numbers alone."""
         whole = super().update()
-        if self.moment.stage == PRETRAIN:
-            return Content(as_teacher(self._own_part()) if self.moment.is_last else {}, whole.numbers)
-        model = whole.arrays if self.in_training else {}
-        return Content({**model, **self.teachers.wanted(self.facts.name)}, whole.numbers)
+        if self.round_info.stage == PRETRAIN:
+            return Payload(as_teacher(self._own_part()) if self.round_info.is_last else {}, whole.scalars)
+        model = whole.tensors if self.in_training else {}
+        return Payload({**model, **self.teachers.wanted(self.facts.name)}, whole.scalars)
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """While it pre-trains nobody else holds its weights."""
-        if self.moment.stage != PRETRAIN:
-            return Content()
-        return Content(self._own_part(), {_BEST_DICE: self.best_dice} if self.best_dice >= 0 else {})
+        if self.round_info.stage != PRETRAIN:
+            return Payload()
+        return Payload(self._own_part(), {_BEST_DICE: self.best_dice} if self.best_dice >= 0 else {})
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
         own = self.model.state_dict()
-        kept = {key: value for key, value in state.arrays.items() if key in own}
+        kept = {key: value for key, value in state.tensors.items() if key in own}
         self.model.load_state_dict({**own, **kept})
         self.alone = bool(kept)
-        self.best_dice = state.numbers.get(_BEST_DICE, -1.0)
+        self.best_dice = state.scalars.get(_BEST_DICE, -1.0)
 
     def organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
         """The organs of a case for which somebody's teacher has to speak."""
@@ -111,7 +111,7 @@ class TaughtSite(SiteRule):
     def _remember_if_best(self) -> None:
         """Score the teacher in the making on the site's own validation cases, as often as the global model is."""
         every = self.tools.validate_every
-        due = every > 0 and (self.moment.round % every == 0 or self.moment.is_last)
+        due = every > 0 and (self.round_info.round % every == 0 or self.round_info.is_last)
         scores = self.tools.validate(self.model, self.own_organs) if due else {}
         dice = sum(scores.values()) / len(scores) if scores else -1.0
         own = self._own_part()
@@ -143,24 +143,24 @@ class TaughtServer(ServerRule):
     @property
     def in_training(self) -> bool:
         """Whether this is a round of the last stage."""
-        return self.moment.stage == TRAIN
+        return self.round_info.stage == TRAIN
 
     @property
     def teachers_are_needed(self) -> bool:
         """Whether somebody should be told of organs that no teacher knows."""
         return True
 
-    def broadcast(self, site: str) -> Content:
+    def broadcast(self, site: str) -> Payload:
         """Train: the global model. Whoever has no teachers yet gets them when they are there."""
-        if self.moment.stage == PRETRAIN:
-            return Content()
-        arrays = super().broadcast(site).arrays if self.in_training else {}
-        return Content({**arrays, **self.teachers.for_site(site)}, self.teachers.wishes(site))
+        if self.round_info.stage == PRETRAIN:
+            return Payload()
+        tensors = super().broadcast(site).tensors if self.in_training else {}
+        return Payload({**tensors, **self.teachers.for_site(site)}, self.teachers.wishes(site))
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
         """The teacher at the end of pre-training, or when it is owed; everything in training."""
         model = super().expects(site) if self.in_training else {}
-        due = self.moment.stage == PRETRAIN and self.moment.is_last
+        due = self.round_info.stage == PRETRAIN and self.round_info.is_last
         if not due and site not in self.teachers.owing:
             return model
         own = serving(self.weights, self.federation.organs_of(site))
@@ -168,9 +168,9 @@ class TaughtServer(ServerRule):
 
     def aggregate(self, updates: Updates) -> None:
         """Keep the teachers; average the models."""
-        if self.moment.stage != PRETRAIN:
+        if self.round_info.stage != PRETRAIN:
             self.teachers.were_given_to(updates.sites)
-        elif self.moment.is_last:
+        elif self.round_info.is_last:
             self.teachers.owed_by(self.federation.sites)
         self.teachers.collect(updates)
         if self.in_training:
@@ -187,13 +187,13 @@ class TaughtServer(ServerRule):
         text = f"No teacher knows {names}. Training does without, until one arrives."
         return (Notice("no-teacher", text),) if names else ()
 
-    def state(self) -> Content:
+    def state(self) -> Payload:
         """Who has the teachers."""
-        return Content(numbers=self.teachers.numbers())
+        return Payload(scalars=self.teachers.numbers())
 
-    def load_state(self, state: Content) -> None:
+    def load_state(self, state: Payload) -> None:
         """Take that back."""
-        self.teachers.load(state.numbers)
+        self.teachers.load(state.scalars)
 
 
 def _is_finite(weights: Mapping[str, torch.Tensor]) -> bool:

@@ -54,7 +54,7 @@ from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
-from panorgan.methods.base import Content, Notice, Numbers, Updates
+from panorgan.methods.base import Notice, Payload, Scalars, Updates
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
@@ -155,7 +155,7 @@ class UFPS(PseudoLabelMethod):
             """The organs that the global model is ready to teach."""
             self.weights: torch.Tensor | None = None
             """[B], how much the samples of the batch at hand count; all alike if None."""
-            self.bank = self._bank_from(Content())
+            self.bank = self._bank_from(Payload())
             self.masks = SiteMasks(self.config.local_share, self.config.global_share, self.config.gradient_momentum)
             self.refreshing = False
             """Whether this round makes new masks."""
@@ -163,17 +163,17 @@ class UFPS(PseudoLabelMethod):
         def before_round(self) -> None:
             """In training, take over the global model; once it knows an organ, keep a frozen copy as main teacher."""
             super().before_round()
-            self.active = active(self.config, self.moment)
+            self.active = active(self.config, self.round_info)
             self.lacks_labels = any(self.organs_without_label(case) for case in self.tools.cases)
-            self.filling = fills_bank(self.config, self.moment)
-            self.last_of_schedule = max(rounds_of("WS", self.config, self.moment.rounds), default=0)
+            self.filling = fills_bank(self.config, self.round_info)
+            self.last_of_schedule = max(rounds_of("WS", self.config, self.round_info.rounds), default=0)
             if not self.in_training:
                 return
-            ready = {name.removeprefix(READY) for name in self.received.numbers if name.startswith(READY)}
+            ready = {name.removeprefix(READY) for name in self.received.scalars if name.startswith(READY)}
             self.taught_by_main = tuple(organ for organ in self.federation.vocabulary if organ in ready)
             if "GMT" in self.active and self.taught_by_main:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
-            due = self._is_sparse and refreshes_masks(self.config, self.moment)
+            due = self._is_sparse and refreshes_masks(self.config, self.round_info)
             self.refreshing = due or (self._is_sparse and self.masks.current is None)
             # Streams of their own: masks that are drawn change no image, and neither changes the dropout.
             device = next(self.model.parameters()).device
@@ -216,7 +216,7 @@ class UFPS(PseudoLabelMethod):
                     config.weight_schedule,
                     uncertainty,
                     self.bank,
-                    self.moment.round,
+                    self.round_info.round,
                     self.last_of_schedule,
                     config.schedule_tail,
                 )
@@ -237,7 +237,7 @@ class UFPS(PseudoLabelMethod):
             if self.weights is not None:
                 losses = losses * self.weights
             if "aRCE" in self.active:
-                rce = adaptive_rce(logits, self.label, self.moment.round, self.moment.rounds)
+                rce = adaptive_rce(logits, self.label, self.round_info.round, self.round_info.rounds)
                 losses = losses + self.config.reverse_ce_weight * rce
             return losses
 
@@ -263,7 +263,7 @@ class UFPS(PseudoLabelMethod):
             with statistics_kept(self.model):  # running statistics are those of real images, of the pass to come
                 self.compute_gradients(batch)
             if self.refreshing:
-                contested = self.received.arrays.get(GLOBAL) if config.sharpness == "susam" else None
+                contested = self.received.tensors.get(GLOBAL) if config.sharpness == "susam" else None
                 self.masks.refresh(flat_gradient(self.model), contested, self.mask_draws)
             mask = self.masks.current if self._is_sparse else None
             with ascend(self.model, config.rho, config.eta, mask=mask, scale_biases=config.scale_biases):
@@ -276,31 +276,31 @@ class UFPS(PseudoLabelMethod):
             super().after_round()
             self.global_model, self.weights = None, None
 
-        def update(self) -> Content:
+        def update(self) -> Payload:
             """The model; late, mean and variance of the bank, and fresh masks."""
             whole = super().update()
-            arrays, numbers = dict(whole.arrays), dict(whole.numbers)
+            tensors, numbers = dict(whole.tensors), dict(whole.scalars)
             if self.refreshing and self.config.sharpness == "susam":
-                arrays[LOCAL] = self.masks.to_send()
+                tensors[LOCAL] = self.masks.to_send()
             if "UA" in self.active and len(self.bank):
                 statistics = self.bank.statistics()
                 numbers |= {MEAN: float(statistics.mean), VARIANCE: float(statistics.variance)}
-            return Content(arrays, numbers)
+            return Payload(tensors, numbers)
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """The bank and the masks, besides a teacher in the making."""
             whole = super().state()
-            return Content({**whole.arrays, **self.masks.state()}, {**whole.numbers, **self.bank.as_content().numbers})
+            return Payload({**whole.tensors, **self.masks.state()}, {**whole.scalars, **self.bank.as_payload().scalars})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """Take all of it back."""
             super().load_state(state)
-            self.masks.load(state.arrays)
+            self.masks.load(state.tensors)
             self.bank = self._bank_from(state)
 
-        def _bank_from(self, state: Content) -> UncertaintyBank:
+        def _bank_from(self, state: Payload) -> UncertaintyBank:
             device = next(self.model.parameters()).device
-            return UncertaintyBank.from_content(state, (case.id for case in self.tools.cases), device)
+            return UncertaintyBank.from_payload(state, (case.id for case in self.tools.cases), device)
 
     class Server(PseudoLabelServer):
         """FedAvg's mean, by certainty too where UA says so; what the global model may teach; the mask that sites
@@ -315,24 +315,24 @@ class UFPS(PseudoLabelMethod):
             self.certainty: Mapping[str, float] = {}
             """Eq. 7's weights of this round; empty before UA begins."""
 
-        def broadcast(self, site: str) -> Content:
+        def broadcast(self, site: str) -> Payload:
             """With the model go the organs that it may teach, and M_G: also between refreshes, for whoever has no mask
             yet."""
             whole = super().broadcast(site)
-            arrays, numbers = dict(whole.arrays), dict(whole.numbers)
-            if "GMT" in active(self.config, self.moment):
+            tensors, numbers = dict(whole.tensors), dict(whole.scalars)
+            if "GMT" in active(self.config, self.round_info):
                 numbers |= {f"{READY}{organ}": 1.0 for organ in self.readiness.ready(self.federation)}
             contested = self.masks.contested(parameter_count(self.weights)) if self._masks_travel else None
-            return Content(arrays if contested is None else {**arrays, GLOBAL: contested}, numbers)
+            return Payload(tensors if contested is None else {**tensors, GLOBAL: contested}, numbers)
 
-        def validated(self, scores: Mapping[str, Numbers]) -> None:
+        def validated(self, scores: Mapping[str, Scalars]) -> None:
             """What sites say of the organs they annotate shows which of them the global model knows."""
             self.readiness.validated(scores, self.federation)
 
         def notices(self) -> tuple[Notice, ...]:
             """Inherited; and for which organs GMT does not begin."""
             told = super().notices()
-            if "GMT" not in active(self.config, self.moment):
+            if "GMT" not in active(self.config, self.round_info):
                 return told
             ready, scored = self.readiness.ready(self.federation), self.readiness.dice(self.federation)
             waiting = [organ for organ in self.federation.taught() if organ not in ready]
@@ -359,11 +359,11 @@ class UFPS(PseudoLabelMethod):
 
         def aggregate(self, updates: Updates) -> None:
             """Collect the masks, work out who counts how much (eq. 7), average."""
-            self.masks.collect({s: updates.array(s, LOCAL) for s in updates.sites if LOCAL in updates.keys(s)})
+            self.masks.collect({s: updates.tensor(s, LOCAL) for s in updates.sites if LOCAL in updates.keys(s)})
             self.certainty = {}
-            if "UA" in active(self.config, self.moment):
+            if "UA" in active(self.config, self.round_info):
                 self.certainty = uncertainty_weights(
-                    {site: self._certainty_of(site, updates.numbers(site)) for site in updates.sites},
+                    {site: self._certainty_of(site, updates.scalars(site)) for site in updates.sites},
                     self.config.mean_temperature,
                     self.config.variance_temperature,
                 )
@@ -376,21 +376,21 @@ class UFPS(PseudoLabelMethod):
                 return self.certainty[site]
             return super().weight(site, key)
 
-        def _certainty_of(self, site: str, numbers: Numbers) -> SiteUncertainty:
+        def _certainty_of(self, site: str, numbers: Scalars) -> SiteUncertainty:
             mean, variance = (numbers.get(name, math.nan) for name in (MEAN, VARIANCE))
             return SiteUncertainty(super().weight(site, ""), mean, variance)
 
         @property
         def _masks_travel(self) -> bool:
-            return "SAM" in active(self.config, self.moment) and self.config.sharpness == "susam"
+            return "SAM" in active(self.config, self.round_info) and self.config.sharpness == "susam"
 
-        def state(self) -> Content:
+        def state(self) -> Payload:
             """Who has the teachers, the newest masks, and what is known of the global model."""
             whole = super().state()
-            return Content({**whole.arrays, **self.masks.state()}, {**whole.numbers, **self.readiness.numbers()})
+            return Payload({**whole.tensors, **self.masks.state()}, {**whole.scalars, **self.readiness.numbers()})
 
-        def load_state(self, state: Content) -> None:
+        def load_state(self, state: Payload) -> None:
             """Take that back."""
             super().load_state(state)
-            self.masks.load(state.arrays)
-            self.readiness.load(state.numbers)
+            self.masks.load(state.tensors)
+            self.readiness.load(state.scalars)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from panorgan.methods.exchange import Moment
+from panorgan.methods.protocol import RoundInfo
 from panorgan.methods.shared.teaching import TRAIN
 from panorgan.methods.ufps.settings import UFPSConfig
 
@@ -46,12 +46,12 @@ PHASES = (
 """In the paper's 500 rounds: WS 10 to 199, aRCE from 200; GMT, UA and sUSAM from 300 on."""
 
 
-def active(config: UFPSConfig, moment: Moment) -> frozenset[Module]:
+def active(config: UFPSConfig, round_info: RoundInfo) -> frozenset[Module]:
     """The modules that act in a round; none outside of training."""
-    if moment.stage != TRAIN:
+    if round_info.stage != TRAIN:
         return frozenset()
     on = (phase for phase in PHASES if phase.is_on(config))
-    return frozenset(phase.module for phase in on if phase.is_active(config, moment.round, moment.rounds))
+    return frozenset(phase.module for phase in on if phase.is_active(config, round_info.round, round_info.rounds))
 
 
 def rounds_of(module: Module, config: UFPSConfig, rounds: int) -> list[int]:
@@ -66,10 +66,10 @@ def starts(config: UFPSConfig, rounds: int) -> dict[str, int]:
     return {module: numbers[0] for module, numbers in acts.items() if numbers}
 
 
-def refreshes_masks(config: UFPSConfig, moment: Moment) -> bool:
+def refreshes_masks(config: UFPSConfig, round_info: RoundInfo) -> bool:
     """Whether sUSAM's masks are due: in its first round, and from then on where r mod r_fre = 1 (Algorithm 3)."""
-    first = rounds_of("SAM", config, moment.rounds)[:1]
-    return [moment.round] == first or moment.round % config.mask_every == 1 % config.mask_every
+    first = rounds_of("SAM", config, round_info.rounds)[:1]
+    return [round_info.round] == first or round_info.round % config.mask_every == 1 % config.mask_every
 
 
 def has_bank(config: UFPSConfig) -> bool:
@@ -77,7 +77,7 @@ def has_bank(config: UFPSConfig) -> bool:
     return config.weight_schedule != "none" or config.uncertainty_aware != "none"
 
 
-def fills_bank(config: UFPSConfig, moment: Moment) -> bool:
+def fills_bank(config: UFPSConfig, round_info: RoundInfo) -> bool:
     """Whether somebody asks for that in this round or later: UA to the end, WS up to its last round."""
-    last = rounds_of("WS", config, moment.rounds)[-1:]
-    return config.uncertainty_aware != "none" or (bool(last) and moment.round <= last[0])
+    last = rounds_of("WS", config, round_info.rounds)[-1:]
+    return config.uncertainty_aware != "none" or (bool(last) and round_info.round <= last[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from panorgan.methods.exchange import Federation, Numbers
+from panorgan.methods.protocol import Federation, Scalars
 
 READY = "main_teacher/"
 """Numbers in a request: `main_teacher/<organ>` for every organ that the global model may teach."""
@@ -73,12 +73,12 @@ class Readiness:
         best = {f"{_BEST}{organ}": value for organ, value in self._best.items()}
         return {**dice, **best, **{f"{_SETTLED}{organ}": 1.0 for organ in sorted(self._settled)}}
 
-    def load(self, numbers: Numbers) -> None:
+    def load(self, numbers: Scalars) -> None:
         """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
         self._dice = _named(numbers, _DICE)
         self._best = _named(numbers, _BEST)
         self._settled = set(_named(numbers, _SETTLED))
 
 
-def _named(numbers: Numbers, prefix: str) -> dict[str, float]:
+def _named(numbers: Scalars, prefix: str) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}

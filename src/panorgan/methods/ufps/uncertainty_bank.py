@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from panorgan.errors import RunError
-from panorgan.methods.exchange import Content
+from panorgan.methods.protocol import Payload
 
 PREFIX = "uncertainty/"
 
@@ -90,18 +90,18 @@ class UncertaintyBank:
             self._ordered = self._values[: len(self)].sort().values
         return self._ordered
 
-    def as_content(self) -> Content:
+    def as_payload(self) -> Payload:
         """The bank as numbers `uncertainty/<case>`, for a rule's state."""
         values = self._values.tolist()
-        return Content(numbers={f"{PREFIX}{case}": values[place] for case, place in sorted(self._place.items())})
+        return Payload(scalars={f"{PREFIX}{case}": values[place] for case, place in sorted(self._place.items())})
 
     @classmethod
-    def from_content(
-        cls, content: Content, cases: Iterable[str], device: torch.device | str = "cpu"
+    def from_payload(
+        cls, payload: Payload, cases: Iterable[str], device: torch.device | str = "cpu"
     ) -> UncertaintyBank:
         """The inverse of `as_content`; other numbers, and cases that are no longer there, are left alone."""
         bank = cls(cases, device)
-        kept = [case for case in sorted(bank._cases) if f"{PREFIX}{case}" in content.numbers]
-        values = [content.numbers[f"{PREFIX}{case}"] for case in kept]
+        kept = [case for case in sorted(bank._cases) if f"{PREFIX}{case}" in payload.scalars]
+        values = [payload.scalars[f"{PREFIX}{case}"] for case in kept]
         bank.put(kept, torch.tensor(values, dtype=torch.float32, device=device))
         return bank

@@ -14,16 +14,16 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 
-Arrays = Mapping[str, torch.Tensor]
-Numbers = Mapping[str, float]
+Tensors = Mapping[str, torch.Tensor]
+Scalars = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a rule puts into a message: tensors by key and numbers by name."""
+class Payload:
+    """What a rule puts into a message: tensors by key, scalars by name."""
 
-    arrays: Arrays = field(default_factory=dict)
-    numbers: Numbers = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
+    scalars: Scalars = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class SiteFacts:
+class SiteInfo:
     """What a site tells about itself when it joins: counts, never cases."""
 
     name: str
@@ -47,7 +47,7 @@ class SiteFacts:
         return {"train_cases": self.train_cases, "annotated": dict(self.annotated)}
 
     @classmethod
-    def from_json(cls, name: str, content: Mapping[str, Any]) -> SiteFacts:
+    def from_json(cls, name: str, content: Mapping[str, Any]) -> SiteInfo:
         """The inverse of `as_json`."""
         annotated = {str(k): int(v) for k, v in content["annotated"].items()}
         return cls(name, int(content["train_cases"]), annotated)
@@ -58,7 +58,7 @@ class Federation:
     """Who takes part and what the model is to segment; sites in the order of their names, whoever came first."""
 
     vocabulary: Vocabulary
-    sites: Mapping[str, SiteFacts]
+    sites: Mapping[str, SiteInfo]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", dict(sorted(self.sites.items())))
@@ -94,7 +94,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundInfo:
     """Where in the run a rule is: `round` counts from 1."""
 
     stage: str
@@ -115,7 +115,7 @@ class Moment:
 class Vault(Protocol):
     """Tensors written once and read often (teachers). Whoever runs a rule keeps them on disk."""
 
-    def put(self, name: str, arrays: Arrays) -> None:
+    def put(self, name: str, tensors: Tensors) -> None:
         """Keep tensors under a name; what was there before is replaced as a whole."""
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
@@ -131,9 +131,9 @@ class MemoryVault:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
 
-    def put(self, name: str, arrays: Arrays) -> None:
+    def put(self, name: str, tensors: Tensors) -> None:
         """Keep copies under a name."""
-        self._kept[name] = {key: value.detach().to("cpu", copy=True) for key, value in arrays.items()}
+        self._kept[name] = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors kept under a name."""
@@ -151,13 +151,13 @@ class Updates(Protocol):
     def sites(self) -> Sequence[str]:
         """Who answered."""
 
-    def numbers(self, site: str) -> Numbers:
+    def scalars(self, site: str) -> Scalars:
         """The numbers a site sent."""
 
     def keys(self, site: str) -> Sequence[str]:
         """The tensors a site sent."""
 
-    def array(self, site: str, key: str) -> torch.Tensor:
+    def tensor(self, site: str, key: str) -> torch.Tensor:
         """One tensor of one site."""
 
     def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
