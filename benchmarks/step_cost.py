@@ -10,7 +10,7 @@ a method is divided by the median FedAvg turn of the same network. What happens 
 part of a step; its time is told apart. The last part compares inference for all seven organs with that for one.
 
 `flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own; all others use the
-network with exclusive channels. UFPS changes with the rounds:
+network with softmax channels. UFPS changes with the rounds:
 
     ufps          its pseudo-label phase: labels of the teachers, uncertainty and its bank, weights of samples
     ufps_susam    its late phase without GMT and UA: two gradients per step, so that 2 is the least

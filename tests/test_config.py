@@ -99,7 +99,7 @@ def test_aliases_become_canonical_and_the_phantom_draws_the_vocabulary(tiny_cont
         ({"network": {"strides": [[2, 2, 2], [2, 2, 2], [2, 2, 2]]}}, "strides-begin-with-one", "network"),
         ({"network": {"norm": "group", "groups": 3}}, "features-per-group", "multiples of 3"),
         ({"method": {"name": "multihead"}, "network": {"organs": "decoders"}}, "method-decides", "heads"),
-        ({"method": {"name": "fedavg_pl"}, "network": {"convention": "independent"}}, "method-decides", "exclusive"),
+        ({"method": {"name": "fedavg_pl"}, "network": {"activation": "sigmoid"}}, "method-decides", "softmax"),
         (
             {"training": {"augment": {"mirror_axes": [0, 2]}}},
             "mirrored-sides",
@@ -337,3 +337,17 @@ def test_a_slip_inside_the_phantom_is_found_there(tmp_path, tiny_content):
         load_experiment(write(tmp_path, tiny_content(phantom={"sitez": []})))
     assert caught.value.where.endswith("phantom: sitez")
     assert "field_of_view_mm" in caught.value.fix
+
+
+@pytest.mark.parametrize(("old", "new"), [("exclusive", "softmax"), ("independent", "sigmoid")])
+def test_the_activation_is_read_under_its_older_name_and_written_so(tiny_content, old, new):
+    experiments = [parse_experiment(tiny_content(network=n)) for n in ({"convention": old}, {"activation": new})]
+    assert [experiment.network.activation for experiment in experiments] == [new, new]
+    assert [experiment.as_json()["network"]["convention"] for experiment in experiments] == [old, old]
+    assert experiments[0].fingerprint() == experiments[1].fingerprint()
+
+
+def test_the_activation_is_named_once(tiny_content):
+    with pytest.raises(ConfigError) as caught:
+        parse_experiment(tiny_content(network={"convention": "exclusive", "activation": "sigmoid"}))
+    assert caught.value.code == "unknown-setting"

@@ -167,7 +167,7 @@ class Agreement(Settings):
     def _the_method_decides_first(self) -> Agreement:
         """A method that is about heads has heads: a wish for something else must not be passed over in silence."""
         decided = self.build_method().network_settings(self.network)
-        for field in ("organs", "convention"):
+        for field in ("organs", "activation"):
             wished, used = getattr(self.network, field), getattr(decided, field)
             if wished not in (UNetSettings.model_fields[field].default, used):
                 raise ConfigError(

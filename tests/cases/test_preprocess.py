@@ -301,7 +301,7 @@ class Repeats(SegmentationNetwork):
     """Answers with the prepared truth, as sharp logits."""
 
     def __init__(self, volume: Volume, truth: np.ndarray, plan: Plan) -> None:
-        super().__init__(Vocabulary(["liver", "spleen"]), "exclusive")
+        super().__init__(Vocabulary(["liver", "spleen"]), "softmax")
         grid = Grid.of(volume, plan)
         masks = [prepare_mask(truth == label, grid, plan) for label in (1, 2)]
         channels = np.stack([~np.logical_or(*masks), *masks]).astype(np.float32)

@@ -219,17 +219,17 @@ def test_on_a_gpu_too(kind):
     check_by_differences(*segmentation(kind, 64, torch.device("cuda")), step=1e-6, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
-def test_the_loss_can_be_derived_twice(convention):
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_the_loss_can_be_derived_twice(activation):
     torch.manual_seed(0)
-    channels = 3 if convention == "exclusive" else 2
+    channels = 3 if activation == "softmax" else 2
     logits = torch.randn(2, channels, 2, 2, 2, requires_grad=True)
     masks = torch.rand(2, 3, 2, 2, 2) > 0.6
     annotated = torch.tensor([[True, False, False], [True, True, False]])
     batch = Batch(torch.zeros(2, 1, 2, 2, 2), masks, annotated, ("liver", "spleen", "kidney"), ("a", "b"))
 
     def loss():
-        return partial_dice_ce(logits, batch, VOCABULARY, convention).mean()
+        return partial_dice_ce(logits, batch, VOCABULARY, activation).mean()
 
     check_by_differences([logits], loss, step=1e-2, tolerance=1e-2)
 

@@ -25,8 +25,8 @@ from panorgan.networks.base import SegmentationNetwork
 SETTINGS = InferenceSettings(patch_size=(8, 8, 8), overlap=0.0)
 
 
-def network(organs: list[str], convention: str) -> SegmentationNetwork:
-    return SegmentationNetwork(Vocabulary(organs), convention)
+def network(organs: list[str], activation: str) -> SegmentationNetwork:
+    return SegmentationNetwork(Vocabulary(organs), activation)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -71,7 +71,7 @@ def test_a_network_of_slices_predicts_on_the_scans_own_grid():
 
 def test_exclusive_channels_by_hand():
     channels = torch.tensor([[0.5, 0.2, 0.4], [0.3, 0.7, 0.2], [0.2, 0.1, 0.4]])
-    labels = decide(list(channels), network(["liver", "spleen"], "exclusive"))
+    labels = decide(list(channels), network(["liver", "spleen"], "softmax"))
     assert labels.tolist() == [0, 1, 0]  # a tie stays with the earlier channel
 
 
@@ -79,16 +79,16 @@ def test_independent_channels_by_hand():
     """Inner over outer, whatever their probabilities; among others the more probable; below one half nothing."""
     organs = ["liver_tumour", "liver", "spleen"]
     channels = torch.tensor([[0.6, 0.4, 0.9, 0.6], [0.9, 0.9, 0.2, 0.4], [0.1, 0.95, 0.6, 0.7]])
-    assert decide(list(channels), network(organs, "independent")).tolist() == [1, 3, 1, 3]
+    assert decide(list(channels), network(organs, "sigmoid")).tolist() == [1, 3, 1, 3]
 
 
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
-def test_a_large_scan_never_needs_all_channels_at_once(convention, monkeypatch):
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_a_large_scan_never_needs_all_channels_at_once(activation, monkeypatch):
     """At full resolution two channels at a time: the one that is looked at, and the best so far."""
     import weakref
 
     model = UNet(
-        Vocabulary(["liver", "spleen", "pancreas", "aorta"]), UNetSettings(features=(4, 8), convention=convention)
+        Vocabulary(["liver", "spleen", "pancreas", "aorta"]), UNetSettings(features=(4, 8), activation=activation)
     )
     alive: list[weakref.ref[torch.Tensor]] = []
     most = 0

@@ -18,8 +18,8 @@ TRAINING = {"rounds": 3, "validate_every": 1, "local_steps": 2, "optimizer": PLA
 
 
 def start(tiny, folder, sites=None, **setup: Any):
-    """A coordinator of the tiny federation with independent channels, with all sites or some."""
-    experiment = tiny(network={"convention": "independent"}, training=TRAINING, **setup.pop("changes", {}))
+    """A coordinator of the tiny federation with sigmoid channels, with all sites or some."""
+    experiment = tiny(network={"activation": "sigmoid"}, training=TRAINING, **setup.pop("changes", {}))
     workers = make_workers(experiment, folder)
     present = {name: workers[name] for name in sites or workers}
     return make_coordinator(experiment, folder, LocalTransport(present), **setup)
@@ -43,7 +43,7 @@ def test_before_the_join_nothing_knows_of_the_site(tiny, tmp_path, method):
 
 
 def test_the_newcomers_organ_is_learned_from_then_on_and_older_rounds_are_no_longer_the_best(tiny, tmp_path):
-    """Independent channels: without labels of the spleen, nothing moves its output weights."""
+    """Sigmoid channels: without labels of the spleen, nothing moves its output weights."""
     late = start(tiny, tmp_path, joins_at={"south": 3})
     first = {key: late.state.weights[key].clone() for key in late.state.weights if key.startswith("head")}
     assert first, "the output layer has another name"

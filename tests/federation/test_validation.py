@@ -19,7 +19,7 @@ class Network(SegmentationNetwork):
     """Nothing to learn: the cases' own voxels say what is predicted."""
 
     def __init__(self) -> None:
-        super().__init__(Vocabulary(["liver", "spleen"]), "exclusive")
+        super().__init__(Vocabulary(["liver", "spleen"]), "softmax")
         self.weight = nn.Parameter(torch.zeros(1))
 
 

@@ -44,16 +44,16 @@ LOGITS = torch.tensor(
 )
 
 
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
-def test_lower_precision_around_the_loss_does_not_lower_it(convention):
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_lower_precision_around_the_loss_does_not_lower_it(activation):
     """Under autocast a matrix product would round probabilities to eight bits."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 3 if convention == "exclusive" else 2, 500, generator=generator)
+    logits = torch.randn(2, 3 if activation == "softmax" else 2, 500, generator=generator)
     masks = (torch.rand(2, 2, 500, generator=generator) > 0.7).tolist()
     batch = make_batch(("liver", "spleen"), masks, [[True, True], [True, False]])
-    plain = partial_dice_ce(logits, batch, ABDOMEN, convention)
+    plain = partial_dice_ce(logits, batch, ABDOMEN, activation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(partial_dice_ce(logits, batch, ABDOMEN, convention), plain)
+        assert torch.equal(partial_dice_ce(logits, batch, ABDOMEN, activation), plain)
 
 
 def test_dice_by_hand():
@@ -87,7 +87,7 @@ def test_marginal_cross_entropy_ignores_what_nobody_knows_and_contradictions():
     assert marginal_cross_entropy(LOGITS, nothing.masks, nothing.annotated, members).item() == pytest.approx(
         0, abs=1e-6
     )
-    # voxel 1 is liver and spleen at once: impossible for exclusive channels, left out; voxel 2 is background
+    # voxel 1 is liver and spleen at once: impossible for softmax channels, left out; voxel 2 is background
     clash = make_batch(("liver", "spleen"), [[[True, False], [True, False]]], [[True, True]])
     loss = marginal_cross_entropy(LOGITS, clash.masks, clash.annotated, members)
     assert loss.item() == pytest.approx(-math.log(0.1), rel=1e-6)
@@ -96,7 +96,7 @@ def test_marginal_cross_entropy_ignores_what_nobody_knows_and_contradictions():
 def test_union_is_the_sum_of_its_members():
     logits = torch.tensor([[log_odds(0.5, 0.1), log_odds(0.2, 0.3), log_odds(0.3, 0.6)]])
     batch = make_batch(("kidney",), [[[True, False]]], [[True]])
-    probability = structure_probabilities(logits, batch, KIDNEYS, "exclusive")
+    probability = structure_probabilities(logits, batch, KIDNEYS, "softmax")
     torch.testing.assert_close(probability, torch.tensor([[[0.5, 0.9]]]))
     loss = marginal_cross_entropy(logits, batch.masks, batch.annotated, member_matrix(batch, KIDNEYS, logits.device))
     assert loss.item() == pytest.approx(-(math.log(0.5) + math.log(0.1)) / 2, rel=1e-6)
@@ -106,7 +106,7 @@ def test_a_liver_mask_contains_its_tumour():
     logits = torch.tensor([[log_odds(0.5, 0.1), log_odds(0.2, 0.3), log_odds(0.3, 0.6)]])
     batch = make_batch(("liver", "liver_tumour"), [[[True, True], [False, True]]], [[True, True]])
     torch.testing.assert_close(
-        structure_probabilities(logits, batch, TUMOUR, "exclusive"), torch.tensor([[[0.5, 0.9], [0.3, 0.6]]])
+        structure_probabilities(logits, batch, TUMOUR, "softmax"), torch.tensor([[[0.5, 0.9], [0.3, 0.6]]])
     )
     loss = marginal_cross_entropy(logits, batch.masks, batch.annotated, member_matrix(batch, TUMOUR, logits.device))
     assert loss.item() == pytest.approx(-(math.log(0.2) + math.log(0.6)) / 2, rel=1e-6)
@@ -127,7 +127,7 @@ def test_independent_bce_by_hand():
 def test_independent_union_is_present_when_any_member_is():
     logits = torch.tensor([[[0.0, 0.0], [math.log(3), math.log(3)]]])  # sigmoids 0.5 and 0.75
     batch = make_batch(("kidney",), [[[True, False]]], [[True]])
-    probability = structure_probabilities(logits, batch, KIDNEYS, "independent")
+    probability = structure_probabilities(logits, batch, KIDNEYS, "sigmoid")
     torch.testing.assert_close(probability, torch.full((1, 1, 2), 1 - 0.5 * 0.25))
     expected = -(math.log(0.875) + math.log(0.125)) / 2
     assert structure_bce(logits, batch, KIDNEYS).item() == pytest.approx(expected, rel=1e-5)
@@ -136,30 +136,30 @@ def test_independent_union_is_present_when_any_member_is():
 def test_independent_organ_uses_its_own_sigmoid_not_its_tumours():
     logits = torch.tensor([[[0.0], [math.log(3)]]])
     batch = make_batch(("liver", "liver_tumour"), [[[True], [True]]], [[True, True]])
-    probability = structure_probabilities(logits, batch, TUMOUR, "independent")
+    probability = structure_probabilities(logits, batch, TUMOUR, "sigmoid")
     torch.testing.assert_close(probability, torch.tensor([[[0.5], [0.75]]]))
 
 
 def test_extreme_logits_stay_finite_with_useful_gradients():
     logits = torch.tensor([[[60.0, -60.0], [-60.0, 60.0]]], requires_grad=True)
     batch = make_batch(("liver", "spleen"), [[[False, True], [True, False]]], [[True, True]])
-    loss = partial_dice_ce(logits, batch, ABDOMEN, "independent").sum()
+    loss = partial_dice_ce(logits, batch, ABDOMEN, "sigmoid").sum()
     loss.backward()
     assert torch.isfinite(loss)
     # every voxel is utterly wrong: the cross-entropy gradient is ±1, averaged over 2 voxels and 2 structures
     torch.testing.assert_close(logits.grad, torch.tensor([[[0.25, -0.25], [-0.25, 0.25]]]))
 
 
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
-def test_hidden_labels_have_no_influence(convention):
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_hidden_labels_have_no_influence(activation):
     """The masked-loss trap: whatever the mask of an unknown structure says, loss and gradient stay the same."""
-    channels = 3 if convention == "exclusive" else 2
+    channels = 3 if activation == "softmax" else 2
     logits = torch.randn(2, channels, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     known = [[True, False, True, False, False], [False, False, True, True, False]]
     outcomes = []
     for hidden in ([False] * 5, [True] * 5):
         batch = make_batch(("liver", "spleen"), [[k, hidden] for k in known], [[True, False]] * 2)
-        loss = partial_dice_ce(logits, batch, ABDOMEN, convention).sum()
+        loss = partial_dice_ce(logits, batch, ABDOMEN, activation).sum()
         outcomes.append((loss, torch.autograd.grad(loss, logits)[0]))
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     assert torch.equal(outcomes[0][1], outcomes[1][1])
@@ -176,14 +176,14 @@ def test_everything_annotated_equals_full_supervision():
     y = masks.float()
     dice = (2 * (p * y).sum((2, 3, 4)) + 1) / (p.sum((2, 3, 4)) + y.sum((2, 3, 4)) + 1)
     expected = (1 - dice).mean(1) + F.cross_entropy(logits, labels, reduction="none").mean((1, 2, 3))
-    torch.testing.assert_close(partial_dice_ce(logits, batch, ABDOMEN, "exclusive"), expected)
+    torch.testing.assert_close(partial_dice_ce(logits, batch, ABDOMEN, "softmax"), expected)
 
 
 def test_weights_switch_terms_off():
     batch = make_batch(("liver", "spleen"), [[[True, False], [False, False]]], [[True, True]])
-    dice = partial_dice_ce(LOGITS, batch, ABDOMEN, "exclusive", ce_weight=0)
-    ce = partial_dice_ce(LOGITS, batch, ABDOMEN, "exclusive", dice_weight=0)
-    both = partial_dice_ce(LOGITS, batch, ABDOMEN, "exclusive", dice_weight=0.5, ce_weight=2)
+    dice = partial_dice_ce(LOGITS, batch, ABDOMEN, "softmax", ce_weight=0)
+    ce = partial_dice_ce(LOGITS, batch, ABDOMEN, "softmax", dice_weight=0)
+    both = partial_dice_ce(LOGITS, batch, ABDOMEN, "softmax", dice_weight=0.5, ce_weight=2)
     torch.testing.assert_close(both, 0.5 * dice + 2 * ce)
     assert dice.item() > 0
     assert ce.item() > 0
@@ -196,17 +196,17 @@ def test_samples_do_not_mix():
         [[[True, False], [False, False]], [[False, True], [True, False]]],
         [[True, True], [False, True]],
     )
-    alone = partial_dice_ce(LOGITS, one, ABDOMEN, "exclusive")
-    together = partial_dice_ce(LOGITS.repeat(2, 1, 1), two, ABDOMEN, "exclusive")
+    alone = partial_dice_ce(LOGITS, one, ABDOMEN, "softmax")
+    together = partial_dice_ce(LOGITS.repeat(2, 1, 1), two, ABDOMEN, "softmax")
     torch.testing.assert_close(together[:1], alone)
 
 
 def test_a_structure_the_channels_cannot_express_is_refused_only_when_annotated():
     hidden = make_batch(("liver", "pancreas"), [[[True, False], [True, True]]], [[True, False]])
-    assert torch.isfinite(partial_dice_ce(LOGITS, hidden, ABDOMEN, "exclusive")).all()
+    assert torch.isfinite(partial_dice_ce(LOGITS, hidden, ABDOMEN, "softmax")).all()
     shown = make_batch(("liver", "pancreas"), [[[True, False], [True, True]]], [[True, True]])
     with refused("network-lacks-structures") as caught:
-        partial_dice_ce(LOGITS, shown, ABDOMEN, "exclusive")
+        partial_dice_ce(LOGITS, shown, ABDOMEN, "softmax")
     assert "pancreas" in caught.value.what
     assert caught.value.fix
 
@@ -214,7 +214,7 @@ def test_a_structure_the_channels_cannot_express_is_refused_only_when_annotated(
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 2))
 def test_gradients_never_push_an_unknown_organ_against_background(seed, voxels, organ):
-    """Exclusive channels: where an organ is unknown, background and organ keep their ratio to first order."""
+    """Softmax channels: where an organ is unknown, background and organ keep their ratio to first order."""
     logits = torch.randn(1, 3, voxels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     logits.requires_grad_()
     names = ("liver", "spleen")
@@ -231,18 +231,18 @@ def test_gradients_never_push_an_unknown_organ_against_background(seed, voxels, 
 
 
 def test_the_mask_of_a_union_teaches_no_tumour_inside_it():
-    """A kidney's mask contains its tumours but does not show them: their independent channel must not move."""
+    """A kidney's mask contains its tumours but does not show them: their sigmoid channel must not move."""
     vocabulary = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])
     masks = torch.tensor([True, False, True, True]).view(1, 1, 4, 1, 1)
     image = torch.zeros(1, 1, 4, 1, 1)
     batch = Batch(image, masks, torch.ones(1, 1, dtype=torch.bool), ("kidney",), ("case",))
     logits = torch.tensor([0.3, -0.2, 0.1]).view(1, 3, 1, 1, 1).repeat(1, 1, 4, 1, 1).requires_grad_()
-    partial_dice_ce(logits, batch, vocabulary, "independent").sum().backward()
+    partial_dice_ce(logits, batch, vocabulary, "sigmoid").sum().backward()
     assert logits.grad[:, :2].abs().min() > 0
     assert logits.grad[:, 2].abs().max() == 0
     # By hand: the union is present unless both sides are absent.
     absent = (1 / (1 + math.exp(0.3))) * (1 / (1 + math.exp(-0.2)))
-    found = structure_probabilities(logits, batch, vocabulary, "independent")
+    found = structure_probabilities(logits, batch, vocabulary, "sigmoid")
     assert found.flatten().tolist() == pytest.approx([1 - absent] * 4)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Convention
+from panorgan.cases.labels import Activation
 from panorgan.cases.sampling import Batch
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.base import Payload, SiteTools
@@ -25,21 +25,21 @@ AVERAGING = ["fedavg", "fedprox", "scaffold", "fedasam"]
 class Told(SegmentationNetwork):
     """Logits [B, C, V], whatever the image."""
 
-    def __init__(self, convention: Convention) -> None:
-        super().__init__(ORGANS, convention)
+    def __init__(self, activation: Activation) -> None:
+        super().__init__(ORGANS, activation)
         self.logits = nn.Parameter(torch.zeros_like(RECEIVED))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.logits if self.convention == "exclusive" else self.logits[:, 1:]
+        return self.logits if self.activation == "softmax" else self.logits[:, 1:]
 
 
 def loss_at(
-    name: str, annotated: Mapping[str, int], convention: Convention = "exclusive", **config: object
+    name: str, annotated: Mapping[str, int], activation: Activation = "softmax", **config: object
 ) -> torch.Tensor:
     """Of a site with two cases, whose model says TRAINED after it has received RECEIVED."""
     here = SiteInfo("here", 2, annotated)
     federation = Federation(ORGANS, {"here": here, "there": SiteInfo("there", 1, {"liver": 1, "spleen": 1})})
-    model = Told(convention)
+    model = Told(activation)
     method = find_method(name)
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = method.Site(method.Config(**({"mu": 0} if name == "fedprox" else {}), **config), here, federation, tools)
@@ -64,7 +64,7 @@ def batch_of(annotated: Mapping[str, int]) -> Batch:
 @pytest.mark.parametrize("name", AVERAGING)
 def test_the_received_model_shares_out_what_the_annotation_leaves_open(name):
     batch = batch_of({"liver": 2})
-    dice = partial_dice_ce(TRAINED, batch, ORGANS, "exclusive", ce_weight=0, dice_over="batch")
+    dice = partial_dice_ce(TRAINED, batch, ORGANS, "softmax", ce_weight=0, dice_over="batch")
     by_hand = dice + 3 * expected_cross_entropy(TRAINED, RECEIVED, batch, ORGANS)
     torch.testing.assert_close(loss_at(name, {"liver": 2}, ce_weight=3), by_hand.mean())
     torch.testing.assert_close(loss_at(name, {"liver": 2}, ce_weight=0), dice.mean())
@@ -72,7 +72,7 @@ def test_the_received_model_shares_out_what_the_annotation_leaves_open(name):
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_the_marginal_loss_is_one_setting_away(name):
-    by_hand = partial_dice_ce(TRAINED, batch_of({"liver": 2}), ORGANS, "exclusive", dice_over="batch")
+    by_hand = partial_dice_ce(TRAINED, batch_of({"liver": 2}), ORGANS, "softmax", dice_over="batch")
     assert torch.equal(loss_at(name, {"liver": 2}, unlabelled="marginal"), by_hand.mean())
 
 
@@ -91,6 +91,6 @@ def test_an_organ_that_one_case_does_not_label_is_open_there():
 
 def test_independent_channels_leave_nothing_to_share_out():
     assert torch.equal(
-        loss_at("fedavg", {"liver": 2}, "independent"),
-        loss_at("fedavg", {"liver": 2}, "independent", unlabelled="marginal"),
+        loss_at("fedavg", {"liver": 2}, "sigmoid"),
+        loss_at("fedavg", {"liver": 2}, "sigmoid", unlabelled="marginal"),
     )

@@ -34,7 +34,7 @@ class Told(SegmentationNetwork):
     """Logits [B, C, V], whatever the image."""
 
     def __init__(self, organs: Sequence[str], logits: torch.Tensor) -> None:
-        super().__init__(Vocabulary(organs), "independent")
+        super().__init__(Vocabulary(organs), "sigmoid")
         self.logits = nn.Parameter(logits.clone())
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:

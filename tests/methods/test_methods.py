@@ -163,8 +163,8 @@ def test_equal_weights_when_asked(tiny):
 class Fixed(SegmentationNetwork):
     """Answers with the logits it was given."""
 
-    def __init__(self, organs: list[str], logits: list[float], convention: str = "exclusive") -> None:
-        super().__init__(Vocabulary(organs), convention)
+    def __init__(self, organs: list[str], logits: list[float], activation: str = "softmax") -> None:
+        super().__init__(Vocabulary(organs), activation)
         self.logits = torch.tensor(logits)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -194,8 +194,8 @@ def test_a_single_member_is_unchanged_by_merging():
 
 
 def test_an_organ_of_two_members_gets_their_mean_and_independent_logits_pass_through():
-    members = {"a": Fixed(["liver"], [1.0], "independent"), "b": Fixed(["liver", "spleen"], [3.0, -1.0], "independent")}
-    merged = MergedMembers(members, Vocabulary(["spleen", "liver"]), UNetSettings(convention="independent"))
+    members = {"a": Fixed(["liver"], [1.0], "sigmoid"), "b": Fixed(["liver", "spleen"], [3.0, -1.0], "sigmoid")}
+    merged = MergedMembers(members, Vocabulary(["spleen", "liver"]), UNetSettings(activation="sigmoid"))
     assert merged(torch.zeros(1, 1, 1)).flatten().tolist() == [-1.0, 2.0]
 
 

@@ -75,8 +75,8 @@ def told(folder, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", STARRED)
 def test_the_network_has_exclusive_channels_whatever_the_experiment_says(name):
     kind = methods()[name]
-    settings = kind(kind.Config()).network_settings(UNetSettings(organs="heads", convention="independent"))
-    assert (settings.organs, settings.convention) == ("channels", "exclusive")
+    settings = kind(kind.Config()).network_settings(UNetSettings(organs="heads", activation="sigmoid"))
+    assert (settings.organs, settings.activation) == ("channels", "softmax")
 
 
 @pytest.mark.parametrize("name", STARRED)

@@ -28,7 +28,7 @@ class Constant(SegmentationNetwork):
     """Says the same everywhere: one logit per organ, with sigmoids."""
 
     def __init__(self, organs: tuple[str, ...]) -> None:
-        super().__init__(Vocabulary(organs), "independent")
+        super().__init__(Vocabulary(organs), "sigmoid")
         self.logits = nn.Parameter(torch.rand(len(organs)))  # drawn, as first weights are
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -103,12 +103,12 @@ def test_a_restart_finds_the_teachers(tmp_path):
     assert site_teachers(vault=DiskVault(tmp_path)).known() == ("liver", "spleen")
 
 
-class Exclusive(Constant):
+class Softmax(Constant):
     """Background 0.2, liver 0.3, spleen 0.1, aorta 0.4, wherever it looks."""
 
     def __init__(self) -> None:
         super().__init__(("liver", "spleen", "aorta"))
-        self.convention = "exclusive"
+        self.activation = "softmax"
         self.logits = nn.Parameter(torch.tensor([0.2, 0.3, 0.1, 0.4]).log())
 
 
@@ -123,8 +123,8 @@ def test_an_exclusive_teacher_is_heard_against_all_that_it_was_not_taught(cases,
     """
     site = site_teachers(cases, owners={"south": tuple(expected)})
     site.taught = {"south": taught}
-    site._build = lambda _: Exclusive()
-    site.receive(Payload({f"teacher/south/{k}": v for k, v in Exclusive().state_dict().items()}))
+    site._build = lambda _: Softmax()
+    site.receive(Payload({f"teacher/south/{k}": v for k, v in Softmax().state_dict().items()}))
     volume, names = site.predictions(lambda case: tuple(expected)).volume(cases[1])
     assert {name: int(volume[place].max()) for place, name in enumerate(names)} == expected
     assert (volume.max((1, 2, 3)) == volume.min((1, 2, 3))).all()

@@ -76,7 +76,7 @@ def test_one_task_block_on_its_representation_is_the_plain_network(dimensions, o
     """The same layers cut in another place: equal weights give equal logits, also with dropout's draws."""
     organs = Vocabulary(["liver", "liver_tumour"])
     shape = {"features": (8, 16, 16), "dimensions": dimensions, **options}
-    plain = UNet(organs, UNetSettings(convention="independent", **shape))
+    plain = UNet(organs, UNetSettings(activation="sigmoid", **shape))
     cut = organ_network(organs, UNetSettings(organs="task_blocks", **shape))
     cut.load_state_dict({as_task_block(key, last=1): value for key, value in plain.state_dict().items()})
     assert size(cut) == size(plain)
@@ -144,7 +144,7 @@ def test_an_organ_and_its_tumour_are_the_two_outputs_of_one_part(kind, dimension
     liver, spleen = written_out(network, "liver", x), written_out(network, "spleen", x)
     expected = torch.stack([spleen[:, 0], liver[:, 1], liver[:, 0]], dim=1)
     logits = network(x)
-    assert (network.channels, network.convention) == (names, "independent")
+    assert (network.channels, network.activation) == (names, "sigmoid")
     assert (logits[:, 2] == -1e4).all()
     torch.testing.assert_close(logits[:, [0, 1, 3]], expected, rtol=1e-9, atol=1e-11)
     factor = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()

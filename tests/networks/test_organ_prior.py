@@ -24,7 +24,7 @@ def first_probabilities(network: SegmentationNetwork) -> torch.Tensor:
         if parameter.ndim > 1:
             parameter.data.zero_()
     logits = network(torch.randn(1, 1, 8, 8, 8))
-    return organ_probabilities(logits, network.convention)[0, :, 0, 0, 0]
+    return organ_probabilities(logits, network.activation)[0, :, 0, 0, 0]
 
 
 @pytest.mark.parametrize("organs", PARTS)
@@ -34,7 +34,7 @@ def test_every_part_of_an_organ_begins_at_the_prior(organs: str, prior: float) -
 
 
 def test_sigmoids_begin_at_the_prior() -> None:
-    found = first_probabilities(build(convention="independent", organ_prior=0.1))
+    found = first_probabilities(build(activation="sigmoid", organ_prior=0.1))
     assert found.tolist() == pytest.approx([0.1, 0.1])
 
 

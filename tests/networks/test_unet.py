@@ -30,11 +30,11 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
-def test_logits_have_a_channel_per_name_and_the_images_space(options, convention) -> None:
-    network = build(convention=convention, **options)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_logits_have_a_channel_per_name_and_the_images_space(options, activation) -> None:
+    network = build(activation=activation, **options)
     space = (16, 8, 12)[: options["dimensions"]]
-    expected = ("background", "spleen", "liver", "kidney") if convention == "exclusive" else tuple(VOCABULARY)
+    expected = ("background", "spleen", "liver", "kidney") if activation == "softmax" else tuple(VOCABULARY)
     assert network.channels == expected
     assert network(torch.randn(2, 1, *space)).shape == (2, len(expected), *space)
 
@@ -197,8 +197,8 @@ def test_impossible_settings_are_refused(wrong) -> None:
 
 def test_organ_probabilities_by_hand() -> None:
     logits = torch.tensor([0.0, math.log(3), math.log(4)]).view(1, 3, 1, 1)
-    exclusive = organ_probabilities(logits, "exclusive")
-    torch.testing.assert_close(exclusive.flatten(), torch.tensor([3 / 8, 4 / 8]))
-    assert exclusive.shape == (1, 2, 1, 1)
-    independent = organ_probabilities(logits, "independent")
-    torch.testing.assert_close(independent.flatten(), torch.tensor([1 / 2, 3 / 4, 4 / 5]))
+    softmax = organ_probabilities(logits, "softmax")
+    torch.testing.assert_close(softmax.flatten(), torch.tensor([3 / 8, 4 / 8]))
+    assert softmax.shape == (1, 2, 1, 1)
+    sigmoid = organ_probabilities(logits, "sigmoid")
+    torch.testing.assert_close(sigmoid.flatten(), torch.tensor([1 / 2, 3 / 4, 4 / 5]))

@@ -1,4 +1,4 @@
-"""Overlapping label sets, unions, tumours and both conventions, through a whole run."""
+"""Overlapping label sets, unions, tumours and both activations, through a whole run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SITES = [
 VOCABULARY = ["liver", "liver_tumour", "spleen", "kidney_left", "kidney_right"]
 
 
-@pytest.mark.parametrize("convention", ["exclusive", "independent"])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("method", ["fedavg", "solo", "central_full"])
-def test_a_federation_with_every_kind_of_label(tiny, tmp_path, convention, method):
+def test_a_federation_with_every_kind_of_label(tiny, tmp_path, activation, method):
     experiment = tiny(
         vocabulary=VOCABULARY,
         phantom={"sites": SITES, "tumours": True},
-        network={"convention": convention},
+        network={"activation": activation},
         method={"name": method},
         training={"rounds": 2, "validate_every": 1},
     )

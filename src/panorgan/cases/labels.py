@@ -6,15 +6,19 @@ them (`kidney` where the vocabulary has both sides). Masks are inclusive: a live
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import AnatomyError
 
-Convention = Literal["exclusive", "independent"]
-"""How channels relate. *exclusive*: softmax over background + organs. *independent*: one sigmoid per organ."""
+Activation = Literal["softmax", "sigmoid"]
+"""How logits become probabilities. *softmax*: over background + organs, which exclude each other.
+*sigmoid*: one per organ, each for itself."""
+
+CONVENTIONS: Mapping[Activation, str] = {"softmax": "exclusive", "sigmoid": "independent"}
+"""What experiments, model cards and cache keys on disk call the activation; fingerprints depend on these words."""
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import CONVENTIONS, Activation
 from panorgan.config import Agreement
 from panorgan.errors import MessageError
 from panorgan.federation.agreement_checks import check_model, check_plan
@@ -32,7 +33,7 @@ def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Ma
     federation = Federation(Vocabulary(agreement.vocabulary), task.sites)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = agreement.build_method().build_network(agreement.network, federation)
-    for name, wanted in _expected_card(task, agreement, network.channels, network.convention).items():
+    for name, wanted in _expected_card(task, agreement, network.channels, network.activation).items():
         if card.get(name) != wanted:
             raise _refused(
                 f"its card says another {name!r}",
@@ -69,12 +70,12 @@ def replace_model(folder: Path, previous: Path, weights: Mapping[str, torch.Tens
     arriving.rename(folder)
 
 
-def _expected_card(task: Task, agreement: Agreement, channels: Any, convention: str) -> dict[str, Any]:
+def _expected_card(task: Task, agreement: Agreement, channels: Any, activation: Activation) -> dict[str, Any]:
     """What the card of a model of this agreement says, as it is after a journey as JSON."""
     expected = {
         "organs": agreement.vocabulary,
         "channels": channels,
-        "convention": convention,
+        "convention": CONVENTIONS[activation],
         "method": agreement.method,
         "network": agreement.network.as_json(),
         "inference": {

@@ -19,7 +19,7 @@ from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import SegmentationNetwork
 from panorgan.settings import Settings
 
-# An independent channel counts as present from here on.
+# A sigmoid channel counts as present from here on.
 _THRESHOLD = 0.5
 
 
@@ -46,7 +46,7 @@ def predict_probabilities(
 
     def activated(windows: torch.Tensor) -> torch.Tensor:
         logits = network(windows).float()
-        return logits.softmax(1) if network.convention == "exclusive" else logits.sigmoid()
+        return logits.softmax(1) if network.activation == "softmax" else logits.sigmoid()
 
     sliced = sliced_axis(settings.patch_size)
     images = image[None, None] if sliced is None else image.movedim(sliced, 0)[:, None]
@@ -76,11 +76,11 @@ def decide(
 ) -> NDArray[np.uint8]:
     """Label map [X, Y, Z]: 0 for background, i + 1 for organ i of the vocabulary.
 
-    Exclusive: the most probable channel. Independent: organs above one half; where they overlap, an inner structure
+    Softmax: the most probable channel. Sigmoid: organs above one half; where they overlap, an inner structure
     wins over the one that contains it, and among others the more probable one. `place` is applied channel by
     channel, so that a large scan never needs all channels at its full resolution.
     """
-    if network.convention == "exclusive":
+    if network.activation == "softmax":
         return _most_probable(probabilities, place)
     return _paint(dict(zip(network.channels, probabilities, strict=True)), network.vocabulary, place)
 
@@ -98,11 +98,11 @@ def predict_volume(
 def predict_organs(
     network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings, preset: str = "none"
 ) -> dict[str, NDArray[np.bool_]]:
-    """A mask per organ on the scan's own grid, each by itself: independent channels may overlap, none hides another.
+    """A mask per organ on the scan's own grid, each by itself: sigmoid channels may overlap, none hides another.
 
-    With exclusive channels that is the label map, organ by organ.
+    With softmax channels that is the label map, organ by organ.
     """
-    if network.convention == "exclusive":
+    if network.activation == "softmax":
         labels = cleaned(predict_volume(network, volume, plan, settings), network.vocabulary, preset)
         return {organ: structure_mask(labels, organ, network.vocabulary) for organ in network.vocabulary}
     grid = Grid.of(volume, plan)

@@ -23,7 +23,7 @@ class Remedies:
     def of(cls, method: Method, network: UNetSettings) -> Remedies:
         """Of the usual ones, those that this experiment does without and its method allows."""
         network = method.network_settings(network)
-        one_softmax = network.organs == "channels" and network.convention == "exclusive"
+        one_softmax = network.organs == "channels" and network.activation == "softmax"
         unlabelled = tuple(_unless_set(method.config, "unlabelled", "received")) if one_softmax else ()
         rare = network.organ_prior is not None and network.organ_prior <= _RARE
         return cls(

@@ -24,7 +24,7 @@ def validation_scores(
     """Mean Dice and pooled volume ratio per annotated structure.
 
     `predict(network, image [X, Y, Z])` gives probabilities [channels, X, Y, Z]. `taught`: the only organs that the
-    network was taught. Of exclusive channels all others then count as background, as when it is asked as a teacher.
+    network was taught. Of softmax channels all others then count as background, as when it is asked as a teacher.
     """
     scores: dict[str, list[float]] = {}
     predicted_mm3: dict[str, float] = {}
@@ -32,7 +32,7 @@ def validation_scores(
     for case in cases:
         image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
         found = predict(network, image).cpu()
-        if taught is not None and network.convention == "exclusive":
+        if taught is not None and network.activation == "softmax":
             others = [place for place, name in enumerate(network.channels) if place > 0 and name not in taught]
             found[0] += found[others].sum(0)
             found[others] = 0.0

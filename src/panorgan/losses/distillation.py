@@ -1,4 +1,4 @@
-"""Knowledge distillation for independent channels: a teacher's probabilities stand in for labels that a case lacks."""
+"""Knowledge distillation for sigmoid channels: a teacher's probabilities stand in for labels that a case lacks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from panorgan.losses.unified_label import allowed_channels
 def expected_cross_entropy(
     logits: torch.Tensor, received: torch.Tensor, batch: Batch, vocabulary: Vocabulary
 ) -> torch.Tensor:
-    """Per-sample [B] mean over voxels of −Σ q_c log p_c; exclusive channels, logits of both models [B, C + 1, *S].
+    """Per-sample [B] mean over voxels of −Σ q_c log p_c; softmax channels, logits of both models [B, C + 1, *S].
 
     q is the received model's probability given what the annotation allows at the voxel. With one channel left it is
     ordinary cross-entropy. Where masks of exclusive structures overlap nothing is allowed: such voxels are left out.

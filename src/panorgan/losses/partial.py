@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Convention, membership, shown
+from panorgan.cases.labels import Activation, membership, shown
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 
@@ -29,23 +29,23 @@ def partial_dice_ce(
     logits: torch.Tensor,
     batch: Batch,
     vocabulary: Vocabulary,
-    convention: Convention,
+    activation: Activation,
     dice_weight: float = 1.0,
     ce_weight: float = 1.0,
     dice_over: DiceOver = "sample",
 ) -> torch.Tensor:
     """Per-sample loss [B]: weighted Dice + cross-entropy over what each sample annotates.
 
-    Cross-entropy is the marginal one of `marginal_cross_entropy` for exclusive channels and the binary one of
-    `structure_bce` for independent channels. A sample that annotates nothing has loss 0.
+    Cross-entropy is the marginal one of `marginal_cross_entropy` for softmax channels and the binary one of
+    `structure_bce` for sigmoid channels. A sample that annotates nothing has loss 0.
     """
     logits = logits.float()
     members = member_matrix(batch, vocabulary, logits.device)
     loss = logits.new_zeros(logits.shape[0])
     if dice_weight:
-        probabilities = structure_probabilities(logits, batch, vocabulary, convention)
+        probabilities = structure_probabilities(logits, batch, vocabulary, activation)
         loss = loss + dice_weight * partial_dice(probabilities, batch.masks, batch.annotated, dice_over)
-    if ce_weight and convention == "exclusive":
+    if ce_weight and activation == "softmax":
         loss = loss + ce_weight * marginal_cross_entropy(logits, batch.masks, batch.annotated, members)
     elif ce_weight:
         loss = loss + ce_weight * structure_bce(logits, batch, vocabulary)
@@ -81,14 +81,14 @@ def on_device(
 
 
 def structure_probabilities(
-    logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary, convention: Convention
+    logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary, activation: Activation
 ) -> torch.Tensor:
     """Probability that a voxel belongs to each annotated structure, [B, T, *S].
 
-    Exclusive channels: the sum over members. Independent channels: the structure's own sigmoid if it has one, else
+    Softmax channels: the sum over members. Sigmoid channels: the structure's own sigmoid if it has one, else
     the probability that at least one of its members is present.
     """
-    if convention == "exclusive":
+    if activation == "softmax":
         organs = logits.softmax(dim=1)[:, 1:]
         return _over_members(member_matrix(batch, vocabulary, logits.device), organs)
     return 1 - _log_absent(logits, batch, vocabulary).exp()
@@ -150,7 +150,7 @@ def marginal_cross_entropy(
 
 
 def structure_bce(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
-    """Binary cross-entropy per sample [B], mean over voxels and annotated structures, independent channels."""
+    """Binary cross-entropy per sample [B], mean over voxels and annotated structures, sigmoid channels."""
     log_absent = _log_absent(logits, batch, vocabulary)
     log_present = torch.log((1 - log_absent.exp()).clamp(min=_SMALLEST))
     for t, own in enumerate(_own_channels(batch, vocabulary)):
@@ -166,7 +166,7 @@ def _own_channels(batch: Batch, vocabulary: Vocabulary) -> list[int | None]:
 
 
 def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
-    """log P(voxel is not in the structure), independent channels, [B, T, *S]."""
+    """log P(voxel is not in the structure), sigmoid channels, [B, T, *S]."""
     log_absent = F.logsigmoid(-logits)
     checked_members(batch, vocabulary)
     return _over_members(on_device(shown(batch.structures, vocabulary), logits.device), log_absent)

@@ -59,7 +59,7 @@ class UnifiedLabel:
     def targets(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(one-hot target, where it counts), both [B, C + 1, *S] bool.
 
-        Where several channels are possible none of them counts; all others do, as absent. With exclusive channels that
+        Where several channels are possible none of them counts; all others do, as absent. With softmax channels that
         says all there is to say: what is left to the possible ones is their sum.
         """
         target, counted = self.target_masks

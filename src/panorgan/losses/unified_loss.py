@@ -1,4 +1,4 @@
-"""Dice and binary cross-entropy on a unified label, exclusive channels (UFPS's base loss).
+"""Dice and binary cross-entropy on a unified label, softmax channels (UFPS's base loss).
 
 Masks are floats here, 0 or 1, and multiplied with: on a CPU that is twenty times faster than `where` or `masked_fill`,
 and gives the same numbers. `lerp(a, b, mask)` is a where the mask is 0 and b where it is 1, to the last bit. An NVIDIA

@@ -95,7 +95,7 @@ class SiteRule:
         """
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.tensors.items() if key in own})
-        if self.config.unlabelled == "received" and self.model.convention == "exclusive" and self.sometimes_unlabelled:
+        if self.config.unlabelled == "received" and self.model.activation == "softmax" and self.sometimes_unlabelled:
             self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def companions(self) -> Companions | None:
@@ -196,7 +196,7 @@ class SiteRule:
             logits,
             batch,
             vocabulary,
-            self.model.convention,
+            self.model.activation,
             dice_weight=self.config.dice_weight,
             ce_weight=self.config.ce_weight if received is None else 0.0,
             dice_over=self.config.dice_over,

@@ -174,7 +174,7 @@ class FLKD(Method):
             assert self.global_model is not None
             with torch.no_grad():
                 frozen, organs = self.global_model.channels_for(batch.image, self.held)
-                targets = organ_probabilities(frozen.float(), self.global_model.convention)
+                targets = organ_probabilities(frozen.float(), self.global_model.activation)
             chosen = _channels(logits, vocabulary, organs.organs)
             return soft_bce(chosen, targets, unlabelled(batch, organs))
 

@@ -83,7 +83,7 @@ def _member(site: str) -> str:
 class MergedMembers(SegmentationNetwork):
     """Several networks, each for its own organs, seen as one.
 
-    Exclusive channels: a member's logit minus its own background logit is the log odds of an organ against
+    Softmax channels: a member's logit minus its own background logit is the log odds of an organ against
     background. Stacked beside a background of 0, background wins exactly where every member says background, and
     among organs the surer one wins. An organ that several members know gets the mean of their scores. A member that
     was taught only a union (`taught`: structures by member) is heard on its parts where nobody knows them by name.
@@ -96,7 +96,7 @@ class MergedMembers(SegmentationNetwork):
         settings: UNetSettings,
         taught: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        super().__init__(vocabulary, settings.convention)
+        super().__init__(vocabulary, settings.activation)
         self.members = nn.ModuleDict(members)
         able = {organ: {name for name in members if organ in members[name].vocabulary} for organ in vocabulary}
         sure = {o: {n for n in names if taught is None or o in taught[n]} for o, names in able.items()}
@@ -111,7 +111,7 @@ class MergedMembers(SegmentationNetwork):
         scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
         for name, member in self.members.items():
             logits = member(image)
-            if self.convention == "exclusive":
+            if self.activation == "softmax":
                 logits = logits[:, 1:] - logits[:, :1]
             for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
                 if name in self._heard[organ]:
@@ -119,6 +119,6 @@ class MergedMembers(SegmentationNetwork):
         # An organ that nobody knows yet (its site joins later) is nowhere.
         nowhere = torch.full_like(logits[:, 0], _NEVER)
         merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
-        if self.convention == "exclusive":
+        if self.activation == "softmax":
             merged.insert(0, torch.zeros_like(merged[0]))
         return (torch.stack(merged, dim=1),)

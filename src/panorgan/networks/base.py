@@ -1,4 +1,4 @@
-"""What every network promises: named channels, a convention for them, and named parts."""
+"""What every network promises: named channels, their activation, and named parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Convention
+from panorgan.cases.labels import Activation
 from panorgan.networks.replay import Compute, Replays
 
 BACKGROUND = "background"
@@ -22,10 +22,10 @@ class SegmentationNetwork(nn.Module):
     Subclasses group their layers in child modules whose names are the structural parts (`encoder`, `decoder`…).
     """
 
-    def __init__(self, vocabulary: Vocabulary, convention: Convention) -> None:
+    def __init__(self, vocabulary: Vocabulary, activation: Activation) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        self.convention: Convention = convention
+        self.activation: Activation = activation
         self.replays: Replays | None = None
         """CUDA graphs of training passes; whoever trains the network decides (`replay.replays_of`)."""
 
@@ -33,7 +33,7 @@ class SegmentationNetwork(nn.Module):
     def channels(self) -> tuple[str, ...]:
         """Names of the output channels."""
         organs = tuple(self.vocabulary)
-        return (BACKGROUND, *organs) if self.convention == "exclusive" else organs
+        return (BACKGROUND, *organs) if self.activation == "softmax" else organs
 
     def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
         """Logits that hold at least these organs, and the vocabulary that names their channels.
@@ -65,8 +65,8 @@ class SegmentationNetwork(nn.Module):
         return {part: tuple(keys) for part, keys in parts.items()}
 
 
-def organ_probabilities(logits: torch.Tensor, convention: Convention) -> torch.Tensor:
+def organ_probabilities(logits: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Logits [B, channels, *S] → probability per organ [B, organs, *S], background left out."""
-    if convention == "exclusive":
+    if activation == "softmax":
         return logits.softmax(dim=1)[:, 1:]
     return logits.sigmoid()

@@ -65,7 +65,7 @@ class OrganNetwork(SegmentationNetwork):
     """Name of the `nn.ModuleDict`, a plural: `heads` holds the parts `head:liver`, `head:spleen`…"""
 
     def __init__(self, vocabulary: Vocabulary, settings: UNetSettings, known: Collection[str]) -> None:
-        super().__init__(vocabulary, "independent")
+        super().__init__(vocabulary, "sigmoid")
         self.settings, self.divisor = settings, settings.divisor
         self.groups = groups_of(organ for organ in vocabulary if organ in known)
         blocks = Blocks(settings)

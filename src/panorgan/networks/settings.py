@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from panorgan.cases.labels import Convention
+from panorgan.cases.labels import CONVENTIONS, Activation
 from panorgan.settings import SettingError, Settings
 
 OrganParts = Literal["channels", "heads", "task_blocks", "decoders", "encoders"]
@@ -31,10 +31,10 @@ class UNetSettings(Settings):
         False, description="convolutions use their weights with mean 0 and variance 1 per output channel"
     )
     residual: bool = Field(False, description="residual blocks in the encoder")
-    convention: Convention = Field(
-        "exclusive",
+    activation: Activation = Field(
+        "softmax",
         description="softmax over background + organs, or one sigmoid per organ; parts of single organs are always "
-        "independent",
+        "sigmoids; 'convention', exclusive or independent, is the older name",
     )
     dropout: float = Field(0.0, ge=0, lt=1)
     organ_prior: float | None = Field(
@@ -43,6 +43,24 @@ class UNetSettings(Settings):
     strides: tuple[tuple[Literal[1, 2], ...], ...] | None = Field(
         None, description="per level, 2 for each axis halved on the way there; null halves every axis every time"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_convention(cls, content: Any) -> Any:
+        """Files may call the activation by its older name: `convention`, exclusive or independent."""
+        if not isinstance(content, dict) or "convention" not in content or "activation" in content:
+            return content
+        written: dict[str, str] = {word: activation for activation, word in CONVENTIONS.items()}
+        convention = content["convention"]
+        others = {key: value for key, value in content.items() if key != "convention"}
+        return {**others, "activation": written.get(str(convention), convention)}
+
+    @model_serializer(mode="wrap")
+    def _write_convention(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The older name is what is written: another one would change every experiment's fingerprint."""
+        renamed = {"activation": "convention"}
+        content = {renamed.get(key, key): value for key, value in write(self).items()}
+        return {**content, "convention": CONVENTIONS[self.activation]} if "convention" in content else content
 
     @model_validator(mode="after")
     def _strides_fit(self) -> UNetSettings:

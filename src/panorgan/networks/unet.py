@@ -20,13 +20,13 @@ class UNet(SegmentationNetwork):
     """
 
     def __init__(self, vocabulary: Vocabulary, settings: UNetSettings) -> None:
-        super().__init__(vocabulary, settings.convention)
+        super().__init__(vocabulary, settings.activation)
         blocks = Blocks(settings)
         self.divisor = settings.divisor
         self.encoder, self.bottleneck, self.decoder = blocks.encoder(), blocks.bottleneck(), blocks.decoder()
         self.head = blocks.output(settings.features[0], len(self.channels))
         finish(self, settings)
-        begin_rare(self.head, settings, background=settings.convention == "exclusive")
+        begin_rare(self.head, settings, background=settings.activation == "softmax")
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → logits [B, channels, *S]."""

@@ -196,7 +196,7 @@ def _patches(
 
 def _loss(network: SegmentationNetwork, batch: Batch, organs: tuple[str, ...]) -> torch.Tensor:
     logits, vocabulary = network.channels_for(batch.image, organs)
-    return partial_dice_ce(logits, batch, vocabulary, network.convention).mean()
+    return partial_dice_ce(logits, batch, vocabulary, network.activation).mean()
 
 
 @contextmanager

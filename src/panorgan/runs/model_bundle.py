@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 
 import panorgan
 from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import CONVENTIONS
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.volume import Volume, read_scan, scan_from_array
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
@@ -210,7 +211,7 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
         "name": experiment.name,
         "organs": list(experiment.vocabulary),
         "channels": list(network.channels),
-        "convention": network.convention,
+        "convention": CONVENTIONS[network.activation],
         "method": experiment.method,
         "network": experiment.network.as_json(),
         "plan": plan.as_json(),

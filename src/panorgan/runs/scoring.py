@@ -66,7 +66,7 @@ def score_local_models(
     Organs are scored each by itself: what a model has forgotten must not hide what it knows. Where that makes no
     difference and the delivered model is the averaged one, the `delivered` rows serve.
     """
-    same = model.network.convention == "exclusive" and _is_delivered(model, files[GLOBAL_MODEL])
+    same = model.network.activation == "softmax" and _is_delivered(model, files[GLOBAL_MODEL])
     known = {GLOBAL_MODEL: delivered} if same else {}
     network = copy.deepcopy(model.network)
     local = replace(model, network=network, taught=None)  # asked for every organ: that is the question

@@ -37,7 +37,7 @@ def trained(method: FedIOD, optimizer: OptimizerSettings, steps: int) -> tuple[I
         set_rate(descent, optimizer.learning_rate)
         descent.zero_grad()
         logits, vocabulary = network.channels_for(batch.image, ["liver"])
-        partial_dice_ce(logits, batch, vocabulary, network.convention).mean().backward()
+        partial_dice_ce(logits, batch, vocabulary, network.activation).mean().backward()
         descent.step()
     return network.eval(), batch
 

@@ -206,7 +206,7 @@ class Quadratic(SegmentationNetwork):
     """½(a·u² + 2v²) per sample, a the mean of the image: the gradient is (a·u, 2v)."""
 
     def __init__(self) -> None:
-        super().__init__(Vocabulary(ORGANS), "exclusive")
+        super().__init__(Vocabulary(ORGANS), "softmax")
         self.u, self.v = nn.Parameter(torch.tensor([3.0])), nn.Parameter(torch.tensor([-1.0]))
         self.seen: list[tuple[float, float, float]] = []
 

@@ -59,7 +59,7 @@ class ScanInspector:
         for batch in self.pieces(self.scan(case)):
             with self.tools.autocast():
                 logits, vocabulary = self.model.channels_for(batch.image, self.organs)
-            probabilities = structure_probabilities(logits.float(), batch, vocabulary, self.model.convention)
+            probabilities = structure_probabilities(logits.float(), batch, vocabulary, self.model.activation)
             overlap = overlap + (probabilities * batch.masks).flatten(2).sum((0, 2)).double()
             volume = volume + (probabilities + batch.masks).flatten(2).sum((0, 2)).double()
         return (1 - (2 * overlap + 1) / (volume + 1)).mean()
@@ -110,7 +110,7 @@ class ScanInspector:
             levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
             with self.model.attending(faded), self.tools.autocast():
                 logits = self.model.decoded(levels, vocabulary.organs).float()
-            probabilities = structure_probabilities(logits, batch, vocabulary, self.model.convention)
+            probabilities = structure_probabilities(logits, batch, vocabulary, self.model.activation)
             return foreground_probability(probabilities, masks, voxels)
 
         return self.attributor(foreground, maps, batch.image.numel(), self.steps)

@@ -1,6 +1,6 @@
 """Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
 
-The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with exclusive
+The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with softmax
 channels; stages pretrain → exchange → train, see `teaching`. A teacher learns its site's organs against everything
 else; it is never asked about organs that a case annotates itself.
 """
@@ -160,8 +160,8 @@ class PseudoLabelMethod(Method):
     Server = PseudoLabelServer
 
     def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """Exclusive channels, whatever the experiment says: the unified label has one value per voxel."""
-        return super().network_settings(settings).model_copy(update={"convention": "exclusive"})
+        """Softmax channels, whatever the experiment says: the unified label has one value per voxel."""
+        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
 
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None

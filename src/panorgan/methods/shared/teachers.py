@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from panorgan.cases.companions import Companions
+from panorgan.cases.labels import CONVENTIONS
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteTools
@@ -119,7 +120,7 @@ class SiteTeachers:
     ) -> Companions:
         """Probabilities of organs for the training cases: per organ the mean over the teachers that know it.
 
-        Of a teacher with exclusive channels it is the probability against all that it was not taught: it has learnt
+        Of a teacher with softmax channels it is the probability against all that it was not taught: it has learnt
         nothing about those channels, and above one half then means that the organ is likelier than none of its own.
 
         `names_of_case` says which organs are wanted for a case; those that no teacher knows are left out.
@@ -171,7 +172,8 @@ class SiteTeachers:
         if site not in self._fingerprints:
             with torch.device("meta"):
                 network = self._build(site)
-            digest = hashlib.sha256(f"{network!r}\n{network.channels}\n{network.convention}\n".encode())
+            layers = f"{network!r}\n{network.channels}\n{CONVENTIONS[network.activation]}\n"
+            digest = hashlib.sha256(layers.encode())
             for key, value in sorted(self.tools.vault.get(f"{PREFIX}{site}").items()):
                 digest.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
                 digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -205,7 +207,7 @@ class _Panel:
             for name in names:
                 if site in asked[name]:
                     channel = probabilities[network.channels.index(name)]
-                    if network.convention == "exclusive":
+                    if network.activation == "softmax":
                         nothing = (1 - probabilities[own].sum(0)).clamp_(min=_NEVER)
                         channel = channel / (channel + nothing)
                     sums[name] = sums[name] + channel if name in sums else channel
