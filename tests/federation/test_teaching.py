@@ -51,17 +51,17 @@ class Taught(Method):
             self.received = self.teachers.receive(self.received)
             super().before_round()
 
-        def companions(self):
+        def teacher_predictions(self):
             lacking = [organ for organ in self.teachers.known() if organ not in self.own_organs]
             return self.teachers.predictions(lambda case: tuple(lacking), Taught.cached) if lacking else None
 
         def loss(self, batch):
             loss = super().loss(batch)
-            if batch.extra is not None:
-                Taught.seen.append((self.facts.name, batch.extra_names, batch.extra_known.tolist()))
+            if batch.soft_targets is not None:
+                Taught.seen.append((self.facts.name, batch.soft_target_organs, batch.soft_targets_valid.tolist()))
                 logits = self.model(batch.image)[:, 1:]
-                channels = [self.model.vocabulary.index(name) for name in batch.extra_names]
-                pull = (logits[:, channels].sigmoid() - batch.extra).square().mean()
+                channels = [self.model.vocabulary.index(name) for name in batch.soft_target_organs]
+                pull = (logits[:, channels].sigmoid() - batch.soft_targets).square().mean()
                 Taught.pulls.append(float(pull.detach()))
                 loss = loss + pull
             return loss

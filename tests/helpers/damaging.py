@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from federations import CPU, make_coordinator
 
-from panorgan.cases.companions import Companions
 from panorgan.cases.content import ContentHashes
 from panorgan.cases.phantom import write_federation
 from panorgan.cases.phantom.config import PhantomConfig
 from panorgan.cases.preprocess import PlanChoices
 from panorgan.cases.store import Store
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.cases.volume import read_volume
 from panorgan.config import Experiment
 from panorgan.deployment.control import Control, JobNews, read_json
@@ -212,8 +212,8 @@ def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]
         foreground = {name: places.tobytes() for name, places in again.foreground.items()}
         return again.image.tobytes(), again.labels.tobytes(), foreground, again.spacing
 
-    def companion(path: Path) -> Any:
-        return _companions(stored).volume(stored)[0].tobytes()
+    def prediction(path: Path) -> Any:
+        return _predictions(stored).volume(stored)[0].tobytes()
 
     def measure(path: Path) -> Any:
         return store.measure(case, choices).as_json()
@@ -224,22 +224,22 @@ def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]
 
     hashes = ContentHashes(folder / "hashes")
     hashes.of(case.image)
-    companion(stored.folder)
+    prediction(stored.folder)
     entries = tuple(path for path in stored.folder.iterdir() if not path.name.startswith("companion"))
     return [
         Kind("prepared case", entries, entry),
-        Kind("teacher's prediction", tuple(stored.folder.glob("companion-damage-*")), companion),
+        Kind("teacher's prediction", tuple(stored.folder.glob("companion-damage-*")), prediction),
         Kind("measurement", (measured,), measure),
         Kind("remembered hash", tuple((folder / "hashes").iterdir()), lambda path: hashes.of(case.image)),
         Kind("phantom", tuple(path for path in made.rglob("*") if path.is_file()), phantom),
     ]
 
 
-def _companions(stored: Any) -> Companions:
+def _predictions(stored: Any) -> TeacherPredictions:
     def predict(image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
         return torch.linspace(0, 1, image.numel()).reshape(1, *image.shape)
 
-    return Companions([stored], "damage", lambda case: ("spleen",), predict)
+    return TeacherPredictions([stored], "damage", lambda case: ("spleen",), predict)
 
 
 def network_kinds(folder: Path) -> list[Kind]:

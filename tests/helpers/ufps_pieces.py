@@ -67,14 +67,14 @@ def enter(
 def make_batch(sure: Sequence[float] = (0.9, 0.6)) -> Batch:
     """Two samples of four voxels: one liver by ground truth, one spleen by a teacher (so sure), two of nothing."""
     masks = torch.tensor([[[[True, False], [False, False]]]] * 2)
-    extra = torch.tensor([[[[0.0, p], [0.0, 0.0]]] for p in sure])
+    soft_targets = torch.tensor([[[[0.0, p], [0.0, 0.0]]] for p in sure])
     return Batch(
         torch.full((2, 1, 2, 2), 0.5),
         masks,
         torch.ones(2, 1, dtype=torch.bool),
         ("liver",),
         ("x", "y"),
-        extra,
+        soft_targets,
         ("spleen",),
         torch.ones(2, 1, dtype=torch.bool),
     )

@@ -17,7 +17,10 @@ def make_batch(
     batch = Batch(torch.zeros(1, 1, mask.shape[-1]), mask, torch.tensor([annotated]), structures, ("case",))
     if not teachers:
         return batch
-    extra = torch.tensor([list(teachers.values())], dtype=torch.float32)
+    soft_targets = torch.tensor([list(teachers.values())], dtype=torch.float32)
     return replace(
-        batch, extra=extra, extra_names=tuple(teachers), extra_known=torch.ones(1, len(teachers), dtype=torch.bool)
+        batch,
+        soft_targets=soft_targets,
+        soft_target_organs=tuple(teachers),
+        soft_targets_valid=torch.ones(1, len(teachers), dtype=torch.bool),
     )

@@ -28,9 +28,9 @@ def make_batch(annotated: list[list[bool]], known: list[list[bool]]) -> Batch:
     count = len(annotated)
     masks = torch.zeros(count, 2, 1, dtype=torch.bool)
     names = ("kidney_left", "kidney_tumour")
-    image, extra = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
+    image, soft_targets = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
     structures, cases = ("kidney", "spleen"), ("case",) * count
-    return Batch(image, masks, torch.tensor(annotated), structures, cases, extra, names, torch.tensor(known))
+    return Batch(image, masks, torch.tensor(annotated), structures, cases, soft_targets, names, torch.tensor(known))
 
 
 def test_values_follow_one_another():
@@ -115,5 +115,5 @@ def test_what_each_denies_alone_all_deny_together(data):
     nothing = torch.zeros(4, 1, 1)
     batch = Batch(nothing, nothing.bool(), annotated, structures, ("case",) * 4, None, teachers, known)
     assert torch.equal(possible_channels(batch, WHOLE), module._worked_out(batch, WHOLE))
-    heard = replace(batch, extra_known=None)
+    heard = replace(batch, soft_targets_valid=None)
     assert torch.equal(possible_channels(heard, WHOLE), module._worked_out(heard, WHOLE))

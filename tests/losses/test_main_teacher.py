@@ -87,7 +87,7 @@ def test_ground_truth_wins():
     assert values(batch, ABDOMEN, main) == [LEFT_OUT, 2, 2, 1, 1, 1]
     assert values(batch, ABDOMEN, main, disagreement="background") == [0, 2, 2, 1, 1, 1]
     # a teacher who sees liver nowhere: the main teacher alone
-    batch = replace(batch, extra=torch.zeros_like(batch.extra))
+    batch = replace(batch, soft_targets=torch.zeros_like(batch.soft_targets))
     assert values(batch, ABDOMEN, main) == [0, 2, 2, 1, 1, 1]
 
 
@@ -203,12 +203,12 @@ def test_teachers_of_labelled_organs_have_no_say_in_a_label():
         image=one.image.repeat(2, 1, 1),
         masks=one.masks.repeat(2, 1, 1),
         annotated=torch.tensor([[True], [False]]),
-        extra=one.extra.repeat(2, 1, 1),
-        extra_known=one.extra_known.repeat(2, 1),
+        soft_targets=one.soft_targets.repeat(2, 1, 1),
+        soft_targets_valid=one.soft_targets_valid.repeat(2, 1),
         cases=("a", "b"),
     )
     heard = without_own_teachers(batch, ABDOMEN)
-    assert heard.extra_known.tolist() == [[True, False], [True, True]]
+    assert heard.soft_targets_valid.tolist() == [[True, False], [True, True]]
     assert merge(heard, ABDOMEN).values.tolist() == [[1, 2], [2, 2]]
-    nobody = replace(batch, extra=None, extra_names=(), extra_known=None)
+    nobody = replace(batch, soft_targets=None, soft_target_organs=(), soft_targets_valid=None)
     assert without_own_teachers(nobody, ABDOMEN) is nobody

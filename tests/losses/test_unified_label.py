@@ -42,10 +42,10 @@ def test_background_is_where_every_teacher_says_background():
     batch = make_batch(("spleen",), [[False] * 4], [False])
     assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 0, 0, 0]  # nobody says anything
     teachers = torch.tensor([[[0.5, 0.51, 0.1, 0.0], [0.0, 0.2, 0.3, 0.9], [0.4, 0.4, 0.4, 0.1]]])
-    batch = replace(batch, extra=teachers, extra_names=("liver", "pancreas", "spleen"))
+    batch = replace(batch, soft_targets=teachers, soft_target_organs=("liver", "pancreas", "spleen"))
     assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 1, 0, 3]
     assert pseudo_label(batch, ABDOMEN).dtype == torch.uint8
-    deaf = replace(batch, extra_known=torch.tensor([[True, False, True]]))
+    deaf = replace(batch, soft_targets_valid=torch.tensor([[True, False, True]]))
     assert pseudo_label(deaf, ABDOMEN)[0].tolist() == [0, 1, 0, 0]
 
 
@@ -160,7 +160,9 @@ def test_without_a_teacher_for_each_side_a_union_stays_undecided():
     assert values(half, KIDNEYS) == [undecided_value(0, KIDNEYS), 1]
     # the same where another sample of the batch has that teacher and this one has not
     sides = {"kidney_left": [0.3, 0.7], "kidney_right": [0.4, 0.9], "kidney_tumour": [0.1, 0.1]}
-    deaf = replace(make_batch(kidney, [[True, True]], [True], sides), extra_known=torch.tensor([[True, False, True]]))
+    deaf = replace(
+        make_batch(kidney, [[True, True]], [True], sides), soft_targets_valid=torch.tensor([[True, False, True]])
+    )
     assert values(deaf, KIDNEYS) == [undecided_value(0, KIDNEYS), 1]
 
 
@@ -207,9 +209,9 @@ def situations(draw: st.DrawFn) -> tuple[torch.Tensor, Batch]:
     flags = st.lists(st.booleans(), min_size=2 * len(STRUCTURES), max_size=2 * len(STRUCTURES))
     annotated = torch.tensor(draw(flags)).view(2, -1)
     known = torch.tensor(draw(flags)).view(2, -1)
-    extra = torch.rand(2, len(WHOLE), VOXELS, generator=random)
+    soft_targets = torch.rand(2, len(WHOLE), VOXELS, generator=random)
     image = torch.zeros(2, 1, VOXELS)
-    return truth, Batch(image, masks, annotated, STRUCTURES, ("a", "b"), extra, tuple(WHOLE), known)
+    return truth, Batch(image, masks, annotated, STRUCTURES, ("a", "b"), soft_targets, tuple(WHOLE), known)
 
 
 @st.composite
@@ -247,9 +249,9 @@ def painted_one_by_one(batch: Batch, order: list[str], conflicts: str, allowed: 
     label = [[0] * VOXELS for _ in batch.cases]
     for b, v in product(range(len(label)), range(VOXELS)):
         claims = {
-            WHOLE.index(name): batch.extra[b, e, v].item()
-            for e, name in enumerate(batch.extra_names)
-            if batch.extra_known[b, e] and (allowed is None or allowed[b, WHOLE.index(name) + 1, v])
+            WHOLE.index(name): batch.soft_targets[b, e, v].item()
+            for e, name in enumerate(batch.soft_target_organs)
+            if batch.soft_targets_valid[b, e] and (allowed is None or allowed[b, WHOLE.index(name) + 1, v])
         }
         claims = {organ: p for organ, p in claims.items() if p > 0.5}
         best = 0.0
@@ -279,9 +281,9 @@ def test_all_organs_at_once_are_painted_as_one_after_the_other(situation, confli
     chosen = list(places)[:count]
     batch = replace(
         batch,
-        extra=(batch.extra[:, chosen] * 8).round() / 8,
-        extra_names=tuple(WHOLE[place] for place in chosen),
-        extra_known=batch.extra_known[:, chosen],
+        soft_targets=(batch.soft_targets[:, chosen] * 8).round() / 8,
+        soft_target_organs=tuple(WHOLE[place] for place in chosen),
+        soft_targets_valid=batch.soft_targets_valid[:, chosen],
     )
     allowed = None if free else allowed_channels(batch, WHOLE)
     found = pseudo_label(batch, WHOLE, order, conflicts, allowed)
@@ -294,9 +296,11 @@ def test_with_teachers_that_are_right_the_label_never_excludes_the_truth(situati
     truth, batch = situation
     rows = torch.nn.functional.pad(torch.tensor(membership(tuple(WHOLE), WHOLE)), (1, 0))
     claimed = rows[:, truth].movedim(0, 1)
-    right = torch.where(claimed, 0.5 + batch.extra / 2 + 1e-3, batch.extra / 2)
-    heard = torch.where(batch.extra_known.unsqueeze(2), right, batch.extra)  # what is not known may be anything
-    label = merge(replace(batch, extra=heard), WHOLE, conflicts=conflicts)
+    right = torch.where(claimed, 0.5 + batch.soft_targets / 2 + 1e-3, batch.soft_targets / 2)
+    heard = torch.where(
+        batch.soft_targets_valid.unsqueeze(2), right, batch.soft_targets
+    )  # what is not known may be anything
+    label = merge(replace(batch, soft_targets=heard), WHOLE, conflicts=conflicts)
     assert label.channels().gather(1, truth.unsqueeze(1)).all()
 
 
@@ -319,9 +323,9 @@ def test_neither_the_order_of_teachers_nor_of_structures_matters(situation, teac
         masks=batch.masks[:, list(structures)],
         annotated=batch.annotated[:, list(structures)],
         structures=tuple(STRUCTURES[t] for t in structures),
-        extra=batch.extra[:, list(teachers)],
-        extra_names=tuple(WHOLE[e] for e in teachers),
-        extra_known=batch.extra_known[:, list(teachers)],
+        soft_targets=batch.soft_targets[:, list(teachers)],
+        soft_target_organs=tuple(WHOLE[e] for e in teachers),
+        soft_targets_valid=batch.soft_targets_valid[:, list(teachers)],
     )
     for conflicts in ("sequence", "confidence"):
         one, other = merge(batch, WHOLE, (), conflicts), merge(moved, WHOLE, (), conflicts)
@@ -335,9 +339,14 @@ def test_volumes_and_slices():
     generator = torch.Generator().manual_seed(0)
     for space in ((4, 5), (3, 4, 5)):
         masks = torch.rand(2, 1, *space, generator=generator) > 0.5
-        extra = torch.rand(2, 2, *space, generator=generator)
+        soft_targets = torch.rand(2, 2, *space, generator=generator)
         batch = Batch(torch.zeros(2, 1, *space), masks, torch.tensor([[True], [False]]), ("spleen",), ("a", "b"))
-        batch = replace(batch, extra=extra, extra_names=("liver", "pancreas"), extra_known=torch.ones(2, 2) > 0)
+        batch = replace(
+            batch,
+            soft_targets=soft_targets,
+            soft_target_organs=("liver", "pancreas"),
+            soft_targets_valid=torch.ones(2, 2) > 0,
+        )
         label = merge(batch, ABDOMEN, main=MainTeacher(torch.randn(2, 4, *space, generator=generator)))
         assert label.values.shape == (2, *space)
         assert label.channels().shape == (2, 4, *space)

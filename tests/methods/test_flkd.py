@@ -64,10 +64,10 @@ def make_site(
     return site
 
 
-def make_batch(structures: tuple[str, ...], annotated: list[list[bool]], voxels: int, **extra: object) -> Batch:
+def make_batch(structures: tuple[str, ...], annotated: list[list[bool]], voxels: int, **more: object) -> Batch:
     masks = torch.rand(len(annotated), len(structures), voxels, generator=torch.Generator().manual_seed(3)) > 0.5
     image = torch.zeros(len(annotated), 1, voxels)
-    return Batch(image, masks, torch.tensor(annotated), structures, ("a", "b")[: len(annotated)], **extra)
+    return Batch(image, masks, torch.tensor(annotated), structures, ("a", "b")[: len(annotated)], **more)
 
 
 def numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -157,21 +157,26 @@ def test_local_distillation_by_hand(drawn, known):
     """Eq. 10 for one organ, the same for two of them, eq. 9 for all; teachers are named in another order than heads."""
     organs = ("liver", "spleen", "pancreas", "aorta")
     counts, structures, annotated = LABELS_LIVER
-    local, extra = numbers(2, 4, 3, seed=1), numbers(2, len(drawn), 3, seed=4).sigmoid()
+    local, soft_targets = numbers(2, 4, 3, seed=1), numbers(2, len(drawn), 3, seed=4).sigmoid()
     counted = [[True] * len(drawn), [True] * len(drawn)]
     counted[0][0] = known == "everywhere"
     batch = make_batch(
-        structures, annotated, 3, extra=extra, extra_names=drawn, extra_known=torch.tensor(counted, dtype=torch.bool)
+        structures,
+        annotated,
+        3,
+        soft_targets=soft_targets,
+        soft_target_organs=drawn,
+        soft_targets_valid=torch.tensor(counted, dtype=torch.bool),
     )
     site = make_site(organs, counts, local, local, global_weight=0)
     logits, vocabulary = site.model.channels_for(batch.image, organs)
     loss = site.local_distillation(logits, vocabulary, batch)
     places = [organs.index(organ) for organ in drawn]
     chosen = local[:, places].tolist()
-    assert loss.tolist() == pytest.approx(kd_by_hand(chosen, extra.tolist(), counted), rel=1e-5)
+    assert loss.tolist() == pytest.approx(kd_by_hand(chosen, soft_targets.tolist(), counted), rel=1e-5)
     loss.sum().backward()
     expected = torch.zeros(2, 4, 3)
-    expected[:, places] = kd_slope_by_hand(chosen, extra.tolist(), counted)
+    expected[:, places] = kd_slope_by_hand(chosen, soft_targets.tolist(), counted)
     torch.testing.assert_close(site.model.logits.grad, expected)
     assert site.global_model is None, "nobody asks it"
 
@@ -229,9 +234,16 @@ def test_the_whole_loss_by_hand(organs, structure, combined, distilled):
     """Eq. 8 with weights 0.5 and 2: the mean over the batch of CE + Dice + 0.5·KD_global + 2·KD_local."""
     local, frozen = numbers(2, len(organs), 3, seed=1), numbers(2, len(organs), 3, seed=2)
     drawn = distilled[-1]
-    extra, known = numbers(2, 1, 3, seed=4).sigmoid(), torch.ones(2, 1, dtype=torch.bool)
+    soft_targets, known = numbers(2, 1, 3, seed=4).sigmoid(), torch.ones(2, 1, dtype=torch.bool)
     site = make_site(organs, {structure: 2}, local, frozen, global_weight=0.5, local_weight=2.0)
-    batch = make_batch((structure,), [[True], [True]], 3, extra=extra, extra_names=(organs[drawn],), extra_known=known)
+    batch = make_batch(
+        (structure,),
+        [[True], [True]],
+        3,
+        soft_targets=soft_targets,
+        soft_target_organs=(organs[drawn],),
+        soft_targets_valid=known,
+    )
     counted = [[c in distilled for c in range(len(organs))]] * 2
 
     def parts(logits: list) -> tuple[float, float, float]:
@@ -240,7 +252,7 @@ def test_the_whole_loss_by_hand(organs, structure, combined, distilled):
             voxels = [[sigmoid(channel[v]) for channel in sample] for v in range(3)]
             supervised += supervision_by_hand([combined(p) for p in voxels], [float(m) for m in mask])
         global_kd = kd_by_hand(logits, as_targets(frozen), counted)
-        local_kd = kd_by_hand([[sample[drawn]] for sample in logits], extra.tolist(), [[True]] * 2)
+        local_kd = kd_by_hand([[sample[drawn]] for sample in logits], soft_targets.tolist(), [[True]] * 2)
         return supervised / 2, sum(global_kd) / 2, sum(local_kd) / 2
 
     def whole(logits: list) -> float:

@@ -13,9 +13,9 @@ from overhearing import overheard
 from refusing import refused
 from torch import nn
 
-from panorgan.cases import companions as companions_module
+from panorgan.cases import teacher_predictions as predictions_module
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import COMPANION
+from panorgan.cases.store import PREDICTION
 from panorgan.errors import RunError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
@@ -56,7 +56,7 @@ def steps(monkeypatch) -> list[Step]:
         return told
 
     def watched_distillation(self, logits, vocabulary, batch):
-        chosen = logits[:, [vocabulary.index(name) for name in batch.extra_names]]
+        chosen = logits[:, [vocabulary.index(name) for name in batch.soft_target_organs]]
         taken[-1].logits = chosen.detach().double()
         return distil(self, logits, vocabulary, batch)
 
@@ -68,7 +68,7 @@ def steps(monkeypatch) -> list[Step]:
 @pytest.fixture
 def unpredicted(cache) -> None:
     """Nothing is predicted before the test begins."""
-    for path in cache.rglob(f"{COMPANION}*"):
+    for path in cache.rglob(f"{PREDICTION}*"):
         path.unlink()
 
 
@@ -143,7 +143,7 @@ def test_cached_and_recomputed_teachers_agree_within_quantisation(
     """
     apply = FLKD.Site.apply_gradients
     monkeypatch.setattr(FLKD.Site, "apply_gradients", lambda self: self.round_info.stage == "train" or apply(self))
-    monkeypatch.setattr(companions_module, "LEVELS", 2**bits - 1)
+    monkeypatch.setattr(predictions_module, "LEVELS", 2**bits - 1)
     method = {"pretrain": 2.0}
     stored = watched_run(tiny, tmp_path / "stored", steps, method=method)
     fresh = watched_run(tiny, tmp_path / "fresh", steps, method={**method, "teacher_cache": False})
@@ -151,11 +151,11 @@ def test_cached_and_recomputed_teachers_agree_within_quantisation(
     for one, other in zip(stored, fresh, strict=True):
         assert torch.equal(one.batch.image, other.batch.image)
         assert torch.equal(one.batch.masks, other.batch.masks)
-        assert one.batch.extra_names == other.batch.extra_names
+        assert one.batch.soft_target_organs == other.batch.soft_target_organs
         assert one.numbers["loss/global_kd"] == other.numbers["loss/global_kd"]
         x = one.logits
         assert torch.equal(x, other.logits)
-        apart = (one.batch.extra.double() - other.batch.extra.double()).abs()
+        apart = (one.batch.soft_targets.double() - other.batch.soft_targets.double()).abs()
         assert apart.max() > 0, "one of the two runs did not do what it should"
         assert (apart.max() <= 1 / 510 + 1e-6) == (bits == 8)
         bound = float(x.abs().mean()) / 510 + 1e-6  # and what float32 rounds
@@ -173,7 +173,7 @@ def test_so_many_organs_are_drawn_and_each_has_its_turn(tiny, tmp_path, steps, s
     training = {"rounds": 2, "local_steps": local_steps, "augment": None}
     taken = watched_run(tiny, tmp_path, steps, method={"n_sampled_teachers": sampled}, training=training)
     drawn = {
-        (site, round_): [step.batch.extra_names for step in taken if (step.site, step.round) == (site, round_)]
+        (site, round_): [step.batch.soft_target_organs for step in taken if (step.site, step.round) == (site, round_)]
         for site in LACKS
         for round_ in (1, 2)
     }
@@ -200,7 +200,7 @@ def test_what_is_drawn_changes_no_patch_and_depends_on_the_round_alone(tiny, tmp
         for one, two in zip(runs["both"], other, strict=True):
             assert torch.equal(one.batch.image, two.batch.image)
             assert torch.equal(one.batch.masks, two.batch.masks)
-    drawn = {name: [step.batch.extra_names for step in taken] for name, taken in runs.items()}
+    drawn = {name: [step.batch.soft_target_organs for step in taken] for name, taken in runs.items()}
     assert drawn["both"] == drawn["local"] == drawn["another rate"]
     assert set(drawn["neither"]) == set(drawn["global"]) == {()}
 
@@ -308,7 +308,7 @@ def test_a_site_that_joins_in_training_is_taught_by_the_others_and_by_nobody_in_
     told = {name: {frozenset(s.numbers) for s in steps if s.site == name} for name in sites}
     assert told["north"] == {frozenset({"loss", "loss/global_kd"})}, "its organs are distilled from the global model"
     assert told["south"] == {frozenset({"loss", "loss/global_kd", "loss/local_kd"})}
-    assert {s.batch.extra_names for s in steps if s.site == "south"} == {("liver",)}
+    assert {s.batch.soft_target_organs for s in steps if s.site == "south"} == {("liver",)}
 
 
 @pytest.mark.parametrize("joins_at", [2, 3])
@@ -338,7 +338,7 @@ def test_on_slices_teachers_are_cut_like_the_image(tiny, tmp_path, steps):
     experiment = tiny(method=FLKD_BOTH, training={**TRAINING, "sampling": sampling}, network={"dimensions": 2})
     result = train(experiment, tmp_path / "run")
     assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
-    assert {tuple(step.batch.extra.shape) for step in steps} == {(4, 1, 16, 16)}
+    assert {tuple(step.batch.soft_targets.shape) for step in steps} == {(4, 1, 16, 16)}
     assert all(step.numbers["loss/local_kd"] > 0 for step in steps)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from federations import run
 
-from panorgan.cases import companions as companions_module
+from panorgan.cases import teacher_predictions as predictions_module
 from panorgan.cases.sampling import Batch
-from panorgan.cases.store import COMPANION
+from panorgan.cases.store import PREDICTION
 from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
@@ -152,7 +152,7 @@ def waves(network, image: torch.Tensor, settings) -> torch.Tensor:
 
 def with_still_weights(tiny, folder, steps: list[Step], monkeypatch, cache, augment, **method: Any) -> list[Step]:
     """Nothing is learned in training, so that a later step differs for no other reason than its own label."""
-    for path in cache.rglob(f"{COMPANION}*"):
+    for path in cache.rglob(f"{PREDICTION}*"):
         path.unlink()
     apply = PseudoLabelSite.apply_gradients
     steps.clear()
@@ -169,7 +169,7 @@ def test_stored_teachers_give_the_same_loss_where_nothing_is_interpolated(tiny, 
     stored = with_still_weights(tiny, tmp_path / "stored", steps, monkeypatch, cache, None)
     fresh = with_still_weights(tiny, tmp_path / "fresh", steps, monkeypatch, cache, None, teacher_cache=False)
     assert len(stored) == len(fresh) == 6
-    assert any(not torch.equal(a.batch.extra, b.batch.extra) for a, b in zip(stored, fresh, strict=True))
+    assert any(not torch.equal(a.batch.soft_targets, b.batch.soft_targets) for a, b in zip(stored, fresh, strict=True))
     for one, other in zip(stored, fresh, strict=True):
         claimed = {0, 1, 2, 3, 4} if one.site == "north" else {0, 1}
         assert claimed <= {value.item() for value in one.label.values.unique()}
@@ -186,7 +186,7 @@ def test_moved_teachers_give_the_same_loss_within_quantisation(tiny, tmp_path, s
 
     With three bits labels differ elsewhere too.
     """
-    monkeypatch.setattr(companions_module, "LEVELS", 2**bits - 1)
+    monkeypatch.setattr(predictions_module, "LEVELS", 2**bits - 1)
     only_bce = {"dice_weight": 0.0, "ce_weight": 1.0}
     runs = [
         with_still_weights(
@@ -197,8 +197,8 @@ def test_moved_teachers_give_the_same_loss_within_quantisation(tiny, tmp_path, s
     elsewhere = here = 0
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one.logits, other.logits)
-        known = other.batch.extra_known.view(*other.batch.extra_known.shape, 1, 1, 1)
-        doubtful = (((other.batch.extra - 0.5).abs() <= 1 / 510 + 1e-6) & known).any(1)
+        known = other.batch.soft_targets_valid.view(*other.batch.soft_targets_valid.shape, 1, 1, 1)
+        doubtful = (((other.batch.soft_targets - 0.5).abs() <= 1 / 510 + 1e-6) & known).any(1)
         changed = one.label.values != other.label.values
         elsewhere += int((changed & ~doubtful).sum())
         here += int((changed & doubtful).sum())
@@ -244,9 +244,13 @@ def test_sites_with_overlapping_organs_and_a_union(tiny, tmp_path, steps, name):
     assert {step.round for step in steps} == {1, 2, 3}
     for step in steps:
         lacking = set(LACKS[step.site].split())
-        assert set(step.batch.extra_names) == (set(ORGANS) if name == "ufps" else lacking), "UFPS's eq. 6 hears all"
+        assert set(step.batch.soft_target_organs) == (set(ORGANS) if name == "ufps" else lacking), (
+            "UFPS's eq. 6 hears all"
+        )
         heard = without_own_teachers(step.batch, coordinator.federation.vocabulary)
-        assert {o for o, known in zip(heard.extra_names, heard.extra_known[0], strict=True) if known} == lacking
+        assert {
+            o for o, known in zip(heard.soft_target_organs, heard.soft_targets_valid[0], strict=True) if known
+        } == lacking
         allowed = allowed_channels(step.batch, coordinator.federation.vocabulary)
         sure = step.label.possible.sum(2) == 1
         values = step.label.values
@@ -292,7 +296,7 @@ def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, 
             assert liver.all()
             assert background[nothing].all()
         else:
-            assert "liver" not in step.batch.extra_names
+            assert "liver" not in step.batch.soft_target_organs
             assert not liver[nothing].any()
             assert not background[nothing].any()
             organ = (step.label.values > 0) & (step.label.values <= len(ORGANS))

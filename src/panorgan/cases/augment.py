@@ -1,6 +1,6 @@
 """Augmentation of whole batches on the training device.
 
-Geometry: one random rotation and scale per sample, in millimetres, applied to image and companions (linear) and label
+Geometry: one random rotation and scale per sample, in millimetres, applied to image and soft targets (linear) and label
 bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and blurred
 within their slices only. Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are
 unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.companions import as_probabilities
 from panorgan.cases.one_copy import in_one_copy
 from panorgan.cases.sampling import PackedBatch
+from panorgan.cases.teacher_predictions import as_probabilities
 from panorgan.errors import ConfigError
 from panorgan.settings import Settings
 
@@ -108,8 +108,8 @@ class _Changes:
 
 def augment(batch: PackedBatch, settings: AugmentSettings, draws: Draws) -> PackedBatch:
     """A randomly changed copy of the batch; every draw comes from `draws`, made for the same device."""
-    if batch.extra is not None:
-        batch = replace(batch, extra=as_probabilities(batch.extra))
+    if batch.soft_targets is not None:
+        batch = replace(batch, soft_targets=as_probabilities(batch.soft_targets))
     spacing = _spacing(batch)
     changes = _there(_drawn(batch, spacing, settings, draws), batch.image.device)
     moved = _mirror(_rotate_and_scale(batch, changes), changes)
@@ -164,26 +164,36 @@ def _rotate_and_scale(batch: PackedBatch, changes: _Changes) -> PackedBatch:
         return batch
     if batch.image.device.type != "cpu":
         return _resample(batch, changes.theta)  # all at once: starting work costs more than doing it
-    image, extra = batch.image, batch.extra
-    moved = replace(batch, image=image.clone(), bits=batch.bits.clone(), extra=None if extra is None else extra.clone())
+    image, soft_targets = batch.image, batch.soft_targets
+    moved = replace(
+        batch,
+        image=image.clone(),
+        bits=batch.bits.clone(),
+        soft_targets=None if soft_targets is None else soft_targets.clone(),
+    )
     for one in changes.turned.nonzero():  # [1] indices, which keep the batch axis
-        sample = replace(batch, image=image[one], bits=batch.bits[one], extra=None if extra is None else extra[one])
+        sample = replace(
+            batch,
+            image=image[one],
+            bits=batch.bits[one],
+            soft_targets=None if soft_targets is None else soft_targets[one],
+        )
         sample = _resample(sample, changes.theta[one])
         moved.image[one], moved.bits[one] = sample.image, sample.bits
-        if moved.extra is not None and sample.extra is not None:
-            moved.extra[one] = sample.extra
+        if moved.soft_targets is not None and sample.soft_targets is not None:
+            moved.soft_targets[one] = sample.soft_targets
     return moved
 
 
 def _resample(batch: PackedBatch, theta: torch.Tensor) -> PackedBatch:
-    """Image, bits and companions moved by affine maps `theta` [B, D, D + 1]."""
-    image, extra = batch.image, batch.extra
+    """Image, bits and soft targets moved by affine maps `theta` [B, D, D + 1]."""
+    image, soft_targets = batch.image, batch.soft_targets
     grid = F.affine_grid(theta, [len(image), 1, *image.shape[2:]], align_corners=False)
     return replace(
         batch,
         image=_grid_sample(image, grid, "bilinear"),
         bits=_resample_bits(batch.bits, grid, len(batch.structures)),
-        extra=None if extra is None else _grid_sample(extra, grid, "bilinear"),
+        soft_targets=None if soft_targets is None else _grid_sample(soft_targets, grid, "bilinear"),
     )
 
 
@@ -235,12 +245,12 @@ def _thick(spacing: torch.Tensor) -> torch.Tensor:
 
 
 def _mirror(batch: PackedBatch, changes: _Changes) -> PackedBatch:
-    image, bits, extra = batch.image, batch.bits, batch.extra
+    image, bits, soft_targets = batch.image, batch.bits, batch.soft_targets
     for place, chosen in changes.mirrored.items():
         flip = partial(torch.flip, dims=(place - (bits.ndim - 1),))  # counted from the end it is the same for all three
         image, bits = _changed_where(chosen, flip, image), _changed_where(chosen, flip, bits)
-        extra = None if extra is None else _changed_where(chosen, flip, extra)
-    return replace(batch, image=image, bits=bits, extra=extra)
+        soft_targets = None if soft_targets is None else _changed_where(chosen, flip, soft_targets)
+    return replace(batch, image=image, bits=bits, soft_targets=soft_targets)
 
 
 def _change_intensity(image: torch.Tensor, thick: torch.Tensor, changes: _Changes, draws: Draws) -> torch.Tensor:

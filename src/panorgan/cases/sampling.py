@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 
-from panorgan.cases.companions import Companions, as_probabilities
 from panorgan.cases.seeds import derive_seed
 from panorgan.cases.store import MOST_STRUCTURES, StoredCase, bits_type
+from panorgan.cases.teacher_predictions import TeacherPredictions, as_probabilities
 from panorgan.errors import DataError
 from panorgan.settings import SettingError, Settings
 
@@ -66,9 +66,9 @@ class Batch:
     annotated : [B, T] bool; False means unknown, whatever the mask says.
     structures : the T structure names.
     cases : which case each sample came from.
-    extra : [B, E, *S] float32 in [0, 1], one channel per name of `extra_names`: teachers' probabilities. None where a
-        rule has no companions.
-    extra_known : [B, E] bool; False where a case has no such volume (it annotates the organ itself, say).
+    soft_targets : [B, E, *S] float32 in [0, 1], teachers' probabilities, one channel per name of
+        `soft_target_organs`. None where a rule has no teachers' predictions.
+    soft_targets_valid : [B, E] bool; False where a case has no such volume (it annotates the organ itself, say).
     slices, depths : [B] int64; sample b is slice `slices[b]`, from 0, of a case with `depths[b]` of them. None for
         patches with a volume.
     """
@@ -78,9 +78,9 @@ class Batch:
     annotated: torch.Tensor
     structures: tuple[str, ...]
     cases: tuple[str, ...]
-    extra: torch.Tensor | None = None
-    extra_names: tuple[str, ...] = ()
-    extra_known: torch.Tensor | None = None
+    soft_targets: torch.Tensor | None = None
+    soft_target_organs: tuple[str, ...] = ()
+    soft_targets_valid: torch.Tensor | None = None
     slices: torch.Tensor | None = None
     depths: torch.Tensor | None = None
 
@@ -98,7 +98,7 @@ class PackedBatch:
     `structures[t]`, `annotated` [B, T] bool.
     `spacing` [B, D] float32, always on the CPU, is the voxel size in mm along the D axes of *S (None: all alike), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.
-    `extra` [B, E, *S] are companions of the cases: levels (uint8, see `companions`) or probabilities (float32).
+    `soft_targets` [B, E, *S]: levels (uint8, see `teacher_predictions`) or probabilities (float32).
     `slices` and `depths` [B] int64 say which slice of how many a sample is; None for patches with a volume.
     """
 
@@ -109,9 +109,9 @@ class PackedBatch:
     cases: tuple[str, ...]
     spacing: torch.Tensor | None = None
     axes: tuple[int, ...] = (0, 1, 2)
-    extra: torch.Tensor | None = None
-    extra_names: tuple[str, ...] = ()
-    extra_known: torch.Tensor | None = None
+    soft_targets: torch.Tensor | None = None
+    soft_target_organs: tuple[str, ...] = ()
+    soft_targets_valid: torch.Tensor | None = None
     slices: torch.Tensor | None = None
     depths: torch.Tensor | None = None
 
@@ -149,16 +149,16 @@ class PackedBatch:
         # Comparing with one flag per structure in the bits' own narrow type touches far less memory than shifting.
         flags = (1 << torch.arange(len(self.structures), device=self.bits.device)).to(self.bits.dtype).view(shape)
         masks = (self.bits.unsqueeze(1) & flags) != 0
-        extra = None if self.extra is None else as_probabilities(self.extra)
+        soft_targets = None if self.soft_targets is None else as_probabilities(self.soft_targets)
         return Batch(
             self.image,
             masks,
             self.annotated,
             self.structures,
             self.cases,
-            extra,
-            self.extra_names,
-            self.extra_known,
+            soft_targets,
+            self.soft_target_organs,
+            self.soft_targets_valid,
             self.slices,
             self.depths,
         )
@@ -172,14 +172,14 @@ Place = tuple[tuple[slice, ...], tuple[slice, ...]]
 
 
 class PatchSampler:
-    """Draws batches of patches from a site's training cases, with their companions if there are any."""
+    """Draws batches of patches from a site's training cases, with teachers' predictions if there are any."""
 
     def __init__(
         self,
         cases: Sequence[StoredCase],
         structures: tuple[str, ...],
         settings: SamplingSettings,
-        companions: Companions | None = None,
+        predictions: TeacherPredictions | None = None,
     ) -> None:
         if not cases:
             raise DataError(
@@ -198,12 +198,12 @@ class PatchSampler:
         self.cases = sorted(cases, key=lambda case: (case.site, case.id))
         self.structures = structures
         self.settings = settings
-        self.companions = companions if companions is not None and companions.names else None
+        self.predictions = predictions if predictions is not None and predictions.names else None
         self._sliced = sliced_axis(settings.patch_size)
         self._axes = tuple(axis for axis in range(3) if axis != self._sliced)
 
     def batches(self, steps: int, seed: int) -> Iterator[PackedBatch]:
-        """`steps` batches that depend on `seed` alone; patches are the same with and without companions."""
+        """`steps` batches that depend on `seed` alone; patches are the same with and without soft targets."""
         random, drawing = np.random.default_rng(seed), np.random.default_rng(derive_seed(seed, "companions"))
         for _ in range(steps):
             chosen = [self.cases[random.integers(len(self.cases))] for _ in range(self.settings.batch_size)]
@@ -226,7 +226,7 @@ class PatchSampler:
             )
             if self._sliced is not None:
                 batch = self._with_depth(batch, self._sliced, chosen, places)
-            yield batch if self.companions is None else self._with_companions(batch, chosen, places, drawing)
+            yield batch if self.predictions is None else self._with_soft_targets(batch, chosen, places, drawing)
 
     def _with_depth(
         self, batch: PackedBatch, axis: int, chosen: Sequence[StoredCase], places: Sequence[Place]
@@ -235,21 +235,24 @@ class PatchSampler:
         slices = torch.tensor([int(window[axis].start) for window, _ in places])
         return replace(batch, slices=slices, depths=torch.tensor([case.image.shape[axis] for case in chosen]))
 
-    def _with_companions(
+    def _with_soft_targets(
         self, batch: PackedBatch, chosen: Sequence[StoredCase], places: Sequence[Place], random: np.random.Generator
     ) -> PackedBatch:
-        """The batch with extra channels of the same patches; 0 where a patch reaches beyond its case."""
-        companions = self.companions
-        assert companions is not None
-        names = companions.draw(chosen, random)
-        extra = np.zeros((len(chosen), len(names), *self.settings.patch_size), dtype=companions.dtype)
-        for case, patch, (window, inside) in zip(chosen, extra, places, strict=True):
-            patch[(slice(None), *inside)] = companions.cut(case, names, window)
+        """The batch with the teachers' predictions of the same patches; 0 where a patch reaches beyond its case."""
+        predictions = self.predictions
+        assert predictions is not None
+        names = predictions.draw(chosen, random)
+        soft_targets = np.zeros((len(chosen), len(names), *self.settings.patch_size), dtype=predictions.dtype)
+        for case, patch, (window, inside) in zip(chosen, soft_targets, places, strict=True):
+            patch[(slice(None), *inside)] = predictions.cut(case, names, window)
         if self._sliced is not None:
-            extra = extra.squeeze(2 + self._sliced)
-        known = [[name in companions.names_of(case) for name in names] for case in chosen]
+            soft_targets = soft_targets.squeeze(2 + self._sliced)
+        known = [[name in predictions.names_of(case) for name in names] for case in chosen]
         return replace(
-            batch, extra=torch.from_numpy(extra), extra_names=names, extra_known=torch.tensor(known, dtype=torch.bool)
+            batch,
+            soft_targets=torch.from_numpy(soft_targets),
+            soft_target_organs=names,
+            soft_targets_valid=torch.tensor(known, dtype=torch.bool),
         )
 
     def _empty(self, count: int) -> tuple[NDArray[np.float32], NDArray[Any]]:

@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 INCOMPLETE = ".incomplete-"
 _ATTEMPTS = 5
 _ABANDONED_SECONDS = 24 * 3600
-# Files beside a case that can be made again (see `companions`) begin so; they are kept while they are used.
-COMPANION = "companion-"
+# Files beside a case that can be made again (see `teacher_predictions`) begin so; they are kept while they are used.
+PREDICTION = "companion-"
 _UNUSED_SECONDS = 14 * 24 * 3600
 # Foreground voxels remembered per structure, for sampling patches near them.
 _REMEMBERED_VOXELS = 2000
@@ -171,7 +171,7 @@ class Store:
         return digest.hexdigest()[:32]
 
     def sweep(self) -> None:
-        """Remove what killed processes have left, and companions of cases that nobody has used for two weeks."""
+        """Remove what killed processes have left, and predictions of teachers that nobody has used for two weeks."""
         for path in _entries(self.folder):
             if path.name.startswith(INCOMPLETE):
                 _remove_older(path, _ABANDONED_SECONDS)
@@ -179,7 +179,7 @@ class Store:
             for inside in _entries(path):
                 if inside.name.startswith(INCOMPLETE):
                     _remove_older(inside, _ABANDONED_SECONDS)
-                elif inside.name.startswith(COMPANION):
+                elif inside.name.startswith(PREDICTION):
                     _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:

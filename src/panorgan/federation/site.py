@@ -13,11 +13,11 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.augment import Draws, augment
-from panorgan.cases.companions import Companions
 from panorgan.cases.labels import structures_of
 from panorgan.cases.planning import PlanSettings
 from panorgan.cases.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
 from panorgan.cases.seeds import derive_seed
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.federation.agreement_checks import check_model, check_received, check_request, network_outline
@@ -303,7 +303,7 @@ class SiteWorker:
             draws = Draws(seed, setup.device)
             rule.model.train()
             rule.before_round()
-            for step, packed in enumerate(self._batches(steps, seed, rule.companions())):
+            for step, packed in enumerate(self._batches(steps, seed, rule.teacher_predictions())):
                 packed = packed.to(setup.device)
                 if setup.training.augment is not None:
                     packed = augment(packed, setup.training.augment, draws)
@@ -324,20 +324,20 @@ class SiteWorker:
         one_pass = patches_per_pass(self.data.train, setup.training.sampling.patch_size)
         return setup.training.steps_per_round(one_pass, setup.steps_factor)
 
-    def _batches(self, steps: int, seed: int, companions: Companions | None) -> Iterator[PackedBatch]:
-        """Patches of the training cases, with companions that are predicted first where they are missing."""
+    def _batches(self, steps: int, seed: int, predictions: TeacherPredictions | None) -> Iterator[PackedBatch]:
+        """Patches of the training cases, with teachers' predictions, made first where they are missing."""
         device = self.setup.device.type
         cases, settings = self.data.train, self.setup.training.sampling
-        if companions is not None:
-            companions.ensure(lambda done, total: self._on_step(self.name, 0, steps))
-        sampler = PatchSampler(cases, structures_of([case.structures for case in cases]), settings, companions)
+        if predictions is not None:
+            predictions.ensure(lambda done, total: self._on_step(self.name, 0, steps))
+        sampler = PatchSampler(cases, structures_of([case.structures for case in cases]), settings, predictions)
         batches = sampler.batches(steps, seed)
         # What is predicted for every patch is predicted here: a background thread would compete for the device.
-        if device != "cpu" and (companions is None or companions.cached):
+        if device != "cpu" and (predictions is None or predictions.cached):
             batches = prefetched(batches, pin=device == "cuda")
         yield from batches
-        if companions is not None:
-            companions.release()
+        if predictions is not None:
+            predictions.release()
 
     def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Payload, has_state: bool) -> None:
         """Save state and answer. Where there is no state the round's name is enough: the same request gives the same

@@ -47,11 +47,11 @@ def possible_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     Whoever tells of an organ, an annotated structure or a teacher, can only deny that a value stands for a channel.
     So who denies what is worked out once, and a step takes one product with its flags.
     """
-    known = batch.extra_known
+    known = batch.soft_targets_valid
     if known is None:
-        known = batch.annotated.new_ones(len(batch.annotated), len(batch.extra_names))
+        known = batch.annotated.new_ones(len(batch.annotated), len(batch.soft_target_organs))
     flags = torch.cat([batch.annotated, known], dim=1).float()
-    nobody, each = _denials(batch.structures, batch.extra_names, vocabulary, flags.device)
+    nobody, each = _denials(batch.structures, batch.soft_target_organs, vocabulary, flags.device)
     return (torch.addmm(nobody.view(1, -1), flags, each.flatten(1)) == 0).view(len(flags), *nobody.shape)
 
 
@@ -70,8 +70,8 @@ def _denials(
         annotated=annotated,
         structures=structures,
         cases=("",) * len(flags),
-        extra_names=teachers,
-        extra_known=known,
+        soft_target_organs=teachers,
+        soft_targets_valid=known,
     )
     denied = (~_worked_out(batch, vocabulary)).float().to(device)
     return denied[0], denied[1:]
@@ -101,9 +101,9 @@ def told(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """[B, C] bool: the organs that a sample's annotation shows or a teacher knows."""
     says = on_device(shown(batch.structures, vocabulary), batch.annotated.device)
     known = batch.annotated.float() @ says > 0
-    for place, name in enumerate(batch.extra_names):
+    for place, name in enumerate(batch.soft_target_organs):
         organ = vocabulary.index(name)
-        known[:, organ] |= True if batch.extra_known is None else batch.extra_known[:, place]
+        known[:, organ] |= True if batch.soft_targets_valid is None else batch.soft_targets_valid[:, place]
     return known
 
 

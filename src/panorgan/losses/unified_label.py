@@ -107,7 +107,7 @@ def merge(
 
     Parameters
     ----------
-    batch : masks and annotated flags, and teachers' probabilities in `extra`.
+    batch : masks and annotated flags, and teachers' probabilities in `soft_targets`.
     order : organs from large to small for `sequence`, see `painting_order`.
     """
     allowed = allowed_channels(batch, vocabulary)
@@ -160,12 +160,12 @@ def pseudo_label(
 
     A teacher claims a voxel if its probability is above one half. What lies inside an organ wins over the organ.
     """
-    if batch.extra is None or not batch.extra_names:
+    if batch.soft_targets is None or not batch.soft_target_organs:
         return torch.zeros_like(batch.image[:, 0], dtype=torch.uint8)
-    channels, painted = _teachers_channels(batch.extra_names, vocabulary, tuple(order))
+    channels, painted = _teachers_channels(batch.soft_target_organs, vocabulary, tuple(order))
     claims = _claims(batch, channels, allowed)
     if conflicts == "confidence":
-        claims = _most_probable(claims, batch.extra.float(), channels, vocabulary)
+        claims = _most_probable(claims, batch.soft_targets.float(), channels, vocabulary)
     return _painted(claims, channels, painted)
 
 
@@ -180,11 +180,11 @@ def _teachers_channels(
 
 def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
     """The batch with teachers for what a sample does not label itself, and no others."""
-    if batch.extra_known is None or not batch.extra_names:
+    if batch.soft_targets_valid is None or not batch.soft_target_organs:
         return batch
     labelled = batch.annotated.float() @ on_device(shown(batch.structures, vocabulary), batch.annotated.device) > 0
-    own = torch.stack([labelled[:, vocabulary.index(name)] for name in batch.extra_names], dim=1)
-    return replace(batch, extra_known=batch.extra_known & ~own)
+    own = torch.stack([labelled[:, vocabulary.index(name)] for name in batch.soft_target_organs], dim=1)
+    return replace(batch, soft_targets_valid=batch.soft_targets_valid & ~own)
 
 
 def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
@@ -222,10 +222,10 @@ def allowed_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
 
 def _claims(batch: Batch, channels: Sequence[int], allowed: torch.Tensor | None) -> torch.Tensor:
     """Where each teacher claims a voxel for its channel, [B, E, *S] bool."""
-    assert batch.extra is not None
-    claims = batch.extra > 0.5
-    if batch.extra_known is not None:
-        known = batch.extra_known.view(*batch.extra_known.shape, *(1,) * (claims.ndim - 2))
+    assert batch.soft_targets is not None
+    claims = batch.soft_targets > 0.5
+    if batch.soft_targets_valid is not None:
+        known = batch.soft_targets_valid.view(*batch.soft_targets_valid.shape, *(1,) * (claims.ndim - 2))
         _bytes(claims).bitwise_and_(_bytes(known))
     if allowed is not None:
         claims &= torch.stack([allowed[:, channel] for channel in channels], dim=1)
@@ -375,8 +375,8 @@ def _opinion(
     everywhere = torch.ones_like(batch.annotated[:, :1]).any(1)
     if main is not None:
         return main[:, organ + 1].detach().float(), everywhere
-    if batch.extra is None or vocabulary[organ] not in batch.extra_names:
+    if batch.soft_targets is None or vocabulary[organ] not in batch.soft_target_organs:
         return None, ~everywhere
-    place = batch.extra_names.index(vocabulary[organ])
-    known = everywhere if batch.extra_known is None else batch.extra_known[:, place]
-    return batch.extra[:, place].float(), known
+    place = batch.soft_target_organs.index(vocabulary[organ])
+    known = everywhere if batch.soft_targets_valid is None else batch.soft_targets_valid[:, place]
+    return batch.soft_targets[:, place].float(), known

@@ -15,8 +15,8 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.protocol import (
     Federation,
@@ -98,8 +98,8 @@ class SiteRule:
         if self.config.unlabelled == "received" and self.model.activation == "softmax" and self.sometimes_unlabelled:
             self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
-    def companions(self) -> Companions | None:
-        """Extra volumes of the training cases (teachers' predictions), cut and moved with them: `batch.extra`.
+    def teacher_predictions(self) -> TeacherPredictions | None:
+        """Teachers' predictions for the training cases, cut and moved with them: `batch.soft_targets`.
 
         Asked once per round, after `before_round`.
         """

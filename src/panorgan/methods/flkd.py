@@ -22,8 +22,8 @@ from typing import ClassVar, Literal
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import soft_bce, unlabelled
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, stated
 from panorgan.methods.registry import register
@@ -133,7 +133,7 @@ class FLKD(Method):
             if self.held:
                 self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
-        def companions(self) -> Companions | None:
+        def teacher_predictions(self) -> TeacherPredictions | None:
             """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
             if self.round_info.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
                 return None
@@ -156,14 +156,14 @@ class FLKD(Method):
         def loss(self, batch: Batch) -> torch.Tensor:
             """Eq. 8: supervision, and distillation of what is held and of what teachers came along with the batch."""
             own = self.own_organs
-            logits, vocabulary = self.model.channels_for(batch.image, {*own, *self.held, *batch.extra_names})
+            logits, vocabulary = self.model.channels_for(batch.image, {*own, *self.held, *batch.soft_target_organs})
             # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
             loss = self.supervised(_channels(logits, vocabulary, own), Vocabulary(own), batch).mean()
             if self.held:
                 part = self.global_distillation(logits, vocabulary, batch).mean()
                 self.logged["loss/global_kd"] = part.detach()
                 loss = loss + self.config.global_weight * part
-            if batch.extra is not None:
+            if batch.soft_targets is not None:
                 part = self.local_distillation(logits, vocabulary, batch).mean()
                 self.logged["loss/local_kd"] = part.detach()
                 loss = loss + self.config.local_weight * part
@@ -180,9 +180,11 @@ class FLKD(Method):
 
         def local_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
             """Eq. 10 (eq. 9 with every organ), [B]: cross-entropy to the teachers of the organs that were drawn."""
-            assert batch.extra is not None
-            assert batch.extra_known is not None
-            return soft_bce(_channels(logits, vocabulary, batch.extra_names), batch.extra, batch.extra_known)
+            assert batch.soft_targets is not None
+            assert batch.soft_targets_valid is not None
+            return soft_bce(
+                _channels(logits, vocabulary, batch.soft_target_organs), batch.soft_targets, batch.soft_targets_valid
+            )
 
     class Server(TaughtServer):
         """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""

@@ -98,7 +98,11 @@ def with_own_teacher(batch: Batch, labels_liver: bool) -> Batch:
     known = torch.ones(2, 2, dtype=torch.bool)
     annotated = torch.full((2, 1), labels_liver)
     return replace(
-        batch, extra=torch.cat([liver, batch.extra], 1), extra_names=ORGANS, extra_known=known, annotated=annotated
+        batch,
+        soft_targets=torch.cat([liver, batch.soft_targets], 1),
+        soft_target_organs=ORGANS,
+        soft_targets_valid=known,
+        annotated=annotated,
     )
 
 
@@ -114,7 +118,7 @@ def test_uncertainty_hears_the_sites_own_teacher_and_the_label_does_not():
         enter(site, 1, 10)
         batch = with_own_teacher(make_batch(), labels_liver)
         assert site.uncertainty(batch).tolist() == pytest.approx(by_hand, rel=1e-3)
-    moved = replace(batch, annotated=torch.ones(2, 1, dtype=torch.bool), extra=batch.extra.flip(2))
+    moved = replace(batch, annotated=torch.ones(2, 1, dtype=torch.bool), soft_targets=batch.soft_targets.flip(2))
     site.prepare(moved)
     assert site.label.values.flatten(1).tolist() == [[1, 0, 0, 2]] * 2, "liver where its label is"
 
@@ -126,7 +130,7 @@ def test_labels_hear_the_teachers_that_fedavg_on_pseudo_labels_hears():
     enter(site, 1, 10)
     site.federation = Federation(sides, FACTS)
     batch = with_own_teacher(make_batch(), labels_liver=True)
-    site.prepare(replace(batch, structures=("kidney",), extra_names=tuple(sides)))
+    site.prepare(replace(batch, structures=("kidney",), soft_target_organs=tuple(sides)))
     assert site.label.values.flatten(1)[:, 0].tolist() == [undecided_value(0, sides)] * 2
     assert len(site.bank) == 2
 

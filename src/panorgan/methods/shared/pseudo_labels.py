@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, PositiveFloat
 
-from panorgan.cases.companions import Companions
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, stated
@@ -83,7 +83,7 @@ class PseudoLabelSite(TaughtSite):
         super().before_round()
         self.order = larger_first(self.config.larger_first, self.received.scalars, self.federation.vocabulary)
 
-    def companions(self) -> Companions | None:
+    def teacher_predictions(self) -> TeacherPredictions | None:
         """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
         if self.round_info.stage == PRETRAIN or not self.teachers.known():
             return None

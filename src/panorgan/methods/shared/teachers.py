@@ -7,9 +7,9 @@ site.
 A teacher that did not arrive is not lost. The server knows who owes it one and says so with its next request
 (`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
 
-At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for `companions`. At the
-server: `expects` and `collect` while teachers come in, `owed_by` when they are due, `for_site` and `wishes` in
-`broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for the rule's state.
+At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for
+`teacher_predictions`. At the server: `expects` and `collect` while teachers come in, `owed_by` when they are due,
+`for_site` and `wishes` in `broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for the rule's state.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from panorgan.cases.companions import Companions
 from panorgan.cases.labels import CONVENTIONS
 from panorgan.cases.store import StoredCase
+from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteTools
 from panorgan.methods.protocol import Payload, Scalars, Tensors, Updates, Vault
@@ -117,7 +117,7 @@ class SiteTeachers:
         names_of_case: Callable[[StoredCase], tuple[str, ...]],
         cached: bool = True,
         per_step: int | None = None,
-    ) -> Companions:
+    ) -> TeacherPredictions:
         """Probabilities of organs for the training cases: per organ the mean over the teachers that know it.
 
         Of a teacher with softmax channels it is the probability against all that it was not taught: it has learnt
@@ -133,7 +133,7 @@ class SiteTeachers:
         cases = self.tools.cases
         asked = sorted({name for case in cases for name in names_of(case)})
         panel = _Panel(self.tools, self._loaded, self.who_know, self.taught)
-        return Companions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
+        return TeacherPredictions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
 
     # -- details -------------------------------------------------------------------------------------------
 

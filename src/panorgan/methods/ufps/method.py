@@ -207,7 +207,7 @@ class UFPS(PseudoLabelMethod):
             heard = without_own_teachers(batch, self.federation.vocabulary)
             self.label = merge(heard, self.federation.vocabulary, self.order, config.merge, main)
             self.weights = None
-            if batch.extra is None or not self.filling:
+            if batch.soft_targets is None or not self.filling:
                 return
             uncertainty = self.uncertainty(batch)
             self.bank.put(batch.cases, uncertainty)
@@ -223,12 +223,12 @@ class UFPS(PseudoLabelMethod):
 
         def uncertainty(self, batch: Batch) -> torch.Tensor:
             """Eq. 6, [B]: of the teachers alone, whatever the annotation says."""
-            assert batch.extra is not None
-            assert batch.extra_known is not None
+            assert batch.soft_targets is not None
+            assert batch.soft_targets_valid is not None
             vocabulary = self.federation.vocabulary
             classes = len(vocabulary) + 1
             said = pseudo_label(batch, vocabulary, self.order, self.config.merge)
-            entropy = voxel_entropy(teacher_logits(batch.extra, batch.extra_known), classes)
+            entropy = voxel_entropy(teacher_logits(batch.soft_targets, batch.soft_targets_valid), classes)
             return sample_uncertainty(entropy, said, classes)
 
         def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Extra volumes of training cases: predictions of frozen teachers, cut and moved together with image and label.
+"""Predictions of frozen teachers for the training cases, cut and moved together with image and label.
 
 A frozen teacher always says the same about a volume. So it is asked once, its probabilities are stored in 8 bit beside
 the preprocessed case, and patches are sliced from a memory map. q = round(255 p): |q / 255 − p| ≤ 1/510.
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from panorgan.cases.entry_files import OncePerProcess, array_bytes, mark_used, write_flushed
-from panorgan.cases.store import COMPANION, INCOMPLETE, StoredCase
+from panorgan.cases.store import INCOMPLETE, PREDICTION, StoredCase
 from panorgan.checksums import checksum, ends_in_checksum
 from panorgan.errors import DataError
 
@@ -35,8 +35,8 @@ OnCase = Callable[[int, int], None]
 """Told how many of how many cases are done."""
 
 
-class Companions:
-    """Extra volumes of a site's training cases, one channel per name.
+class TeacherPredictions:
+    """What teachers predict for a site's training cases, one channel per name.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Companions:
     def path(self, case: StoredCase) -> Path:
         """Where a case's volume lies."""
         channels = hashlib.sha256("\n".join(self.names_of(case)).encode()).hexdigest()[:16]
-        return case.folder / f"{COMPANION}{self.key}-{channels}.npy"
+        return case.folder / f"{PREDICTION}{self.key}-{channels}.npy"
 
     def _opened(self, case: StoredCase) -> NDArray[np.uint8]:
         return self._open[case.folder] if case.folder in self._open else self._stored(case)
