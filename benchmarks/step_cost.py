@@ -230,7 +230,7 @@ class Contender:
         self.bytes.append(len(request) + len(answer))
         self.sent = [(len(request), len(answer))]
         if hasattr(self.server, "teachers"):
-            self.server.teachers.were_given_to([SITE])
+            self.server.teachers.mark_delivered([SITE])
 
 
 def give_masks(server: ServerRule) -> None:

@@ -21,7 +21,7 @@ from panorgan.config import Experiment, SiteSettings, parse_experiment
 from panorgan.losses.partial import marginal_cross_entropy, member_matrix
 from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods import registry
-from panorgan.methods.about.describing import describe
+from panorgan.methods.about.metadata import describe
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page

@@ -19,7 +19,7 @@ from panorgan.federation.events import read_events
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
-from panorgan.methods.shared.teaching import who_teaches
+from panorgan.methods.shared.teacher_stages import who_teaches
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
 

@@ -108,7 +108,7 @@ def test_a_finished_teacher_is_asked_for_until_it_arrives(
     for number in range(4, 7):
         told = set(trial.sent["south", number].scalars)
         assert told == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
-    assert coordinator.rule.teachers.equipped == ("north", "south")
+    assert coordinator.rule.teachers.up_to_date == ("north", "south")
     assert coordinator.rule.teachers.owing == ()
     assert len(happened(tmp_path, "refused")) == len(trial.spoiled)
 

@@ -98,7 +98,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
             assert not any(module.training for module in frozen.modules())
             assert not any(p.requires_grad or p.grad is not None for p in frozen.parameters())
             moved = [k for k, v in self.model.state_dict().items() if not torch.equal(v, self.received.tensors[k])]
-            assert {group_of_key(key) for key in moved} == {None, *self.federation.taught()}
+            assert {group_of_key(key) for key in moved} == {None, *self.federation.labelled_organs()}
             norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm3d)]
             received = self.received.tensors
             counters = [key for key in received if key.endswith("num_batches_tracked")]

@@ -10,7 +10,7 @@ from refusing import refused
 
 from panorgan.errors import ConfigError
 from panorgan.methods import registry
-from panorgan.methods.about.describing import describe
+from panorgan.methods.about.metadata import describe
 from panorgan.methods.presets import ASAM, CONTROL_VARIATES, PRESETS, PROXIMAL, PSEUDO_LABELS, SWA
 from panorgan.methods.registry import methods
 from panorgan.methods.shared.composition import Preset, compose, register_preset

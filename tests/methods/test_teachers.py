@@ -94,8 +94,8 @@ def test_who_knows_what():
     site.receive(Payload(named(south=SOUTH)))
     assert site.known() == ("liver", "spleen")
     site.keep("north", NORTH)
-    assert site.who_know("liver") == ("north", "south")
-    assert site.who_know("aorta") == ()
+    assert site.sites_knowing("liver") == ("north", "south")
+    assert site.sites_knowing("aorta") == ()
 
 
 def test_a_restart_finds_the_teachers(tmp_path):
@@ -238,17 +238,17 @@ def test_every_teacher_is_kept_by_site(server):
 def test_a_site_gets_the_others_teachers_until_it_has_them(server):
     assert list(server.for_site("north")) == ["teacher/south/logits"]
     assert list(server.for_site("west")) == ["teacher/north/logits", "teacher/south/logits"]
-    server.were_given_to(["north", "south"])
+    server.mark_delivered(["north", "south"])
     assert server.for_site("north") == {}
-    assert server.equipped == ("north", "south")
+    assert server.up_to_date == ("north", "south")
     assert len(server.for_site("west")) == 2, "it missed the exchange"
     assert len(server.for_site("newcomer")) == 2
-    server.were_given_to(["west"])
+    server.mark_delivered(["west"])
     assert server.for_site("west") == {}
 
 
 def test_who_has_what_survives_a_restart(server):
-    server.were_given_to(["north"])
+    server.mark_delivered(["north"])
     again = ServerTeachers(server.vault)
     again.load({"scale": 3.0, **server.numbers()})
     assert again.for_site("north") == {}
@@ -257,11 +257,11 @@ def test_who_has_what_survives_a_restart(server):
 
 
 def test_a_later_teacher_reaches_those_who_have_the_others(server):
-    server.were_given_to(["north", "south", "west"])
+    server.mark_delivered(["north", "south", "west"])
     server.collect(Answers(west=as_teacher(WEST)))
     assert list(server.for_site("north")) == ["teacher/west/logits"]
     assert server.for_site("west") == {}
-    assert server.equipped == ("west",)
+    assert server.up_to_date == ("west",)
 
 
 def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
@@ -269,16 +269,16 @@ def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
     before = ServerTeachers(server.vault)
     before.load({})
     assert before.for_site("north") == {}
-    assert before.wishes("north") == {}
+    assert before.request_flags("north") == {}
 
 
 def test_a_site_that_lost_its_teachers_says_so(server):
     """Silently training on with fewer teachers would be the worse mistake."""
     site = site_teachers()
-    site.receive(Payload(server.for_site("west"), server.wishes("west")))
-    site.receive(Payload({}, server.wishes("west")))
+    site.receive(Payload(server.for_site("west"), server.request_flags("west")))
+    site.receive(Payload({}, server.request_flags("west")))
     with refused("teachers-missing", RunError) as caught:
-        site_teachers().receive(Payload({}, server.wishes("west")))
+        site_teachers().receive(Payload({}, server.request_flags("west")))
     assert "north, south" in caught.value.what
     assert caught.value.fix
 
@@ -286,9 +286,9 @@ def test_a_site_that_lost_its_teachers_says_so(server):
 def test_a_site_that_lost_its_own_teacher_says_so(server):
     site = site_teachers()
     site.keep("north", NORTH)
-    site.receive(Payload(server.for_site("north"), server.wishes("north")))
+    site.receive(Payload(server.for_site("north"), server.request_flags("north")))
     with refused("teachers-missing", RunError) as caught:
-        site_teachers().receive(Payload(server.for_site("north"), server.wishes("north")))
+        site_teachers().receive(Payload(server.for_site("north"), server.request_flags("north")))
     assert "south" not in caught.value.what
 
 
@@ -296,19 +296,19 @@ def test_a_site_that_lost_its_own_teacher_says_so(server):
 
 
 def test_who_owes_a_teacher_is_asked_until_it_answers(server):
-    server.owed_by(["east", "north", "south", "west"])
+    server.mark_due(["east", "north", "south", "west"])
     assert server.owing == ("east", "west"), "the others have sent theirs"
-    assert "send_teacher" in server.wishes("west")
+    assert "send_teacher" in server.request_flags("west")
     server.collect(Answers(north={}))
     assert server.owing == ("east", "west")
     server.collect(Answers(east={}, west=as_teacher(WEST)))
     assert server.owing == (), "one has sent it, one has none"
     assert server.sites == ("north", "south", "west")
-    assert server.wishes("west") == server.wishes("north") == server.wishes("newcomer")
+    assert server.request_flags("west") == server.request_flags("north") == server.request_flags("newcomer")
 
 
 def test_who_owes_survives_a_restart(server):
-    server.owed_by(["north", "west"])
+    server.mark_due(["north", "west"])
     again = ServerTeachers(server.vault)
     again.load(server.numbers())
     assert again.owing == ("west",)
@@ -316,15 +316,15 @@ def test_who_owes_survives_a_restart(server):
 
 
 def test_a_site_sends_its_teacher_when_it_is_asked_and_has_one(server):
-    server.owed_by(["west"])
+    server.mark_due(["west"])
     site = site_teachers()
-    site.receive(Payload(server.for_site("west"), server.wishes("west")))
+    site.receive(Payload(server.for_site("west"), server.request_flags("west")))
     assert site.asked
     assert site.wanted("west") == {}
     site.keep("west", WEST)
     assert torch.equal(site.wanted("west")["teacher/logits"], WEST["logits"])
     server.collect(Answers(west=as_teacher(WEST)))
-    site.receive(Payload({}, server.wishes("west")))
+    site.receive(Payload({}, server.request_flags("west")))
     assert site.wanted("west") == {}
 
 

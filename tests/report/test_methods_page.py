@@ -7,7 +7,7 @@ import re
 import pytest
 
 from panorgan.methods import registry
-from panorgan.methods.about.describing import as_yaml, describe
+from panorgan.methods.about.metadata import as_yaml, describe
 from panorgan.methods.base import Method
 from panorgan.methods.registry import methods, register
 from panorgan.report.method_words import describe_method

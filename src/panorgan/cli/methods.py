@@ -15,14 +15,14 @@ from rich.text import Text
 from panorgan.cli.console import Console, say_lines
 
 if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
-    from panorgan.methods.about.describing import FieldDescription, MethodDescription
+    from panorgan.methods.about.metadata import FieldDescription, MethodDescription
 
 _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 
 
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
     """Every registered method, or all about one of them."""
-    from panorgan.methods.about.describing import describe
+    from panorgan.methods.about.metadata import describe
     from panorgan.methods.registry import find_method, methods
     from panorgan.report.methods_page import method_section, methods_page
 
@@ -45,16 +45,16 @@ def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
 
 
 def _method_as_json(description: MethodDescription) -> dict[str, Any]:
-    def sent(sendings: Iterable[Any]) -> list[dict[str, Any]]:
+    def sent(uploads: Iterable[Any]) -> list[dict[str, Any]]:
         return [
             {
-                "stage": sending.stage,
-                "rounds": sending.rounds,
-                "weights": sending.weights,
-                "tensors": list(sending.tensors),
-                "relative_to_fedavg": round(sending.relative, 4),
+                "stage": upload.stage,
+                "rounds": upload.rounds,
+                "weights": upload.weights,
+                "tensors": list(upload.tensors),
+                "relative_to_fedavg": round(upload.relative, 4),
             }
-            for sending in sendings
+            for upload in uploads
         ]
 
     return {
@@ -86,7 +86,7 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
 
 
 def _show_overview(console: Console, described: Iterable[MethodDescription]) -> None:
-    from panorgan.methods.about.describing import as_yaml, fields_of
+    from panorgan.methods.about.metadata import as_yaml, fields_of
     from panorgan.methods.base import MethodConfig
 
     table = Table("method", "what it does", "own settings (default)", title="Methods", title_justify="left")
@@ -105,7 +105,7 @@ def _show_overview(console: Console, described: Iterable[MethodDescription]) -> 
 
 
 def _show_method(console: Console, description: MethodDescription) -> None:
-    from panorgan.methods.about.describing import as_yaml
+    from panorgan.methods.about.metadata import as_yaml
     from panorgan.report.methods_page import NETWORKS, body
 
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
@@ -132,14 +132,14 @@ def _leaving(description: MethodDescription) -> Group | Text:
     if description.pooled:
         return Text(pooled_words(description))
     sent = Table("stage", "when", "what", "size", box=None, pad_edge=False, header_style="dim")
-    for sending in description.sent:
-        sent.add_row(sending.stage, sending.rounds, _inline(sending.words), size_words(sending))
+    for upload in description.sent:
+        sent.add_row(upload.stage, upload.rounds, _inline(upload.words), size_words(upload))
     others = [  # no mapping: a number and a tensor may go by the same pattern
         *description.tensors.items(),
         *((number, f"(a number) {words}") for number, words in description.numbers.items()),
         *((f"with {variant.setting}", variant_words(variant.sent)) for variant in description.variants),
     ]
-    size = Text("Size: the mean over the sites of a made-up federation; FedAvg's round is 1.", style="dim")
+    size = Text("Size: the mean over the sites of an example federation; FedAvg's round is 1.", style="dim")
     return Group(sent, Text(), _pairs(others), Text(), size)
 
 
@@ -157,7 +157,7 @@ def _pairs(items: Iterable[tuple[str, str]]) -> Table:
 
 
 def _settings(fields: Iterable[FieldDescription]) -> Table:
-    from panorgan.methods.about.describing import as_yaml
+    from panorgan.methods.about.metadata import as_yaml
 
     table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True  # a name that is cut off helps nobody

@@ -174,10 +174,10 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
     """
     from panorgan.federation.egress import COMMON_NUMBERS
     from panorgan.federation.optional_numbers import OPTIONAL_NUMBERS
-    from panorgan.methods.about.payloads import sendings
+    from panorgan.methods.about.uploads import uploads
 
     method = agreement.build_method()
-    sent = {pattern for sending in sendings(method) for pattern in sending.tensors}
+    sent = {pattern for upload in uploads(method) for pattern in upload.tensors}
     tensors = [pattern for pattern in method.tensors if pattern in sent and not _covers(policy.tensors, pattern)]
     lacking = [p for p in dict.fromkeys((*method.numbers, *COMMON_NUMBERS)) if not _covers(policy.numbers, p)]
     numbers = [pattern for pattern in lacking if pattern not in OPTIONAL_NUMBERS]

@@ -34,12 +34,12 @@ from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
 from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
-from panorgan.networks.organ_parts import serving
+from panorgan.networks.organ_parts import weights_for
 from panorgan.networks.settings import OrganParts
 from panorgan.settings import Settings
 
 
-def stated(default: object, paper: str, description: str, **limits: Any) -> Any:
+def published(default: object, paper: str, description: str, **limits: Any) -> Any:
     """A setting, and the value that the method's paper states for it."""
     return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
 
@@ -160,7 +160,7 @@ class SiteRule:
             for organ in whole.members(structure)
             if organ not in whole.inside(structure)
         }
-        return tuple(organ for organ in self.federation.taught() if organ not in always)
+        return tuple(organ for organ in self.federation.labelled_organs() if organ not in always)
 
     def compute_gradients(self, batch: Batch) -> torch.Tensor:
         """The first half of a step: fresh gradients of the loss, which is returned."""
@@ -279,7 +279,7 @@ class ServerRule:
         """The weights that a site trains: all, but for parts of single organs that are none of its own."""
         if self.config.organ_parts == "everyone":
             return self.weights
-        return serving(self.weights, self.federation.organs_of(site))
+        return weights_for(self.weights, self.federation.organs_of(site))
 
     def numbers(self) -> Scalars:
         """What the log tells about the round that was just averaged. They are the server's own; no site sends them."""
@@ -362,7 +362,7 @@ class Method:
             return UNet(federation.vocabulary, settings)
         if site is not None and self.config.organ_parts == "owners":
             return organ_network(Vocabulary(federation.organs_of(site)), settings)
-        return organ_network(federation.vocabulary, settings, federation.taught())
+        return organ_network(federation.vocabulary, settings, federation.labelled_organs())
 
     def rate_factors(self, optimizer: str) -> Mapping[str, float]:
         """How much faster or slower parts of the network learn than the experiment's learning rate says.
@@ -400,5 +400,5 @@ __all__ = [
     "Stage",
     "Updates",
     "Vault",
-    "stated",
+    "published",
 ]

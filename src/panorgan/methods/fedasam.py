@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import SiteRule, stated
+from panorgan.methods.base import SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 from panorgan.methods.shared.sharpness import asam_step
@@ -29,13 +29,13 @@ from panorgan.settings import Settings
 class ASAMSettings(Settings):
     """ASAM's two numbers."""
 
-    rho: float = stated(
+    rho: float = published(
         0.7,
         "0.7 (CIFAR-10)",
         "how far the worst point is looked for, ρ, in the scale of the weights; 0 for plain steps",
         ge=0,
     )
-    eta: float = stated(
+    eta: float = published(
         0.001,
         "0.2 (CIFAR-10)",
         "what is added to the size of a weight to make its scale, η: those near zero can move too",

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, stated
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule, published
 from panorgan.methods.registry import register
 
 
 class FedAvgConfig(MethodConfig):
     """FedAvg has no numbers of its own."""
 
-    weighting: Literal["cases", "uniform"] = stated("cases", "cases", "a site's weight in the mean: n_i, or 1")
-    unlabelled: Literal["received", "marginal"] = stated(
+    weighting: Literal["cases", "uniform"] = published("cases", "cases", "a site's weight in the mean: n_i, or 1")
+    unlabelled: Literal["received", "marginal"] = published(
         "received",
         "every organ is labelled",
         "what a voxel is that the annotation leaves open: what the model received in this round makes of it (EM), or "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Method, ServerRule, SiteRule, stated
+from panorgan.methods.base import Method, ServerRule, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 from panorgan.settings import Settings
@@ -18,7 +18,7 @@ from panorgan.settings import Settings
 class ProximalSettings(Settings):
     """FedProx's one number."""
 
-    mu: float = stated(0.01, "tuned for each data set", "strength of the proximal term μ/2·‖w − w₀‖²", ge=0)
+    mu: float = published(0.01, "tuned for each data set", "strength of the proximal term μ/2·‖w − w₀‖²", ge=0)
 
 
 class FedProxConfig(ProximalSettings, FedAvgConfig):

@@ -6,7 +6,7 @@ datasets". Local training on a few organs makes a site's model forget the others
 beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ (section 3.5) and every site sends all
 of it, since every head is now trained everywhere; the mean is unweighted (eq. 6).
 
-Stages: pretrain → exchange → train, see `teaching`.
+Stages: pretrain → exchange → train, see `teacher_stages`.
 
 Two settings of the paper cannot be written down exactly. It scales patches by 0.7 to 1.4; `training.augment.scale` is
 symmetric, and 0.3 is 0.7 to 1.3. It mirrors every axis, which suits its organs (`kidney`, both sides in one); with
@@ -25,10 +25,17 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, stated
+from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, published
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
-from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TRAIN, TaughtServer, TaughtSite, stages_with_teachers
+from panorgan.methods.shared.teacher_stages import (
+    PRETRAIN,
+    TEACHERS,
+    TRAIN,
+    TeacherServer,
+    TeacherSite,
+    stages_with_teachers,
+)
 from panorgan.networks import SegmentationNetwork, organ_probabilities
 from panorgan.networks.settings import OrganParts
 
@@ -36,23 +43,23 @@ from panorgan.networks.settings import OrganParts
 class FLKDConfig(MethodConfig):
     """FLKD's numbers."""
 
-    weighting: Literal["cases", "uniform"] = stated(
+    weighting: Literal["cases", "uniform"] = published(
         "uniform", "uniform", "a site's weight in the mean: n_i, or 1 (eq. 6)"
     )
-    organ_parts: Literal["everyone"] = stated(
+    organ_parts: Literal["everyone"] = published(
         "everyone",
         "everyone",
         "every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
     )
-    global_weight: float = stated(1.0, "1", "weight of global KD (eq. 7); 0 for none", ge=0)
-    local_weight: float = stated(1.0, "1", "weight of local KD (eqs. 9, 10); 0 for none", ge=0)
-    n_sampled_teachers: int | None = stated(
+    global_weight: float = published(1.0, "1", "weight of global KD (eq. 7); 0 for none", ge=0)
+    local_weight: float = published(1.0, "1", "weight of local KD (eqs. 9, 10); 0 for none", ge=0)
+    n_sampled_teachers: int | None = published(
         1, "1", "organs drawn per step for local KD (eq. 10); null for all of them (eq. 9)", ge=1
     )
-    pretrain: float = stated(
+    pretrain: float = published(
         0.5, "not told", "rounds that a site trains its teacher, as a share of training.rounds", gt=0
     )
-    teacher_cache: bool = stated(
+    teacher_cache: bool = published(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
     )
 
@@ -113,7 +120,7 @@ class FLKD(Method):
         AblationRow("both", ("global KD", "local KD"), paper="71.00"),
     )
 
-    class Site(TaughtSite):
+    class Site(TeacherSite):
         """Supervision on what is annotated, distillation for the rest."""
 
         config: FLKDConfig
@@ -186,7 +193,7 @@ class FLKD(Method):
                 _channels(logits, vocabulary, batch.soft_target_organs), batch.soft_targets, batch.soft_targets_valid
             )
 
-    class Server(TaughtServer):
+    class Server(TeacherServer):
         """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""
 
         @property

@@ -15,7 +15,7 @@ import torch
 
 from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
-from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule, SiteRule, stated
+from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule, SiteRule, published
 from panorgan.methods.registry import register
 from panorgan.networks.settings import OrganParts
 
@@ -23,7 +23,7 @@ from panorgan.networks.settings import OrganParts
 class FLKDCentralConfig(MethodConfig):
     """One number."""
 
-    kd_weight: float = stated(1.0, "1", "weight of eq. 11; 0 for none", ge=0)
+    kd_weight: float = published(1.0, "1", "weight of eq. 11; 0 for none", ge=0)
 
 
 @register("flkd_central", config=FLKDCentralConfig)

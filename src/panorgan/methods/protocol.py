@@ -73,7 +73,7 @@ class Federation:
         taught = {o for s in self.sites[site].annotated for o in whole.members(s) if o not in whole.inside(s)}
         return tuple(organ for organ in whole if organ in taught)
 
-    def taught(self) -> tuple[str, ...]:
+    def labelled_organs(self) -> tuple[str, ...]:
         """The vocabulary organs that some site can teach, in vocabulary order."""
         known = {organ for site in self.sites for organ in self.organs_of(site)}
         return tuple(organ for organ in self.vocabulary if organ in known)

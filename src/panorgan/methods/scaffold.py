@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 
 from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, stated
+from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class ScaffoldConfig(FedAvgConfig):
     """SCAFFOLD has no numbers of its own; the paper averages without weights."""
 
-    weighting: Literal["cases", "uniform"] = stated("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
+    weighting: Literal["cases", "uniform"] = published("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
 
 
 @register("scaffold", config=ScaffoldConfig)

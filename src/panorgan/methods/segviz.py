@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Stage, stated
+from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Stage, published
 from panorgan.methods.registry import register
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.networks.settings import OrganParts
@@ -29,8 +29,8 @@ FINETUNE = "finetune"
 class SegVizConfig(MethodConfig):
     """SegViz's numbers."""
 
-    weighting: Literal["cases", "uniform"] = stated("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
-    finetune_rounds: int = stated(
+    weighting: Literal["cases", "uniform"] = published("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
+    finetune_rounds: int = published(
         0, "0", "rounds at the end in which only task blocks train, on the frozen representation block", ge=0
     )
 

@@ -49,7 +49,7 @@ def group_of_key(key: str) -> str | None:
     return rest.partition(".")[0] if module in _NETWORKS_BY_MODULE else None
 
 
-def serving(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> dict[str, torch.Tensor]:
+def weights_for(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> dict[str, torch.Tensor]:
     """The weights that serve these organs: what is shared, and their own parts."""
     own = (None, *groups_of(organs))
     return {key: value for key, value in weights.items() if group_of_key(key) in own}

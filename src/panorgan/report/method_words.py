@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from panorgan.errors import ConfigError
-from panorgan.methods.about.describing import describe
+from panorgan.methods.about.metadata import describe
 from panorgan.methods.registry import find_method
 
 

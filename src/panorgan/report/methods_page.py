@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from panorgan.federation.egress import COMMON_NUMBERS
-from panorgan.methods.about.describing import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
-from panorgan.methods.about.payloads import MADE_UP, Sending
+from panorgan.methods.about.metadata import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
+from panorgan.methods.about.uploads import EXAMPLE_SITES, Upload
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.registry import methods
 
@@ -27,7 +27,7 @@ NETWORKS = {
 def methods_page() -> str:
     """The whole page, for the methods that come with panorgan."""
     described = [describe(m) for m in methods().values() if m.__module__.startswith("panorgan.")]
-    sites = "; ".join(f"{site}: {', '.join(organs)}" for site, organs in MADE_UP.items())
+    sites = "; ".join(f"{site}: {', '.join(organs)}" for site, organs in EXAMPLE_SITES.items())
     lines = [
         "# Methods",
         "",
@@ -47,7 +47,7 @@ def methods_page() -> str:
         *_paragraph(
             "*Network*: how organs are told apart. An organ and its tumour are a group and share a part. "
             "*Sent per round*: the size of what leaves a site, where FedAvg's is 1. Measured with default settings and "
-            f"the default network on a made-up federation of three sites ({sites}); the mean over the sites. "
+            f"the default network on an example federation of three sites ({sites}); the mean over the sites. "
             "*Pooled data*: all cases lie in one place, so nothing is sent. For benchmarks; no hospital may."
         ),
         "",
@@ -81,15 +81,15 @@ def stages_in_words(description: MethodDescription) -> str:
 
 def sent_in_figures(description: MethodDescription) -> str:
     """How much leaves a site, relative to FedAvg: per round of training, and what other stages add."""
-    main = [sending for sending in description.sent if sending.stage == TRAIN]
-    others = [sending for sending in description.sent if sending.stage != TRAIN and sending.size]
-    added = [f" + {_figure(sending)} in {sending.stage}" for sending in others]
-    return "; ".join(_figure(sending) for sending in main) + "".join(added)
+    main = [upload for upload in description.sent if upload.stage == TRAIN]
+    others = [upload for upload in description.sent if upload.stage != TRAIN and upload.size]
+    added = [f" + {_figure(upload)} in {upload.stage}" for upload in others]
+    return "; ".join(_figure(upload) for upload in main) + "".join(added)
 
 
-def size_words(sending: Sending) -> str:
+def size_words(upload: Upload) -> str:
     """Its size relative to FedAvg's round, short."""
-    return "0" if not sending.size else "< 0.01" if sending.relative < 0.01 else f"{sending.relative:.2f}"
+    return "0" if not upload.size else "< 0.01" if upload.relative < 0.01 else f"{upload.relative:.2f}"
 
 
 def paper_link(paper: str) -> str:
@@ -97,13 +97,13 @@ def paper_link(paper: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
 
 
-def _figure(sending: Sending) -> str:
-    when = "" if sending.rounds == "every round" else " once" if _is_one_round(sending) else f" in {sending.rounds}"
-    return f"{size_words(sending)}{when}"
+def _figure(upload: Upload) -> str:
+    when = "" if upload.rounds == "every round" else " once" if _is_one_round(upload) else f" in {upload.rounds}"
+    return f"{size_words(upload)}{when}"
 
 
-def _is_one_round(sending: Sending) -> bool:
-    return sending.rounds in ("once", "last round", "first round")
+def _is_one_round(upload: Upload) -> bool:
+    return upload.rounds in ("once", "last round", "first round")
 
 
 def _overview(description: MethodDescription) -> Sequence[str]:
@@ -156,7 +156,7 @@ def pooled_words(description: MethodDescription) -> str:
     return f"All cases lie in one place{labels}. Nothing is sent: this is no federation."
 
 
-def variant_words(sent: Iterable[Sending]) -> str:
+def variant_words(sent: Iterable[Upload]) -> str:
     """What leaves a site under another setting, in one line."""
     return "; ".join(f"{s.stage}, {s.rounds}: {s.words} ({size_words(s)})" for s in sent)
 

@@ -15,7 +15,7 @@ from refusing import refused
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch, PatchSampler, SamplingSettings
 from panorgan.errors import ConfigError
-from panorgan.methods.about.payloads import empty_network
+from panorgan.methods.about.uploads import empty_network
 from panorgan.methods.base import Payload, RoundInfo
 from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, TOKENS, UNION, FedIOD, FedIODConfig
 from panorgan.methods.fediod import head_attribution as head_attribution_module

@@ -12,7 +12,7 @@ from panorgan.methods.fediod.attention_gate import reweighted, token_weights
 from panorgan.methods.fediod.bottleneck_attention import head_of_key
 from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNetSettings, organ_network
-from panorgan.networks.organ_parts import group_of_key, serving
+from panorgan.networks.organ_parts import group_of_key, weights_for
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ORGANS = ("liver", "kidney", "pancreas")
@@ -133,7 +133,7 @@ def test_decoders_belong_to_organs_and_the_rest_to_all(decoders):
     network = build(decoders=decoders)
     weights = network.state_dict()
     assert {group_of_key(key) for key in weights} == {None, *ORGANS}
-    own = serving(weights, ["liver"])
+    own = weights_for(weights, ["liver"])
     assert own.keys() == build(["liver"], decoders=decoders).state_dict().keys()
     parts = network.parts()
     structural = {"encoder", "bottleneck", "transformer", *(f"decoder:{organ}" for organ in ORGANS)}

@@ -157,7 +157,7 @@ class FedIOD(Method):
         )
         if site is not None and self.config.organ_parts == "owners":
             return InterOrganNetwork(Vocabulary(federation.organs_of(site)), settings, None, inter_organ)
-        return InterOrganNetwork(federation.vocabulary, settings, federation.taught(), inter_organ)
+        return InterOrganNetwork(federation.vocabulary, settings, federation.labelled_organs(), inter_organ)
 
     def module_starts(self, rounds: int) -> Mapping[str, int]:
         """Reg and DA, which wait until attention means something."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic import model_validator
 
 from panorgan.errors import ConfigError
-from panorgan.methods.base import MethodConfig, RoundInfo, stated
+from panorgan.methods.base import MethodConfig, RoundInfo, published
 from panorgan.methods.fediod.head_attribution import STEPS
 from panorgan.methods.fediod.inter_organ import InterOrganSettings
 
@@ -18,40 +18,42 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
     """A switch for every module, and its numbers."""
 
     # T
-    transformer_rate: float | None = stated(
+    transformer_rate: float | None = published(
         None,
         "1",
         "learning rate of the transformer as a share of all others'; null: 1/16 under adamw, 1 under sgd",
         gt=0,
     )
     # Reg
-    regularisation: bool = stated(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
-    regularisation_weight: float = stated(0.1, "not told", "of each of the two losses", ge=0)
-    regularisation_start: float = stated(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
-    map_scans: float = stated(0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1)
-    map_depth: int = stated(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
-    fusion_scale: float | None = stated(
+    regularisation: bool = published(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
+    regularisation_weight: float = published(0.1, "not told", "of each of the two losses", ge=0)
+    regularisation_start: float = published(0.03, "not told", "Reg from this share of the rounds on", ge=0, le=1)
+    map_scans: float = published(
+        0.2, "not told", "τ: the share of a site's scans, its best, whose maps count", gt=0, le=1
+    )
+    map_depth: int = published(64, "no limit", "the most slices of maps that travel (eq. 4)", ge=1)
+    fusion_scale: float | None = published(
         None,
         "none",
         "of eqs. 8 and 9, as a softmax of squared distances: a site whose attention is off the mean by so many times "
         "even attention counts e^−1; null: by the distance itself, which is nearly a plain mean",
         gt=0,
     )
-    alpha: float | None = stated(
+    alpha: float | None = published(
         None,
         "not told",
         "the gate's steepness (eq. 12); null: 1000 · tokens / 256, which is as steep for any number",
         gt=0,
     )
     # DA
-    dynamic_aggregation: bool = stated(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
-    aggregation_start: float = stated(
+    dynamic_aggregation: bool = published(True, "on", "DA: attention heads are averaged by attribution (eqs. 17 to 20)")
+    aggregation_start: float = published(
         0.03, "not told", "DA from this share of the rounds on; before, heads have learned nothing", ge=0, le=1
     )
-    attribution_scans: float = stated(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
-    attribution_steps: int = stated(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
+    attribution_scans: float = published(0.2, "not told", "µ: the share of scans on which heads are judged", gt=0, le=1)
+    attribution_steps: int = published(STEPS, "not told", "S: steps of the integral (eq. 17)", ge=1)
     # Both
-    refresh_every: int = stated(1, "1", "rounds from one look at maps and heads to the next", ge=1)
+    refresh_every: int = published(1, "1", "rounds from one look at maps and heads to the next", ge=1)
 
     @model_validator(mode="after")
     def _attention_is_there(self) -> FedIODConfig:

@@ -1,8 +1,8 @@
 """Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
 
 The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with softmax
-channels; stages pretrain → exchange → train, see `teaching`. A teacher learns its site's organs against everything
-else; it is never asked about organs that a case annotates itself.
+channels; stages pretrain → exchange → train, see `teacher_stages`. A teacher learns its site's organs against
+everything else; it is never asked about organs that a case annotates itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from panorgan.cases.store import StoredCase
 from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
 from panorgan.losses.unified_loss import unified_dice_bce
-from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, stated
+from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, published
 from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.teacher_stages import PRETRAIN, TEACHERS, TeacherServer, TeacherSite, stages_with_teachers
 from panorgan.methods.shared.teachers import PREFIX
-from panorgan.methods.shared.teaching import PRETRAIN, TEACHERS, TaughtServer, TaughtSite, stages_with_teachers
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
 
@@ -29,8 +29,8 @@ from panorgan.networks.settings import OrganParts, UNetSettings
 class PseudoLabelConfig(MethodConfig):
     """Teachers, and how their predictions become labels."""
 
-    dice_weight: float = stated(0.5, "0.5", "weight of the Dice loss", ge=0)
-    ce_weight: float = stated(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
+    dice_weight: float = published(0.5, "0.5", "weight of the Dice loss", ge=0)
+    ce_weight: float = published(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
     organ_parts: Literal["everyone"] = Field(
         "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
     )
@@ -40,23 +40,23 @@ class PseudoLabelConfig(MethodConfig):
     server_step: PositiveFloat | Literal["fedexp"] = Field(
         1.0, description="how far the server goes along the mean of the updates: sites learn the same organs and agree"
     )
-    pretrain: float = stated(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
-    teacher_select: Literal["best", "last"] = stated(
+    pretrain: float = published(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
+    teacher_select: Literal["best", "last"] = published(
         "best",
         "not told",
         "which round's model is a site's teacher: the best on its own validation cases (without any the last), or the "
         "last",
     )
-    teacher_cache: bool = stated(
+    teacher_cache: bool = published(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
     )
-    merge: Conflicts = stated(
+    merge: Conflicts = published(
         "sequence",
         "sequence",
         "when teachers claim the same voxel: the smaller organ wins (see `larger_first`), "
         "or the more confident teacher",
     )
-    larger_first: tuple[str, ...] = stated(
+    larger_first: tuple[str, ...] = published(
         (),
         "liver, kidney, spleen, pancreas",
         "organs from large to small, for `merge: sequence`; those not named follow by the mean volume that sites "
@@ -64,7 +64,7 @@ class PseudoLabelConfig(MethodConfig):
     )
 
 
-class PseudoLabelSite(TaughtSite):
+class PseudoLabelSite(TeacherSite):
     """Learns from its own annotation where there is one, and from the teachers elsewhere."""
 
     config: PseudoLabelConfig
@@ -120,7 +120,7 @@ class PseudoLabelSite(TaughtSite):
         return Payload(whole.tensors, {**whole.scalars, **measured_volumes(self.tools.cases)})
 
 
-class PseudoLabelServer(TaughtServer):
+class PseudoLabelServer(TeacherServer):
     """The exchange of teachers and of organs' volumes; then the mean of the models."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from panorgan.methods.base import Method, ServerRule, stated
+from panorgan.methods.base import Method, ServerRule, published
 from panorgan.methods.protocol import Payload, RoundInfo, Updates
 from panorgan.settings import Settings
 
@@ -21,10 +21,10 @@ _PREFIX = "swa/"
 class SWASettings(Settings):
     """Which rounds are averaged. The published values are those of FedASAM."""
 
-    swa_start: float | None = stated(
+    swa_start: float | None = published(
         0.75, "0.75", "share of the rounds after which global models are averaged; `null` for no averaging", ge=0, lt=1
     )
-    swa_cycle: int = stated(
+    swa_cycle: int = published(
         2, "10 (CIFAR-10)", "every so many rounds one is taken into the mean; the last round always is", ge=1
     )
 

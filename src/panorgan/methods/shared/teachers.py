@@ -8,8 +8,9 @@ A teacher that did not arrive is not lost. The server knows who owes it one and 
 (`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
 
 At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for
-`teacher_predictions`. At the server: `expects` and `collect` while teachers come in, `owed_by` when they are due,
-`for_site` and `wishes` in `broadcast`, `were_given_to` in `aggregate`, `numbers` and `load` for the rule's state.
+`teacher_predictions`. At the server: `expects` and `collect` while teachers come in, `mark_due` when they are due,
+`for_site` and `request_flags` in `broadcast`, `mark_delivered` in `aggregate`, `numbers` and `load` for the rule's
+state.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from panorgan.networks import SegmentationNetwork
 PREFIX = "teacher/"
 SEND = "send_teacher"
 """A number in a request: the server lacks this site's teacher."""
-_EQUIPPED = "equipped/"
+_UP_TO_DATE = "equipped/"
 _OWING = "owing/"
 # Keeps 0/0 out where a teacher is sure of another organ.
 _NEVER = 1e-9
@@ -108,7 +109,7 @@ class SiteTeachers:
         """Organs that a teacher in the vault knows, sorted."""
         return tuple(sorted({organ for site in self._sites() for organ in self.owners[site]}))
 
-    def who_know(self, organ: str) -> tuple[str, ...]:
+    def sites_knowing(self, organ: str) -> tuple[str, ...]:
         """Sites whose teacher knows an organ, sorted."""
         return tuple(site for site in self._sites() if organ in self.owners[site])
 
@@ -132,7 +133,7 @@ class SiteTeachers:
 
         cases = self.tools.cases
         asked = sorted({name for case in cases for name in names_of(case)})
-        panel = _Panel(self.tools, self._loaded, self.who_know, self.taught)
+        panel = _Panel(self.tools, self._loaded, self.sites_knowing, self.taught)
         return TeacherPredictions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
 
     # -- details -------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class SiteTeachers:
         """Hash of everything that predictions depend on besides the case: the teachers of each organ, and inference."""
         digest = hashlib.sha256(f"format {_FORMAT}\n{self.tools.inference_key}\n".encode())
         for organ in organs:
-            asked = [f"{site}={self._fingerprint(site)} {self.taught.get(site)}" for site in self.who_know(organ)]
+            asked = [f"{site}={self._fingerprint(site)} {self.taught.get(site)}" for site in self.sites_knowing(organ)]
             digest.update(f"{organ}: {', '.join(asked)}\n".encode())
         return digest.hexdigest()[:32]
 
@@ -188,15 +189,15 @@ class _Panel:
         self,
         tools: SiteTools,
         load: Callable[[str], SegmentationNetwork],
-        who_know: Callable[[str], tuple[str, ...]],
+        sites_knowing: Callable[[str], tuple[str, ...]],
         taught: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self._tools, self._load, self._who_know, self._taught = tools, load, who_know, taught
+        self._tools, self._load, self._sites_knowing, self._taught = tools, load, sites_knowing, taught
         self._networks: dict[str, SegmentationNetwork] = {}
 
     def __call__(self, image: torch.Tensor, names: tuple[str, ...]) -> torch.Tensor:
         """Mean probabilities [len(names), X, Y, Z] for an image [X, Y, Z]; teachers are summed in sorted order."""
-        asked = {name: self._who_know(name) for name in names}
+        asked = {name: self._sites_knowing(name) for name in names}
         sums: dict[str, torch.Tensor] = {}
         for site in sorted({site for sites in asked.values() for site in sites}):
             if site not in self._networks:
@@ -236,7 +237,7 @@ class ServerTeachers:
         the values with."""
         return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
 
-    def owed_by(self, sites: Iterable[str]) -> None:
+    def mark_due(self, sites: Iterable[str]) -> None:
         """Teachers are due: whoever of these has sent none is asked for it, until it answers. Before `collect`."""
         self._owing |= set(sites) - self._editions.keys()
 
@@ -269,7 +270,7 @@ class ServerTeachers:
             for key, value in self.vault.get(f"{PREFIX}{other}").items()
         }
 
-    def wishes(self, site: str) -> dict[str, float]:
+    def request_flags(self, site: str) -> dict[str, float]:
         """Numbers for a site: which teachers it must have by now, its own among them; and whether it owes that one.
 
         The same for all sites that owe nothing: so their requests are the same bytes, and made once.
@@ -277,13 +278,13 @@ class ServerTeachers:
         roster = {f"{PREFIX}{known}": float(edition) for known, edition in sorted(self._editions.items())}
         return {**roster, SEND: 1.0} if site in self._owing else roster
 
-    def were_given_to(self, sites: Iterable[str]) -> None:
+    def mark_delivered(self, sites: Iterable[str]) -> None:
         """These sites answered a request that held `for_site`. In the same round this comes before `collect`."""
         newest = max(self._editions.values(), default=0)
         self._seen |= dict.fromkeys(sites, newest)
 
     @property
-    def equipped(self) -> tuple[str, ...]:
+    def up_to_date(self) -> tuple[str, ...]:
         """Sites that lack nothing, among those that were given something."""
         return tuple(
             site
@@ -294,13 +295,13 @@ class ServerTeachers:
     def numbers(self) -> dict[str, float]:
         """What the coordinator must remember: editions by site, the newest that each site has seen, and who owes."""
         editions = {f"{PREFIX}{site}": float(edition) for site, edition in self._editions.items()}
-        seen = {f"{_EQUIPPED}{site}": float(edition) for site, edition in self._seen.items()}
+        seen = {f"{_UP_TO_DATE}{site}": float(edition) for site, edition in self._seen.items()}
         return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}
 
     def load(self, numbers: Scalars) -> None:
         """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
         self._editions = _counts(numbers, PREFIX)
-        self._seen = _counts(numbers, _EQUIPPED)
+        self._seen = _counts(numbers, _UP_TO_DATE)
         self._owing = set(_counts(numbers, _OWING))
 
     def _others(self, site: str) -> list[str]:

@@ -59,7 +59,7 @@ from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
 from panorgan.methods.shared.sharpness import ascend, flat_gradient, statistics_kept
-from panorgan.methods.shared.teaching import TEACHERS
+from panorgan.methods.shared.teacher_stages import TEACHERS
 from panorgan.methods.ufps.cmidg import cmidg
 from panorgan.methods.ufps.phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of, starts
 from panorgan.methods.ufps.readiness import READY, Readiness
@@ -335,7 +335,7 @@ class UFPS(PseudoLabelMethod):
             if "GMT" not in active(self.config, self.round_info):
                 return told
             ready, scored = self.readiness.ready(self.federation), self.readiness.dice(self.federation)
-            waiting = [organ for organ in self.federation.taught() if organ not in ready]
+            waiting = [organ for organ in self.federation.labelled_organs() if organ not in ready]
             unscored = ", ".join(organ.replace("_", " ") for organ in waiting if organ not in scored)
             unknown = ", ".join(organ.replace("_", " ") for organ in waiting if organ in scored)
             if unscored:

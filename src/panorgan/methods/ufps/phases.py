@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from panorgan.methods.protocol import RoundInfo
-from panorgan.methods.shared.teaching import TRAIN
+from panorgan.methods.shared.teacher_stages import TRAIN
 from panorgan.methods.ufps.settings import UFPSConfig
 
 Module = Literal["WS", "aRCE", "GMT", "UA", "SAM"]

@@ -61,7 +61,7 @@ class Readiness:
 
     def ready(self, federation: Federation) -> tuple[str, ...]:
         """The organs that the global model may teach, in vocabulary order."""
-        taught = federation.taught()
+        taught = federation.labelled_organs()
         if self.least == 0:
             return taught
         dice = self.dice(federation)

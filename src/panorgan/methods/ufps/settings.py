@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from panorgan.errors import ConfigError
 from panorgan.losses.main_teacher import Disagreement
-from panorgan.methods.base import stated
+from panorgan.methods.base import published
 from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig
 from panorgan.methods.ufps.cmidg import CMIDGSettings
 
@@ -17,22 +17,22 @@ class UFPSConfig(PseudoLabelConfig):
     """A switch for every module, and its numbers."""
 
     # WS
-    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = stated(
+    weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = published(
         "tail_shift", "tail_shift", "WS: how samples are weighted (eq. 8)"
     )
-    schedule_start: float = stated(
+    schedule_start: float = published(
         0.02, "10/500", "WS from this share of the rounds on, and not in the first", ge=0, le=1
     )
-    schedule_end: float = stated(0.4, "200/500", "WS up to this share of the rounds", ge=0, le=1)
-    schedule_tail: float = stated(0.7, "0.7", "the quantile above which a case is in the tail, U_T", ge=0, le=1)
+    schedule_end: float = published(0.4, "200/500", "WS up to this share of the rounds", ge=0, le=1)
+    schedule_tail: float = published(0.7, "0.7", "the quantile above which a case is in the tail, U_T", ge=0, le=1)
     # aRCE
-    reverse_ce: bool = stated(True, "on", "aRCE: reverse cross-entropy that grows with time (eq. 9)")
-    reverse_ce_weight: float = stated(0.01, "0.01", "its weight", ge=0)
-    reverse_ce_start: float = stated(0.4, "200/500", "aRCE from this share of the rounds on", ge=0, le=1)
+    reverse_ce: bool = published(True, "on", "aRCE: reverse cross-entropy that grows with time (eq. 9)")
+    reverse_ce_weight: float = published(0.01, "0.01", "its weight", ge=0)
+    reverse_ce_start: float = published(0.4, "200/500", "aRCE from this share of the rounds on", ge=0, le=1)
     # GMT
-    main_teacher: bool = stated(True, "on", "GMT: the global model as the main teacher (eq. 5)")
-    main_teacher_start: float = stated(0.6, "300/500", "GMT not before this share of the rounds", ge=0, le=1)
-    main_teacher_dice: float = stated(
+    main_teacher: bool = published(True, "on", "GMT: the global model as the main teacher (eq. 5)")
+    main_teacher_start: float = published(0.6, "300/500", "GMT not before this share of the rounds", ge=0, le=1)
+    main_teacher_dice: float = published(
         0.5,
         "not told",
         "the validation Dice from which on the global model knows an organ, by the sites that annotate it; 0 asks "
@@ -40,7 +40,7 @@ class UFPSConfig(PseudoLabelConfig):
         ge=0,
         le=1,
     )
-    main_teacher_gain: float = stated(
+    main_teacher_gain: float = published(
         0.02,
         "not told",
         "an organ has converged once a validation brings at most this much more Dice than the best before; 1 waits "
@@ -48,36 +48,40 @@ class UFPSConfig(PseudoLabelConfig):
         ge=0,
         le=1,
     )
-    main_teacher_share: float = stated(0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1)
-    disagreement: Disagreement = stated(
+    main_teacher_share: float = published(
+        0.8, "0.8", "v: with less agreement the main teacher decides alone", ge=0, le=1
+    )
+    disagreement: Disagreement = published(
         "left_out",
         "left_out",
         "voxels on which main teacher and teachers differ where both count: left out of the loss, or background",
     )
     # UA
-    uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = stated(
+    uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = published(
         "decoder", "decoder", "UA: the part of the network that is averaged by certainty too (eq. 7)"
     )
-    uncertainty_start: float = stated(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
-    mean_temperature: float = stated(0.05, "0.05", "τ^μ", gt=0)
-    variance_temperature: float = stated(0.001, "0.001", "τ^σ", gt=0)
+    uncertainty_start: float = published(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
+    mean_temperature: float = published(0.05, "0.05", "τ^μ", gt=0)
+    variance_temperature: float = published(0.001, "0.001", "τ^σ", gt=0)
     # sUSAM
-    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = stated(
+    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = published(
         "susam",
         "susam",
         "asam: look for the worst point on the same images; usam: on augmented ones; topk: and move the largest "
         "gradients only; susam: and some that sites disagree on",
     )
-    sharpness_start: float = stated(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
-    rho: float = stated(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
-    eta: float = stated(
+    sharpness_start: float = published(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
+    rho: float = published(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
+    eta: float = published(
         0.001, "0.001", "what keeps weights near zero mobile: the scale is the size of a weight plus η", ge=0
     )
-    scale_biases: bool = stated(True, "on", "biases are measured in their own scale too; off: in plain numbers, T = 1")
-    local_share: float = stated(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
-    global_share: float = stated(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
-    mask_every: int = stated(5, "5", "r_fre: masks are made where r mod r_fre = 1, and in the first round", ge=1)
-    gradient_momentum: float = stated(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
+    scale_biases: bool = published(
+        True, "on", "biases are measured in their own scale too; off: in plain numbers, T = 1"
+    )
+    local_share: float = published(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
+    global_share: float = published(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
+    mask_every: int = published(5, "5", "r_fre: masks are made where r mod r_fre = 1, and in the first round", ge=1)
+    gradient_momentum: float = published(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
     augmentation: CMIDGSettings = Field(
         CMIDGSettings(), description="CMIDG of the images on which the worst point is looked for"
     )

@@ -18,8 +18,8 @@ from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.methods.about.describing import as_yaml, describe, fields_of
-from panorgan.methods.about.payloads import MADE_UP, made_up_federation, sendings
+from panorgan.methods.about.metadata import as_yaml, describe, fields_of
+from panorgan.methods.about.uploads import EXAMPLE_SITES, example_federation, uploads
 from panorgan.methods.base import Method, MethodConfig, ServerRule, Stage
 from panorgan.methods.protocol import Federation
 from panorgan.methods.registry import methods
@@ -166,14 +166,14 @@ def test_pooled_methods_send_nothing():
 @pytest.mark.parametrize("name", FEDERATED)
 def test_whatever_a_method_sends_it_declares(name):
     described = describe(methods()[name])
-    everything = [*described.sent, *(sending for variant in described.variants for sending in variant.sent)]
-    assert {pattern for sending in everything for pattern in sending.tensors} <= set(described.tensors)
+    everything = [*described.sent, *(upload for variant in described.variants for upload in variant.sent)]
+    assert {pattern for upload in everything for pattern in upload.tensors} <= set(described.tensors)
 
 
 def test_sizes_by_hand():
-    """A head is 162 floats; the made-up sites have 3, 2 and 3 of the 7 organs."""
-    assert [len(organs) for organs in MADE_UP.values()] == [3, 2, 3]
-    organs = made_up_federation().vocabulary
+    """A head is 162 floats; the example sites have 3, 2 and 3 of the 7 organs."""
+    assert [len(organs) for organs in EXAMPLE_SITES.values()] == [3, 2, 3]
+    organs = example_federation().vocabulary
     assert len(organs) == 7
     plain = 4 * sum(weight.numel() for weight in UNet(organs, UNetSettings()).state_dict().values())
     (fedavg,) = describe(methods()["fedavg"]).sent
@@ -182,7 +182,7 @@ def test_sizes_by_hand():
     (scaffold,) = describe(methods()["scaffold"]).sent
     assert scaffold.relative == 2  # every weight of the default network is trained, and has a control variate
     (owners,) = describe(methods()["multihead"]).sent
-    (everyone,) = sendings(methods()["multihead"](MethodConfig(organ_parts="everyone")))
+    (everyone,) = uploads(methods()["multihead"](MethodConfig(organ_parts="everyone")))
     assert everyone.size - owners.size == pytest.approx(HEAD_BYTES * (7 - 8 / 3))
 
 
@@ -217,7 +217,7 @@ def sent_by(expects, organs: OrganParts = "channels", rounds: int = 20, **more: 
     """What is told about a method whose server expects `expects(rule, site)`."""
     rule = type("Server", (ServerRule,), {"expects": expects})
     method = type("MadeUp", (Method,), {"name": "made_up", "Server": rule, **more})
-    found = sendings(method(MethodConfig()), UNetSettings(organs=organs, features=(4, 8), norm="batch"), rounds=rounds)
+    found = uploads(method(MethodConfig()), UNetSettings(organs=organs, features=(4, 8), norm="batch"), rounds=rounds)
     return [(s.rounds, s.words, s.size) for s in found]
 
 
@@ -301,8 +301,8 @@ def test_what_is_told_is_what_is_sent(tiny, tmp_path, choice):
     )
     method = experiment.build_method()
     promised: dict[str, set[float]] = {}
-    for sending in sendings(method, experiment.network, federation, experiment.training.rounds):
-        promised.setdefault(sending.stage, set()).add(sending.size)
+    for upload in uploads(method, experiment.network, federation, experiment.training.rounds):
+        promised.setdefault(upload.stage, set()).add(upload.size)
     measured: dict[str, set[float]] = {}
     for stage, round_ in next(iter(sites.values())).sizes:
         mean = sum(site.sizes[stage, round_] for site in sites.values()) / len(sites)

@@ -17,7 +17,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.methods.base import Federation, Notice, Payload, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
-from panorgan.networks.organ_parts import serving
+from panorgan.networks.organ_parts import weights_for
 
 PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
 TEACHERS = {
@@ -35,7 +35,7 @@ def stages_with_teachers(rounds: int, pretrain: float) -> tuple[Stage, ...]:
     return alone, Stage(EXCHANGE, 1, validate=False, local_steps=0), Stage(TRAIN, rounds)
 
 
-class TaughtSite(SiteRule):
+class TeacherSite(SiteRule):
     """Trains a teacher, keeps the others', then takes part in training."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -106,7 +106,7 @@ class TaughtSite(SiteRule):
 
     def _own_part(self) -> dict[str, torch.Tensor]:
         """The model without the parts of organs that this site does not teach."""
-        return serving(self.model.state_dict(), self.own_organs)
+        return weights_for(self.model.state_dict(), self.own_organs)
 
     def _remember_if_best(self) -> None:
         """Score the teacher in the making on the site's own validation cases, as often as the global model is."""
@@ -133,7 +133,7 @@ class TaughtSite(SiteRule):
         return self.tools.network_of(site)
 
 
-class TaughtServer(ServerRule):
+class TeacherServer(ServerRule):
     """Before training, the exchange of teachers; then the mean of the models."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -155,7 +155,7 @@ class TaughtServer(ServerRule):
         if self.round_info.stage == PRETRAIN:
             return Payload()
         tensors = super().broadcast(site).tensors if self.in_training else {}
-        return Payload({**tensors, **self.teachers.for_site(site)}, self.teachers.wishes(site))
+        return Payload({**tensors, **self.teachers.for_site(site)}, self.teachers.request_flags(site))
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
         """The teacher at the end of pre-training, or when it is owed; everything in training."""
@@ -163,15 +163,15 @@ class TaughtServer(ServerRule):
         due = self.round_info.stage == PRETRAIN and self.round_info.is_last
         if not due and site not in self.teachers.owing:
             return model
-        own = serving(self.weights, self.federation.organs_of(site))
+        own = weights_for(self.weights, self.federation.organs_of(site))
         return {**model, **self.teachers.expects(own)}
 
     def aggregate(self, updates: Updates) -> None:
         """Keep the teachers; average the models."""
         if self.round_info.stage != PRETRAIN:
-            self.teachers.were_given_to(updates.sites)
+            self.teachers.mark_delivered(updates.sites)
         elif self.round_info.is_last:
-            self.teachers.owed_by(self.federation.sites)
+            self.teachers.mark_due(self.federation.sites)
         self.teachers.collect(updates)
         if self.in_training:
             super().aggregate(updates)
@@ -182,7 +182,7 @@ class TaughtServer(ServerRule):
             return ()
         heard = who_teaches(self.federation, self.teachers.sites).values()
         known = {organ for organs in heard for organ in organs}
-        lacking = [organ for organ in self.federation.taught() if organ not in known]
+        lacking = [organ for organ in self.federation.labelled_organs() if organ not in known]
         names = ", ".join(organ.replace("_", " ") for organ in lacking)
         text = f"No teacher knows {names}. Training does without, until one arrives."
         return (Notice("no-teacher", text),) if names else ()

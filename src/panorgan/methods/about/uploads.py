@@ -1,4 +1,4 @@
-"""What leaves a site under a method, found out by asking its rules on a made-up federation.
+"""What leaves a site under a method, found out by asking its rules on an example federation.
 
 Nothing is trained: the server's rule is asked, for every site and round, which tensors it accepts (`expects`). Networks
 have no memory here (torch's meta device), so it is the default network that is measured.
@@ -19,18 +19,18 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo, Stage
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.organ_parts import group_of_key, groups_of
 
-MADE_UP: Mapping[str, tuple[str, ...]] = {
+EXAMPLE_SITES: Mapping[str, tuple[str, ...]] = {
     "east": ("kidney_left", "kidney_right", "spleen"),
     "north": ("liver", "stomach"),
     "south": ("aorta", "liver", "pancreas"),
 }
-"""Sites of the made-up federation, and what they annotate: one organ twice, all others once."""
+"""Sites of the example federation, and what they annotate: one organ twice, all others once."""
 ROUNDS = 20
-"""Training rounds of the made-up run: what happens in some rounds only is seen."""
+"""Training rounds of the example: what happens in some rounds only is seen."""
 
 
 @dataclass(frozen=True)
-class Sending:
+class Upload:
     """What each site sends in some rounds of a stage.
 
     `weights` in words, `tensors` as the patterns under which the method declares them. `size` in bytes, the mean over
@@ -55,10 +55,10 @@ class Sending:
         return ", and ".join([*([self.weights] if self.weights else []), *named]) or "numbers alone"
 
 
-def made_up_federation() -> Federation:
+def example_federation() -> Federation:
     """Three sites that annotate different organs, and one organ that two of them do."""
-    organs = sorted({organ for annotated in MADE_UP.values() for organ in annotated})
-    facts = {site: SiteInfo(site, 10, dict.fromkeys(annotated, 10)) for site, annotated in MADE_UP.items()}
+    organs = sorted({organ for annotated in EXAMPLE_SITES.values() for organ in annotated})
+    facts = {site: SiteInfo(site, 10, dict.fromkeys(annotated, 10)) for site, annotated in EXAMPLE_SITES.items()}
     return Federation(Vocabulary(organs), facts)
 
 
@@ -68,14 +68,14 @@ def empty_network(method: Method, network: UNetSettings, federation: Federation)
         return method.build_network(network, federation)
 
 
-def sendings(
+def uploads(
     method: Method,
     network: UNetSettings | None = None,
     federation: Federation | None = None,
     rounds: int = ROUNDS,
-) -> tuple[Sending, ...]:
+) -> tuple[Upload, ...]:
     """What each site may send, stage by stage; rounds of a stage that are alike come as one."""
-    federation = federation or made_up_federation()
+    federation = federation or example_federation()
     delivered = empty_network(method, network or UNetSettings(), federation)
     rule = method.Server(method.config, federation, delivered.state_dict())
     found = []
@@ -92,7 +92,7 @@ def sendings(
             sizes = [sum(t.numel() * t.element_size() for t in tensors.values()) for tensors in by_site.values()]
             sent = {site: set(tensors) for site, tensors in by_site.items()}
             found.append(
-                Sending(
+                Upload(
                     stage.name,
                     _rounds_in_words(numbers, stage),
                     _weights_in_words(sent, delivered, federation),
@@ -106,7 +106,7 @@ def sendings(
 @cache
 def _fedavg_size() -> float:
     """Bytes that a site sends per round under the plainest of methods, whose rules all others inherit."""
-    (every_round,) = sendings(Method(MethodConfig()))
+    (every_round,) = uploads(Method(MethodConfig()))
     return every_round.size
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from panorgan.errors import ConfigError
-from panorgan.methods.about.payloads import Sending, empty_network, made_up_federation, sendings
+from panorgan.methods.about.uploads import Upload, empty_network, example_federation, uploads
 from panorgan.methods.base import Method, MethodConfig
 from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
@@ -41,7 +41,7 @@ class Variant:
     """A setting that changes what leaves a site, or in which stages; `setting` as in an experiment file."""
 
     setting: str
-    sent: tuple[Sending, ...]
+    sent: tuple[Upload, ...]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class MethodDescription:
         shared = fields_of(MethodConfig)
         return tuple(field for field in self.fields if field not in shared)
 
-    # -- measured on a made-up federation, when somebody asks ----------------------------------------------
+    # -- measured on an example federation, when somebody asks ----------------------------------------------
 
     @cached_property
-    def sent(self) -> tuple[Sending, ...]:
+    def sent(self) -> tuple[Upload, ...]:
         """What each site sends with the default settings; nothing where all cases lie in one place."""
         config = self._config()
-        return () if self.pooled or config is None else sendings(self.method(config))
+        return () if self.pooled or config is None else uploads(self.method(config))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -95,7 +95,7 @@ class MethodDescription:
     @property
     def optional_stages(self) -> tuple[str, ...]:
         """Names of stages that some setting brings."""
-        found = {sending.stage: None for variant in self.variants for sending in variant.sent}
+        found = {upload.stage: None for variant in self.variants for upload in variant.sent}
         return tuple(stage for stage in found if stage not in self.stages)
 
     @cached_property
@@ -107,7 +107,7 @@ class MethodDescription:
         if config is None:
             return "any"
         keys = [
-            empty_network(self.method(config), UNetSettings(organs=organs), made_up_federation()).state_dict().keys()
+            empty_network(self.method(config), UNetSettings(organs=organs), example_federation()).state_dict().keys()
             for organs in get_args(OrganParts)[:2]
         ]
         return "any" if keys[0] != keys[1] else "own"
@@ -118,7 +118,7 @@ class MethodDescription:
         config = self._config()
         if self.network == "any" or config is None:
             return ""
-        built = empty_network(self.method(config), UNetSettings(), made_up_federation())
+        built = empty_network(self.method(config), UNetSettings(), example_federation())
         return (inspect.getdoc(built) or "").split("\n")[0]
 
     # -- details -------------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class MethodDescription:
                 config = self._config(**{field.name: value})
                 if config is None:
                     continue
-                sent = sendings(self.method(config))
+                sent = uploads(self.method(config))
                 if _told(sent) not in seen:
                     seen.add(_told(sent))
                     yield Variant(f"method.{field.name}: {as_yaml(value)}", sent)
         config = self._config()
         if self.network == "any" and config is not None:
             organs: OrganParts = "heads"
-            sent = sendings(self.method(config), UNetSettings(organs=organs))
+            sent = uploads(self.method(config), UNetSettings(organs=organs))
             if _told(sent) not in seen:
                 yield Variant(f"network.organs: {organs}", sent)
 
@@ -255,6 +255,6 @@ def _other_values(config: type[MethodConfig], field: FieldDescription) -> list[A
     return [value for value in values if value != field.default or type(value) is not type(field.default)]
 
 
-def _told(sent: tuple[Sending, ...]) -> tuple[object, ...]:
+def _told(sent: tuple[Upload, ...]) -> tuple[object, ...]:
     """What a reader would see of it."""
     return tuple((s.stage, s.rounds, s.words, round(s.relative, 2)) for s in sent)

@@ -81,7 +81,7 @@ class Taught(Method):
             self.teachers = ServerTeachers(self.vault)
 
         def broadcast(self, site):
-            return Payload({**self.weights, **self.teachers.for_site(site)}, self.teachers.wishes(site))
+            return Payload({**self.weights, **self.teachers.for_site(site)}, self.teachers.request_flags(site))
 
         def expects(self, site):
             return {"pretrain": self.teachers.expects(self.weights), "train": self.weights}.get(
@@ -89,7 +89,7 @@ class Taught(Method):
             )
 
         def aggregate(self, updates) -> None:
-            self.teachers.were_given_to(updates.sites)
+            self.teachers.mark_delivered(updates.sites)
             self.teachers.collect(updates)
             super().aggregate(updates)
 
@@ -122,7 +122,7 @@ def test_teachers_reach_the_loss_of_the_others(experiment, tmp_path, method, ask
     assert all(all(row) for _, _, known in Taught.seen for row in known)
     assert len(Taught.seen) == 2 * 2 * 2  # sites × rounds × steps
     assert coordinator.vault.names() == ("teacher/north", "teacher/south")
-    assert coordinator.rule.teachers.equipped == ("north", "south")
+    assert coordinator.rule.teachers.up_to_date == ("north", "south")
 
 
 def test_a_stage_without_steps_is_a_round_like_any_other(experiment, tmp_path, method):
@@ -193,10 +193,10 @@ def test_who_missed_the_exchange_gets_the_teachers_later(experiment, tmp_path, m
     coordinator.run(rounds=1)
     transport.drop = ["north"]
     coordinator.run(rounds=1)
-    assert coordinator.rule.teachers.equipped == ("south",)
+    assert coordinator.rule.teachers.up_to_date == ("south",)
     transport.drop = []
     coordinator.run()
-    assert coordinator.rule.teachers.equipped == ("north", "south")
+    assert coordinator.rule.teachers.up_to_date == ("north", "south")
     assert {site for site, _, _ in Taught.seen} == {"north", "south"}
 
 
