@@ -37,7 +37,7 @@ from damaging import (  # noqa: E402
     unfinished_kinds,
 )
 
-from panorgan.cases import content  # noqa: E402
+from panorgan.cases import file_hashes  # noqa: E402
 from panorgan.config import Experiment, parse_experiment  # noqa: E402
 from panorgan.runs.execute import train  # noqa: E402
 
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    content._SETTLED_SECONDS = -1.0  # hashes of new files are remembered at once
+    file_hashes._SETTLED_SECONDS = -1.0  # hashes of new files are remembered at once
     draw = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as scratch:
         folder, cache = Path(scratch), Path(scratch) / "cache"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from federations import CPU, make_coordinator
 
-from panorgan.cases.content import ContentHashes
+from panorgan.cases.file_hashes import FileHashes
 from panorgan.cases.phantom import write_federation
 from panorgan.cases.phantom.config import PhantomConfig
 from panorgan.cases.preprocess import PlanChoices
@@ -188,7 +188,7 @@ def unfinished_kinds(folder: Path) -> list[Kind]:
 def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]:
     """Prepared cases, what lies beside them, generated scans. What is damaged is made again.
 
-    Hashes of files that are a moment old are not remembered: `cases.content._SETTLED_SECONDS` should be negative.
+    Hashes of files that are a moment old are not remembered: `cases.file_hashes._SETTLED_SECONDS` should be negative.
     """
     sites = read_sites(experiment, cache, lambda what, done, total: None)
     plan, store = prepare(experiment, cache).plan, Store(cache / "store")
@@ -222,7 +222,7 @@ def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]
         write_federation(config, made, remake=True)
         return {one: one.read_bytes() for one in sorted(made.rglob("*")) if one.is_file()}
 
-    hashes = ContentHashes(folder / "hashes")
+    hashes = FileHashes(folder / "hashes")
     hashes.of(case.image)
     prediction(stored.folder)
     entries = tuple(path for path in stored.folder.iterdir() if not path.name.startswith("companion"))

@@ -14,9 +14,9 @@ from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import (
     disagreed_value,
     inside_rows,
+    known_organs,
     left_out_value,
     possible_channels,
-    told,
     undecided_value,
 )
 
@@ -42,7 +42,7 @@ def test_values_follow_one_another():
 def test_told_by_annotation_or_teacher():
     """A kidney's mask shows its sides, and no tumour."""
     batch = make_batch([[True, False], [False, True], [False, False]], [[False, False], [True, False], [False, True]])
-    assert told(batch, KIDNEYS).tolist() == [
+    assert known_organs(batch, KIDNEYS).tolist() == [
         [True, True, False, False],
         [True, False, False, True],
         [False, False, True, False],

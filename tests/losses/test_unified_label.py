@@ -20,7 +20,7 @@ from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import (
     allowed_channels,
     merge,
-    painting_order,
+    overlap_priority,
     pseudo_label,
 )
 
@@ -72,11 +72,11 @@ def test_the_inner_organ_wins_whatever_order_and_confidence(conflicts):
 
 
 def test_painting_order():
-    assert painting_order(ABDOMEN) == ("liver", "spleen", "pancreas")
-    assert painting_order(ABDOMEN, ("pancreas",)) == ("pancreas", "liver", "spleen")
-    assert painting_order(LIVER, ("liver_tumour", "spleen", "liver")) == ("spleen", "liver", "liver_tumour")
+    assert overlap_priority(ABDOMEN) == ("liver", "spleen", "pancreas")
+    assert overlap_priority(ABDOMEN, ("pancreas",)) == ("pancreas", "liver", "spleen")
+    assert overlap_priority(LIVER, ("liver_tumour", "spleen", "liver")) == ("spleen", "liver", "liver_tumour")
     with refused("not-in-vocabulary") as caught:
-        painting_order(ABDOMEN, ("stomach",))
+        overlap_priority(ABDOMEN, ("stomach",))
     assert "stomach" in caught.value.what
 
 
@@ -255,7 +255,7 @@ def painted_one_by_one(batch: Batch, order: list[str], conflicts: str, allowed: 
         }
         claims = {organ: p for organ, p in claims.items() if p > 0.5}
         best = 0.0
-        for organ in (WHOLE.index(name) for name in painting_order(WHOLE, order)):
+        for organ in (WHOLE.index(name) for name in overlap_priority(WHOLE, order)):
             if organ not in claims:
                 continue
             if conflicts == "confidence":

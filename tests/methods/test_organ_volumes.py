@@ -8,7 +8,7 @@ from overhearing import overheard
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
-from panorgan.losses.unified_label import painting_order
+from panorgan.losses.unified_label import overlap_priority
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measured_volumes
 
@@ -80,7 +80,7 @@ def test_larger_organs_come_first_and_those_given_before_them():
     vocabulary = FEDERATION.vocabulary
     assert larger_first((), numbers, vocabulary) == ("kidney_left", "spleen")
     assert larger_first(("spleen",), numbers, vocabulary) == ("spleen", "kidney_left")
-    order = painting_order(vocabulary, larger_first((), numbers, vocabulary))
+    order = overlap_priority(vocabulary, larger_first((), numbers, vocabulary))
     assert order == ("kidney_left", "spleen", "kidney_right", "pancreas"), "of unknown volume: on top"
     assert larger_first((), {}, vocabulary) == ()
 

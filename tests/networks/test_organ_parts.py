@@ -10,7 +10,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError
 from panorgan.networks import OrganNetwork, UNet, UNetSettings, head_stack, organ_network
-from panorgan.networks.blocks import Blocks, ascend, descend, finish
+from panorgan.networks.blocks import Blocks, decode, encode, finish
 from panorgan.networks.organ_parts import group_of, group_of_key, groups_of
 from panorgan.settings import validated
 
@@ -119,12 +119,12 @@ def written_out(network: OrganNetwork, group: str, x: torch.Tensor) -> torch.Ten
     """Both outputs of a group, layer after layer as the networks' descriptions say."""
     if network.module == "encoders":
         own = network.encoders[group]
-        return network.head(ascend(network.decoder, descend(own["down"], own["bottleneck"], x)))
-    levels = descend(network.encoder, network.bottleneck, x)
+        return network.head(decode(network.decoder, encode(own["down"], own["bottleneck"], x)))
+    levels = encode(network.encoder, network.bottleneck, x)
     if network.module == "decoders":
         own = network.decoders[group]
-        return own["output"](ascend(own["up"], levels))
-    top = ascend(network.decoder, levels)
+        return own["output"](decode(own["up"], levels))
+    top = decode(network.decoder, levels)
     return (
         network.task_blocks[group](top)
         if network.module == "task_blocks"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings, Judge
+from panorgan.methods.fediod.inter_organ import AttentionLoss, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNet, UNetSettings, replay
 from panorgan.networks.replay import Replays, as_autograd_leaves_them, replays_of, with_room
 
@@ -334,9 +334,9 @@ def test_maps_that_are_put_in_are_no_part_of_a_graph():
     network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
     network.passed = _Forbidden()
     maps = [torch.full((1, 2, 16, 16), 1 / 16)]
-    with network.attending(maps):
+    with network.override_attention(maps):
         network(torch.randn(1, 1, 16, 16))
-        with network.watched() as seen:
+        with network.record_attention() as seen:
             network(torch.randn(1, 1, 16, 16))
     torch.testing.assert_close(seen.mean, torch.full((1, 16, 16), 1 / 16))
 
@@ -382,7 +382,7 @@ def test_who_watches_a_replayed_pass_gets_its_mean_attention():
     small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8)
     network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
     image = torch.randn(1, 1, 16, 16)
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         network(image)
         assert len(seen.maps) == 1
         replayed = []
@@ -401,13 +401,15 @@ def test_a_judge_is_asked_within_the_pass():
     small = InterOrganSettings(layers=1, heads=2, head_width=4, mlp_width=8, dropout=0)
     network = InterOrganNetwork(Vocabulary(ORGANS), settings, None, small)
     image, given = torch.randn(1, 1, 16, 16), torch.tensor(3.0)
-    with network.watched(Judge("sum", lambda mean, factor: mean.square().sum() * factor, (given,))) as seen:
+    with network.record_attention(
+        AttentionLoss("sum", lambda mean, factor: mean.square().sum() * factor, (given,))
+    ) as seen:
         network(image)
-        torch.testing.assert_close(seen.judgement, seen.mean.square().sum() * 3)
-        plain = seen.judgement
+        torch.testing.assert_close(seen.loss, seen.mean.square().sum() * 3)
+        plain = seen.loss
         network.passed = lambda key, compute, *inputs: tuple(t.clone() for t in compute(*inputs))  # as replayed
         network(image)
-    torch.testing.assert_close(seen.judgement, plain)
+    torch.testing.assert_close(seen.loss, plain)
     assert seen.mean.numel() == 0  # of another pass
 
 

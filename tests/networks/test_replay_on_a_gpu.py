@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge
+from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, AttentionLoss, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNet, UNetSettings, organ_network
 from panorgan.networks.replay import Recorded, SharedMemory, replays_of
 
@@ -16,7 +16,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 ORGANS = ("liver", "spleen", "pancreas")
 SMALL = {2: (1, 32, 32), 3: (1, 16, 16, 16)}
 WATCHED = ("attention", "numbers")
-"""FedIOD's network, with a judge and without one."""
+"""FedIOD's network, with an attention loss and without one."""
 
 
 def make(kind, dimensions):
@@ -48,14 +48,16 @@ def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeyp
         for _ in range(6):
             image = torch.randn(2, *SMALL[dimensions], device="cuda")
             optimizer.zero_grad(set_to_none=True)
-            judge = Judge("away", lambda mean, far: (mean - far).square().sum(), (torch.ones(2, 1, 1, device="cuda"),))
-            judges = {"attention": judge, "numbers": NUMBERS_ONLY}
-            watch = network.watched(judges[kind]) if kind in WATCHED else nullcontext()
+            attention_loss = AttentionLoss(
+                "away", lambda mean, far: (mean - far).square().sum(), (torch.ones(2, 1, 1, device="cuda"),)
+            )
+            attention_losses = {"attention": attention_loss, "numbers": NUMBERS_ONLY}
+            watch = network.record_attention(attention_losses[kind]) if kind in WATCHED else nullcontext()
             with torch.autocast("cuda", torch.bfloat16, enabled=half), watch as record:
                 logits, _ = network.channels_for(image, ORGANS[:2])
                 loss = logits.float().square().mean()
                 if record is not None:
-                    loss = loss + record.judgement.sum()
+                    loss = loss + record.loss.sum()
                     seen.append(record.numbers)
             loss.backward()
             optimizer.step()

@@ -22,7 +22,7 @@ from damaging import (
     unfinished_kinds,
 )
 
-from panorgan.cases import content
+from panorgan.cases import file_hashes
 from panorgan.errors import RunError
 from panorgan.federation.events import DAMAGED, Event, EventLog
 from panorgan.report.page import describe_happening
@@ -52,7 +52,7 @@ def kinds(tiny, own_cache, tmp_path_factory) -> Iterator[list[Kind]]:
     make_finished(tiny(training={**KEEP, "rounds": 2}, local_models=True), folder / "finished", own_cache)
     make_unfinished(tiny(method=FLKD, training={**KEEP, "rounds": 3}), folder / "unfinished", own_cache)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(content, "_SETTLED_SECONDS", -1.0)
+        patch.setattr(file_hashes, "_SETTLED_SECONDS", -1.0)
         yield [
             *run_kinds(folder / "finished"),
             *unfinished_kinds(folder / "unfinished"),

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.one_copy import in_one_copy
+from panorgan.cases.host_to_device import in_one_copy
 from panorgan.cases.sampling import PackedBatch
 from panorgan.cases.teacher_predictions import as_probabilities
 from panorgan.errors import ConfigError

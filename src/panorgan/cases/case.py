@@ -186,13 +186,13 @@ class Case:
         """The scan with its own grid, checked to be finite."""
         return read_scan(self.image, self.slices)
 
-    def each_mask(self, image: Volume) -> Iterator[tuple[str, Mask]]:
+    def iter_masks(self, image: Volume) -> Iterator[tuple[str, Mask]]:
         """Name and mask of every annotated structure, on the grid of the image, one at a time."""
         for name, mask in self.labels.read(image) if self.labels is not None else ():
             if name in self.annotated:
                 yield name, mask
 
     def read_masks(self, image: Volume) -> dict[str, Mask]:
-        """All masks at once; see `each_mask` for large cases."""
-        found = dict(self.each_mask(image))
+        """All masks at once; see `iter_masks` for large cases."""
+        found = dict(self.iter_masks(image))
         return {name: found[name] for name in self.annotated}

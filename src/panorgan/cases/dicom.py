@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from panorgan.cases.dicom_seg import segment_names
 from panorgan.cases.formats import import_pydicom
-from panorgan.cases.segments import segment_names
 from panorgan.errors import DataError
 
 _MODALITIES = ("CT", "MR")

@@ -39,7 +39,7 @@ def membership(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tup
 
 
 @lru_cache(maxsize=256)
-def shown(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
+def labelled_organs(structures: tuple[str, ...], vocabulary: Vocabulary) -> tuple[tuple[bool, ...], ...]:
     """Row t says which vocabulary organs an annotation of structure t shows; [structures][organs].
 
     The organ itself, or the parts of a union. Not what lies inside unmarked: a kidney's mask contains its tumours, but

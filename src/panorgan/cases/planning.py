@@ -178,7 +178,7 @@ def measure_case(case: Case, choices: PlanChoices) -> CaseMeasurements:
     grid = Grid.of(volume, Plan(crop=choices.crop, intensity="window" if is_ct else "zscore"))
     x, y, z = (n * mm for n, mm in zip(grid.ras_shape, grid.ras_spacing, strict=True))
     counts = {}
-    for name, mask in case.each_mask(volume):  # read in any case: what is wrong with a label shows here
+    for name, mask in case.iter_masks(volume):  # read in any case: what is wrong with a label shows here
         if is_ct:
             places = np.clip((volume.voxels[mask] - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
             counts[name] = np.bincount(places, minlength=_BINS)

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from panorgan.cases.cache_use import mark_in_use
 from panorgan.cases.case import Case, Mask
-from panorgan.cases.content import ContentHashes
 from panorgan.cases.entry_files import OncePerProcess, array_bytes, arrays_bytes, mark_used, write_flushed
+from panorgan.cases.file_hashes import FileHashes
 from panorgan.cases.formats import files_of
 from panorgan.cases.planning import CaseMeasurements, measure_case
 from panorgan.cases.preprocess import Grid, Plan, PlanChoices, prepare_image, prepare_mask
@@ -96,7 +96,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._hashes = ContentHashes(folder / "hashes")
+        self._hashes = FileHashes(folder / "hashes")
 
     def add(self, case: Case, plan: Plan) -> StoredCase:
         """Preprocess a case unless the store already has it."""
@@ -141,7 +141,7 @@ class Store:
         """Read a case that is only scored, once, so that what is wrong with it shows before training."""
         marker = self.folder / f"{self.content_of(case)}.checked"
         if not marker.is_file():
-            for _ in case.each_mask(case.read_image()):
+            for _ in case.iter_masks(case.read_image()):
                 pass  # reading is the check
             self.folder.mkdir(parents=True, exist_ok=True)
             marker.touch()
@@ -243,7 +243,7 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
     image = prepare_image(volume, plan, grid)
     bits = np.zeros(image.shape, dtype=bits_type(len(case.annotated)))
     foreground = {}
-    for name, whole in case.each_mask(volume):
+    for name, whole in case.iter_masks(volume):
         _refuse_cut(name, whole, grid, case)
         bit, mask = case.annotated.index(name), prepare_mask(whole, grid, plan)
         bits |= mask.astype(bits.dtype) << bit

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import shown
+from panorgan.cases.labels import labelled_organs
 from panorgan.cases.sampling import Batch
 from panorgan.losses.partial import on_device
 
@@ -42,5 +42,5 @@ def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
 
     A union (`kidney`) says something about its parts; an organ says nothing about what lies inside it unmarked.
     """
-    says = on_device(shown(batch.structures, vocabulary), batch.annotated.device)
+    says = on_device(labelled_organs(batch.structures, vocabulary), batch.annotated.device)
     return batch.annotated.float() @ says == 0

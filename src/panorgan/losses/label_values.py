@@ -19,7 +19,7 @@ from functools import lru_cache
 import torch
 
 from panorgan.anatomy import Vocabulary, ancestors
-from panorgan.cases.labels import membership, shown
+from panorgan.cases.labels import labelled_organs, membership
 from panorgan.cases.sampling import Batch
 from panorgan.losses.partial import on_device
 
@@ -51,12 +51,12 @@ def possible_channels(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     if known is None:
         known = batch.annotated.new_ones(len(batch.annotated), len(batch.soft_target_organs))
     flags = torch.cat([batch.annotated, known], dim=1).float()
-    nobody, each = _denials(batch.structures, batch.soft_target_organs, vocabulary, flags.device)
+    nobody, each = _exclusions(batch.structures, batch.soft_target_organs, vocabulary, flags.device)
     return (torch.addmm(nobody.view(1, -1), flags, each.flatten(1)) == 0).view(len(flags), *nobody.shape)
 
 
 @lru_cache(maxsize=64)
-def _denials(
+def _exclusions(
     structures: tuple[str, ...], teachers: tuple[str, ...], vocabulary: Vocabulary, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """1 where a value does not stand for a channel: if nobody tells of any organ [values, C + 1], and if only one does,
@@ -80,26 +80,26 @@ def _denials(
 def _worked_out(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """`possible_channels`, from what values mean."""
     device, structures, organs = batch.annotated.device, batch.structures, len(vocabulary)
-    untold = ~told(batch, vocabulary)
+    unknown = ~known_organs(batch, vocabulary)
     inside = on_device(inside_rows(vocabulary), device).bool()
     within = on_device(_within_rows(vocabulary), device)
-    # Background, or an organ that nobody tells of, unless it lies inside an organ that somebody tells of.
-    unseen = untold & ~((~untold).float() @ within > 0)
-    unseen_inside = inside & untold.unsqueeze(1)
+    # Background, or an unknown organ, unless it lies inside a known one.
+    unseen = unknown & ~((~unknown).float() @ within > 0)
+    unseen_inside = inside & unknown.unsqueeze(1)
     besides = torch.cat([unseen.unsqueeze(1), unseen_inside], dim=1) & ~_kept_apart(batch, vocabulary)
     values = disagreed_value(structures, vocabulary) + 1
-    table = torch.eye(values, organs + 1, dtype=torch.bool, device=device).repeat(len(untold), 1, 1)
+    table = torch.eye(values, organs + 1, dtype=torch.bool, device=device).repeat(len(unknown), 1, 1)
     table[:, : organs + 1, 1:] |= besides
-    table[:, organs + 1 : -2, 1:] = _parts_left(batch, vocabulary, untold)
+    table[:, organs + 1 : -2, 1:] = _parts_left(batch, vocabulary, unknown)
     table[:, -2:] = True
     members = on_device(membership(structures, vocabulary), device)
     table[:, -1, 1:] = batch.annotated.float() @ members == 0
     return table
 
 
-def told(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
+def known_organs(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """[B, C] bool: the organs that a sample's annotation shows or a teacher knows."""
-    says = on_device(shown(batch.structures, vocabulary), batch.annotated.device)
+    says = on_device(labelled_organs(batch.structures, vocabulary), batch.annotated.device)
     known = batch.annotated.float() @ says > 0
     for place, name in enumerate(batch.soft_target_organs):
         organ = vocabulary.index(name)
@@ -133,15 +133,15 @@ def _kept_apart(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     return torch.einsum("bt,tkc->bkc", batch.annotated.float(), apart.float()) > 0
 
 
-def _parts_left(batch: Batch, vocabulary: Vocabulary, untold: torch.Tensor) -> torch.Tensor:
+def _parts_left(batch: Batch, vocabulary: Vocabulary, unknown: torch.Tensor) -> torch.Tensor:
     """[B, T, C] bool: the parts of each structure, and what lies inside it if nobody tells of that.
 
     A smaller annotated structure would have taken its members.
     """
     rows = membership(batch.structures, vocabulary)
-    members = on_device(rows, untold.device).bool()
-    parts = on_device(shown(batch.structures, vocabulary), untold.device).bool()
-    left = parts | (members & untold.unsqueeze(1))
+    members = on_device(rows, unknown.device).bool()
+    parts = on_device(labelled_organs(batch.structures, vocabulary), unknown.device).bool()
+    left = parts | (members & unknown.unsqueeze(1))
     for t, row in enumerate(rows):
         for s, other in enumerate(rows):
             if other != row and all(a or not b for a, b in zip(row, other, strict=True)):

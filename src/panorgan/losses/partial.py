@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation, membership, shown
+from panorgan.cases.labels import Activation, labelled_organs, membership
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 
@@ -169,7 +169,7 @@ def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> t
     """log P(voxel is not in the structure), sigmoid channels, [B, T, *S]."""
     log_absent = F.logsigmoid(-logits)
     checked_members(batch, vocabulary)
-    return _over_members(on_device(shown(batch.structures, vocabulary), logits.device), log_absent)
+    return _over_members(on_device(labelled_organs(batch.structures, vocabulary), logits.device), log_absent)
 
 
 def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import shown
+from panorgan.cases.labels import labelled_organs
 from panorgan.cases.sampling import Batch
 from panorgan.errors import AnatomyError
 from panorgan.losses.label_values import (
@@ -108,7 +108,7 @@ def merge(
     Parameters
     ----------
     batch : masks and annotated flags, and teachers' probabilities in `soft_targets`.
-    order : organs from large to small for `sequence`, see `painting_order`.
+    order : organs from large to small for `sequence`, see `overlap_priority`.
     """
     allowed = allowed_channels(batch, vocabulary)
     values = pseudo_label(batch, vocabulary, order, conflicts, allowed)
@@ -145,7 +145,7 @@ def _with_main_teacher(
 
 def _knows_all_parts(main: MainTeacher, batch: Batch, vocabulary: Vocabulary) -> bool:
     """Whether it is asked about all parts of the annotated unions: else it cannot weigh one against another."""
-    rows = (row for row in shown(batch.structures, vocabulary) if sum(row) > 1)
+    rows = (row for row in labelled_organs(batch.structures, vocabulary) if sum(row) > 1)
     return all(main.knows(organ) for row in rows for organ, part in zip(vocabulary, row, strict=True) if part)
 
 
@@ -174,7 +174,7 @@ def _teachers_channels(
     names: tuple[str, ...], vocabulary: Vocabulary, order: tuple[str, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The channel of every teacher, and the same channels in the order in which they are painted."""
-    painted = (organ for organ in painting_order(vocabulary, order) if organ in names)
+    painted = (organ for organ in overlap_priority(vocabulary, order) if organ in names)
     return tuple(vocabulary.index(name) + 1 for name in names), tuple(vocabulary.index(organ) + 1 for organ in painted)
 
 
@@ -182,12 +182,14 @@ def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
     """The batch with teachers for what a sample does not label itself, and no others."""
     if batch.soft_targets_valid is None or not batch.soft_target_organs:
         return batch
-    labelled = batch.annotated.float() @ on_device(shown(batch.structures, vocabulary), batch.annotated.device) > 0
+    labelled = (
+        batch.annotated.float() @ on_device(labelled_organs(batch.structures, vocabulary), batch.annotated.device) > 0
+    )
     own = torch.stack([labelled[:, vocabulary.index(name)] for name in batch.soft_target_organs], dim=1)
     return replace(batch, soft_targets_valid=batch.soft_targets_valid & ~own)
 
 
-def painting_order(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
+def overlap_priority(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
     """All organs in the order in which they are painted, each over those before it.
 
     As given; organs that are not given come after them, in vocabulary order. Then what lies inside an organ is moved
@@ -315,7 +317,7 @@ def _where_an_organ_must_be(
     outer = _outermost(allowed, vocabulary)
     channels = range(1, len(vocabulary) + 1)
     values += _bytes(lacking) * _painted(outer, channels, channels)
-    parts = {t: sum(row) for t, row in enumerate(shown(batch.structures, vocabulary)) if sum(row) > 1}
+    parts = {t: sum(row) for t, row in enumerate(labelled_organs(batch.structures, vocabulary)) if sum(row) > 1}
     if parts:  # only a union leaves several organs to choose from
         several = lacking & _more_than_one(outer.unbind(1))
         undecided = several & ~_choose_part(values, several, outer.unbind(1), batch, vocabulary, main)

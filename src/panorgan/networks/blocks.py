@@ -94,7 +94,7 @@ class _FirstHalf(nn.Module):
         return out
 
 
-def descend(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
+def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
     """Features of every level, the deepest last."""
     levels = [image]
     for level in (*encoder, bottleneck):
@@ -102,7 +102,7 @@ def descend(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) 
     return levels[1:]
 
 
-def ascend(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
+def decode(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
     """From the features of every level to those at full resolution."""
     features, skips = levels[-1], levels[:-1]
     for level, skip in zip(decoder, reversed(skips), strict=True):

@@ -19,7 +19,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.networks.blocks import Blocks, ascend, begin_rare, descend, finish
+from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
 
@@ -163,7 +163,7 @@ class MultiHead(OrganNetwork):
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The eight channels that every head reads."""
-        return [self.embedding(ascend(self.decoder, descend(self.encoder, self.bottleneck, image)))]
+        return [self.embedding(decode(self.decoder, encode(self.encoder, self.bottleneck, image)))]
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
         """All of them at once."""
@@ -194,7 +194,7 @@ class TaskBlocks(OrganNetwork):
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The representation."""
-        return [ascend(self.decoder, descend(self.encoder, self.bottleneck, image))]
+        return [decode(self.decoder, encode(self.encoder, self.bottleneck, image))]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
         """The last two convolutions."""
@@ -216,11 +216,11 @@ class MultiDecoder(OrganNetwork):
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The encoder's features of every level."""
-        return descend(self.encoder, self.bottleneck, image)
+        return encode(self.encoder, self.bottleneck, image)
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
         """A decoder of its own."""
-        logits: torch.Tensor = part["output"](ascend(part["up"], shared))  # type: ignore[index]
+        logits: torch.Tensor = part["output"](decode(part["up"], shared))  # type: ignore[index]
         return logits
 
 
@@ -249,8 +249,8 @@ class MultiEncoder(OrganNetwork):
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
         """Its own way down, the common way up."""
-        levels = descend(part["down"], part["bottleneck"], shared[0])  # type: ignore[index]
-        logits: torch.Tensor = self.head(ascend(self.decoder, levels))
+        levels = encode(part["down"], part["bottleneck"], shared[0])  # type: ignore[index]
+        logits: torch.Tensor = self.head(decode(self.decoder, levels))
         return logits
 
 

@@ -6,7 +6,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.networks.blocks import Blocks, ascend, begin_rare, descend, finish
+from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
 from panorgan.networks.settings import UNetSettings
 
 OUTPUT_KEYS = ("head.conv.conv.weight", "head.conv.conv.bias")
@@ -34,4 +34,4 @@ class UNet(SegmentationNetwork):
         return logits
 
     def _logits(self, image: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.head(ascend(self.decoder, descend(self.encoder, self.bottleneck, image))),)
+        return (self.head(decode(self.decoder, encode(self.encoder, self.bottleneck, image))),)

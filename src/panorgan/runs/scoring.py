@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from panorgan.cases.case import Case
-from panorgan.cases.labels import shown
+from panorgan.cases.labels import labelled_organs
 from panorgan.cases.volume import Volume, write_labels
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.inference import predict_organs, structure_mask
@@ -107,7 +107,7 @@ def score_case_by_organ(model: Model, case: Case, split: str) -> list[Row]:
     vocabulary = model.network.vocabulary
 
     def predicted(structure: str) -> NDArray[np.bool_]:
-        (row,) = shown((structure,), vocabulary)
+        (row,) = labelled_organs((structure,), vocabulary)
         return np.any([organs[organ] for organ, shows in zip(vocabulary, row, strict=True) if shows], axis=0)
 
     return _rows(model, case, volume, split, predicted)
@@ -121,7 +121,7 @@ def _rows(
     predicted: Callable[[str], NDArray[np.bool_]],
 ) -> list[Row]:
     rows = []
-    for structure, truth in case.each_mask(volume):
+    for structure, truth in case.iter_masks(volume):
         if not model.can_show(structure):
             continue
         values = score(predicted(structure), truth, volume.spacing)

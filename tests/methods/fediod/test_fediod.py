@@ -129,8 +129,8 @@ def test_the_papers_module_table():
 
 def judged(rule, maps, batch):
     """What the rule says about attention maps of a batch."""
-    judge = rule.containment(batch)
-    return judge.compute(maps, *judge.given)
+    attention_loss = rule.containment(batch)
+    return attention_loss.compute(maps, *attention_loss.given)
 
 
 # -- a training step -------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_the_losses_enter_with_their_weight(tiny, tmp_path):
     rule.before_round()
     batch = batch_of(rule)
     loss = rule.loss(batch)
-    with rule.model.watched() as seen:
+    with rule.model.record_attention() as seen:
         plain = rule.supervision(batch).mean()
     maps = {key: unpacked(rule.received.tensors[key]) for key in (INTERSECTION, UNION)}
     targets = {key: slice_targets(value, batch.slices, batch.depths) for key, value in maps.items()}
@@ -172,7 +172,7 @@ def test_the_losses_move_the_encoder_and_no_decoder(tiny, tmp_path):
     rule.received = received(rule)
     rule.before_round()
     batch = batch_of(rule)
-    with rule.model.watched() as seen:
+    with rule.model.record_attention() as seen:
         rule.model.channels_for(batch.image, rule.own_organs)
     sum(part.sum() for part in judged(rule, seen.mean, batch)).backward()
     moved = {key for key, parameter in rule.model.named_parameters() if parameter.grad is not None}

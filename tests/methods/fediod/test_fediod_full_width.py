@@ -48,7 +48,7 @@ def test_after_ten_steps_of_adamw_attention_is_as_tame_as_before(gate):
     """No place multiplies a skip connection threefold, and heads have not fallen on single places."""
     method = FedIOD(FedIODConfig(gate=gate))
     network, batch = trained(method, OptimizerSettings(learning_rate=1e-3), steps=10)
-    with torch.no_grad(), network.watched() as seen:
+    with torch.no_grad(), network.record_attention() as seen:
         network.channels_for(batch.image, ["liver"])
     largest, entropy = seen.numbers.tolist()
     assert largest < 3

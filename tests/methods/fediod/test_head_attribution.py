@@ -112,7 +112,7 @@ def scan(seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def maps_of(network: InterOrganNetwork, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    with torch.no_grad(), network.watched() as seen:
+    with torch.no_grad(), network.record_attention() as seen:
         network.shared(images)
     return seen.maps
 
@@ -125,7 +125,7 @@ def attribution(
     voxels = masks.sum((0, 2, 3))
 
     def foreground(maps):
-        with network.attending(maps):
+        with network.override_attention(maps):
             logits, _ = network.channels_for(images[slices], [organ])
         return foreground_probability(logits.sigmoid(), masks[slices], voxels)
 
@@ -140,7 +140,7 @@ def test_attribution_is_not_zero_and_adds_up_to_what_the_maps_do():
     ends = []
     for factor in (0.0, 1.0):
         maps = [factor * layer for layer in maps_of(network, images)]
-        with torch.no_grad(), network.attending(maps):
+        with torch.no_grad(), network.override_attention(maps):
             logits, _ = network.channels_for(images, ["liver"])
         ends.append(foreground_probability(logits.sigmoid(), masks, masks.sum((0, 2, 3))).item())
     assert abs(ends[1] - ends[0]) > 1e-3
@@ -158,7 +158,7 @@ def test_a_softmax_summed_over_its_channels_would_tell_nothing():
     network, (images, _) = small_network(), scan()
 
     def constant(maps):
-        with network.attending(maps):
+        with network.override_attention(maps):
             return network(images).softmax(dim=1).mean()
 
     assert (
@@ -188,7 +188,7 @@ def test_lower_precision_around_it_does_not_lower_it():
     maps = maps_of(network, images)
 
     def foreground(given):
-        with network.attending(given):
+        with network.override_attention(given):
             logits, _ = network.channels_for(images, ["liver"])
         return foreground_probability(logits.sigmoid(), masks, masks.sum((0, 2, 3)))
 

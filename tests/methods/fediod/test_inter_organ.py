@@ -44,7 +44,7 @@ def test_skip_connections_are_reweighted_and_the_deepest_level_is_not():
     network = build().eval()
     x = image(16, 16)
     plain = build(gate="none").eval().shared(x)
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         levels = network.shared(x)
     assert seen.weights is not None
     torch.testing.assert_close(seen.weights, token_weights(seen.mean, "softmax").view(2, 4, 4))
@@ -87,8 +87,8 @@ def test_what_needs_attention_says_that_there_is_none():
     network = build(transformer=False)
     for ask in (
         lambda: network.attention(image(8, 8)),
-        lambda: network.watched().__enter__(),
-        lambda: network.attending([]).__enter__(),
+        lambda: network.record_attention().__enter__(),
+        lambda: network.override_attention([]).__enter__(),
     ):
         with refused("no-attention"):
             ask()
@@ -196,7 +196,7 @@ def test_gradients_reach_every_head_and_only_own_decoders(gate, decoders):
 def test_attention_is_kept_on_request_and_only_then():
     network = build().eval()
     x = image(16, 8)
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         watched = network(x)
     assert (seen.grid, len(seen.maps), seen.maps[0].shape) == ((4, 2), 2, (2, 3, 8, 8))
     torch.testing.assert_close(seen.mean, torch.stack(seen.maps).mean(dim=(0, 2)))
@@ -213,16 +213,16 @@ def test_who_watches_is_told_the_largest_factor_and_the_entropy(gate, largest):
     network = build(gate=gate).eval()
     even, first = torch.full((1, 3, 16, 16), 1 / 16), torch.zeros(1, 3, 16, 16)
     first[..., 0] = 1
-    with network.watched(NUMBERS_ONLY) as seen, network.attending([first, first]):
+    with network.record_attention(NUMBERS_ONLY) as seen, network.override_attention([first, first]):
         network(image(16, 16, batch=1))
         if gate != "none":
             assert float(seen.weights.max()) == pytest.approx(largest, rel=1e-4)
         torch.testing.assert_close(seen.numbers, torch.tensor([1 + largest, 0.0]), rtol=1e-4, atol=1e-6)
-    with network.watched(NUMBERS_ONLY) as seen, network.attending([first, even]):
+    with network.record_attention(NUMBERS_ONLY) as seen, network.override_attention([first, even]):
         network(image(16, 16, batch=1))
     assert float(seen.numbers[1]) == pytest.approx(0.5)
     assert not seen.numbers.requires_grad
-    assert seen.judgement.numel() == 0
+    assert seen.loss.numel() == 0
 
 
 def test_what_leaves_the_transformer_is_normalised():
@@ -242,14 +242,14 @@ def test_watching_changes_nothing(gate):
     """Without gate and onlooker torch's own attention is used, which never has the map."""
     network = build(gate=gate).eval()
     plain = network(image(16, 16))
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         torch.testing.assert_close(network(image(16, 16)), plain)
     assert (seen.weights is None) == (gate == "none")
 
 
 def test_a_loss_on_the_attention_trains_encoder_and_heads():
     network = build()
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         network.channels_for(image(16, 16), ["liver"])
     seen.mean.square().sum().backward()
     missing = {key for key, parameter in network.named_parameters() if parameter.grad is None}
@@ -261,19 +261,19 @@ def test_a_loss_on_the_attention_trains_encoder_and_heads():
 def test_logits_as_a_function_of_the_attention():
     network = build().eval()
     x = image(16, 16)
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         logits = network(x)
     maps = [attention.detach().requires_grad_() for attention in seen.maps]
-    with network.attending(maps):
+    with network.override_attention(maps):
         again = network(x)
         torch.testing.assert_close(network.attention(x), seen.mean)
     torch.testing.assert_close(again, logits)
     gradients = torch.autograd.grad(again.sigmoid().sum(), maps)
     assert all(float(gradient.abs().amax(dim=(0, 2, 3)).min()) > 0 for gradient in gradients)
-    with network.attending([torch.zeros_like(attention) for attention in maps]):
+    with network.override_attention([torch.zeros_like(attention) for attention in maps]):
         assert not torch.allclose(network(x), logits, atol=1e-3)
     assert torch.equal(network(x), logits)
-    with refused("wrong-number-of-maps") as caught, network.attending(maps[:1]):
+    with refused("wrong-number-of-maps") as caught, network.override_attention(maps[:1]):
         pass
     assert "1 attention maps for a transformer of 2 layers" in caught.value.what
 
@@ -289,7 +289,7 @@ def test_in_two_halves_it_is_the_same(decoders):
     places = [vocabulary.index(organ) for organ in organs]
     assert torch.equal(network.decoded(encoded, organs), logits[:, places])
     maps = network.maps_of(encoded)
-    with network.watched() as seen, network.attending(maps):
+    with network.record_attention() as seen, network.override_attention(maps):
         torch.testing.assert_close(network.decoded(encoded, organs), logits[:, places])
     assert all(torch.equal(*pair) for pair in zip(seen.maps, maps, strict=True))
     assert len(encoder) == 1
@@ -305,7 +305,7 @@ SHAPES = [
 @pytest.mark.parametrize(("shape", "space", "grid"), SHAPES)
 def test_any_image_size_in_two_and_three_dimensions(shape, space, grid):
     network = build(shape=shape).eval()
-    with network.watched() as seen:
+    with network.record_attention() as seen:
         assert network(image(*space)).shape == (2, 3, *space)
     assert seen.grid == grid
     larger = tuple(2 * side for side in space)
@@ -324,7 +324,7 @@ def test_channels_last_gives_the_same(shape, space, grid):
 @pytest.mark.parametrize("gate", ["softmax", "none"])
 def test_half_precision_keeps_the_attention_in_full(gate):
     network = build(gate=gate)
-    with torch.autocast("cpu", torch.bfloat16), network.watched() as seen:
+    with torch.autocast("cpu", torch.bfloat16), network.record_attention() as seen:
         logits = network(image(16, 16))
     assert (logits.dtype, seen.mean.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(seen.mean.sum(2), torch.ones(2, 16))
@@ -359,6 +359,6 @@ def test_on_a_gpu_it_is_the_same(gate, shape, space, grid, monkeypatch):
         outcomes.append([logits.cpu(), *(gradient.cpu() for gradient in gradients)])
     for expected, found in zip(*outcomes, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.detach().abs().max()))
-    with torch.autocast("cuda", torch.bfloat16), network.watched() as seen:
+    with torch.autocast("cuda", torch.bfloat16), network.record_attention() as seen:
         assert network(image(*space).cuda()).isfinite().all()
     assert seen.mean.dtype == torch.float32

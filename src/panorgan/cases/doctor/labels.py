@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from panorgan.cases.case import ROUNDING
+from panorgan.cases.dicom_seg import SegmentMasks
 from panorgan.cases.doctor.files import Problem, code_of, look
 from panorgan.cases.doctor.geometry import compare, to_ras
 from panorgan.cases.doctor.masks import Mask
 from panorgan.cases.layouts.base import FoundLabelMap, FoundLabels, FoundSegments
-from panorgan.cases.segments import SegmentMasks
 from panorgan.cases.volume import Volume, on_grid
 from panorgan.errors import DataError
 

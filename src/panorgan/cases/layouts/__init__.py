@@ -10,6 +10,7 @@ from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.case import Case, LabelMap, MaskFiles, MaskSource
+from panorgan.cases.dicom_seg import SegmentMasks
 from panorgan.cases.layouts.base import (
     FoundLabelMap,
     FoundLabels,
@@ -18,7 +19,6 @@ from panorgan.cases.layouts.base import (
     Layout,
     missing_folder,
 )
-from panorgan.cases.segments import SegmentMasks
 from panorgan.errors import ConfigError, DataError, did_you_mean
 
 AUTO = "auto"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary, ancestors, children, find_organ
-from panorgan.cases.segments import Segment
+from panorgan.cases.dicom_seg import Segment
 from panorgan.errors import AnatomyError, DataError
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.cases.dicom import DicomTree, SegmentationFile, Series, case_names, is_dicom, read_tree, walk_files
+from panorgan.cases.dicom_seg import Segment
 from panorgan.cases.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundSegments, Layout
-from panorgan.cases.segments import Segment
 from panorgan.errors import DataError
 
 _LABEL_ENDINGS = (".nii.gz", ".nii", ".mha", ".nrrd")

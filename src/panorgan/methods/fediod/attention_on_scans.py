@@ -65,7 +65,7 @@ def patches_of(case: Case, plan: Plan, patch_size: tuple[int, int, int], most: i
     volume = case.read_image()
     grid = Grid.of(volume, plan)
     image = prepare_image(volume, plan, grid)
-    masks = {name: prepare_mask(mask, grid, plan) for name, mask in case.each_mask(volume)}
+    masks = {name: prepare_mask(mask, grid, plan) for name, mask in case.iter_masks(volume)}
     sliced = sliced_axis(patch_size)
     across = _AXIAL if sliced is None else sliced
     for level, shown in choose_slices(masks, across, most):

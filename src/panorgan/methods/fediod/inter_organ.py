@@ -18,7 +18,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError, RunError
 from panorgan.methods.fediod.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
 from panorgan.methods.fediod.bottleneck_attention import BottleneckTransformer, head_of_key
-from panorgan.networks.blocks import Blocks, ascend, descend
+from panorgan.networks.blocks import Blocks, decode, encode
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
 from panorgan.networks.settings import UNetSettings
 from panorgan.settings import Settings
@@ -43,8 +43,8 @@ class InterOrganSettings(Settings):
     )
 
 
-class Judge(NamedTuple):
-    """Something that is computed from the mean attention, and from tensors of its own, as a part of the pass."""
+class AttentionLoss(NamedTuple):
+    """A loss of the mean attention, and of tensors of its own, computed as a part of the pass."""
 
     key: Hashable
     """Says what is computed: the same key, the same function."""
@@ -57,20 +57,20 @@ def _nothing(mean: torch.Tensor) -> torch.Tensor:
     return mean.new_empty(0)
 
 
-NUMBERS_ONLY = Judge("numbers only", _nothing)
-"""Says nothing: who watches with it gets the record's numbers, and no gradient has to go back for that."""
+NUMBERS_ONLY = AttentionLoss("numbers only", _nothing)
+"""An empty loss: the record has its numbers, and no gradient has to go back for that."""
 
 
 class AttentionRecord:
-    """What `InterOrganNetwork.watched` has seen in the last forward pass; its tensors carry gradients.
+    """What `InterOrganNetwork.record_attention` has seen in the last forward pass; its tensors carry gradients.
 
-    A training pass that is replayed as a CUDA graph tells its numbers, and what a judge says or, without one, the mean.
+    A training pass that is replayed as a CUDA graph gives its numbers, and the attention loss or, without it, the mean.
     """
 
-    def __init__(self, judge: Judge | None = None) -> None:
-        self.judge = judge
-        self.judgement = torch.empty(0)
-        """What it says."""
+    def __init__(self, attention_loss: AttentionLoss | None = None) -> None:
+        self.attention_loss = attention_loss
+        self.loss = torch.empty(0)
+        """Its value."""
         self.grid: tuple[int, ...] = ()
         """Tokens along each axis; they are counted row by row."""
         self.maps: tuple[torch.Tensor, ...] = ()
@@ -136,7 +136,7 @@ class InterOrganNetwork(MultiDecoder):
 
     def _shared_of(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
         levels = self._related(encoded)
-        return levels if self.inter_organ.decoders == "whole" else [ascend(self.decoder, levels)]
+        return levels if self.inter_organ.decoders == "whole" else [decode(self.decoder, levels)]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
         """A decoder of its own, or just its last layer."""
@@ -146,27 +146,27 @@ class InterOrganNetwork(MultiDecoder):
         return logits
 
     def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
-        """Logits; who watches gets the mean attention of the same pass, or what is to be made of it."""
+        """Logits; a record gets the mean attention of the same pass, or the attention loss."""
         record = self._record
         if record is None:
             plainly = self._given is not None  # maps that somebody puts in are no part of a key
             return self.outputs(chosen, self.shared(image)) if plainly else super()._chosen(chosen, image)
-        judge = record.judge
+        attention_loss = record.attention_loss
 
         def compute(image: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             logits = self.outputs(chosen, self.shared(image))
-            record.judgement = record.mean if judge is None else judge.compute(record.mean, *given)
-            return logits, record.judgement, record.numbers
+            record.loss = record.mean if attention_loss is None else attention_loss.compute(record.mean, *given)
+            return logits, record.loss, record.numbers
 
-        key, given = (None, ()) if judge is None else (judge.key, judge.given)
+        key, given = (None, ()) if attention_loss is None else (attention_loss.key, attention_loss.given)
         if self._given is None:
             logits, found, record.numbers = self.passed(("watched", key, *chosen), compute, image, *given)
         else:
             logits, found, _ = compute(image, *given)
-        if found is not record.judgement:  # replayed: what the record holds is of the pass that was recorded
+        if found is not record.loss:  # replayed: what the record holds is of the pass that was recorded
             grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
-            record.keep(grid, found if judge is None else torch.empty(0))
-            record.judgement = found
+            record.keep(grid, found if attention_loss is None else torch.empty(0))
+            record.loss = found
         return logits
 
     def attention(self, image: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ class InterOrganNetwork(MultiDecoder):
 
     def encoded(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The encoder's features of every level, which depend on no attention."""
-        return descend(self.encoder, self.bottleneck, image)
+        return encode(self.encoder, self.bottleneck, image)
 
     def maps_of(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The attention of every layer, [B, heads, N, N] each."""
@@ -189,17 +189,17 @@ class InterOrganNetwork(MultiDecoder):
         return self.outputs([group_of(organ) for organ in organs], self._shared_of(encoded))
 
     @contextmanager
-    def watched(self, judge: Judge | None = None) -> Iterator[AttentionRecord]:
-        """Keep the attention of forward passes inside: `with network.watched() as seen: network(image); seen.mean`."""
+    def record_attention(self, attention_loss: AttentionLoss | None = None) -> Iterator[AttentionRecord]:
+        """Keep the attention of forward passes: `with network.record_attention() as seen: network(image)`."""
         self._transformer()
-        before, self._record = self._record, AttentionRecord(judge)
+        before, self._record = self._record, AttentionRecord(attention_loss)
         try:
             yield self._record
         finally:
             self._record = before
 
     @contextmanager
-    def attending(self, maps: Sequence[torch.Tensor]) -> Iterator[None]:
+    def override_attention(self, maps: Sequence[torch.Tensor]) -> Iterator[None]:
         """Put these maps, [B, heads, N, N] for every layer, in the place of the network's own attention.
 
         The weights of the skip connections follow from them too: logits become a function of the maps.
@@ -248,4 +248,4 @@ class InterOrganNetwork(MultiDecoder):
         return self.transformer
 
 
-__all__ = ["NUMBERS_ONLY", "AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "Judge", "head_of_key"]
+__all__ = ["NUMBERS_ONLY", "AttentionLoss", "AttentionRecord", "InterOrganNetwork", "InterOrganSettings", "head_of_key"]

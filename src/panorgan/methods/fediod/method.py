@@ -61,7 +61,13 @@ from panorgan.methods.base import LOSS_IN_PARTS, Federation, Method, Payload, Sc
 from panorgan.methods.fediod.attention_containment import ALPHA, containment
 from panorgan.methods.fediod.attention_maps import SliceTargets, best_scans, fuse, packed, unpacked
 from panorgan.methods.fediod.head_attribution import head_weights
-from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings, Judge, head_of_key
+from panorgan.methods.fediod.inter_organ import (
+    NUMBERS_ONLY,
+    AttentionLoss,
+    InterOrganNetwork,
+    InterOrganSettings,
+    head_of_key,
+)
 from panorgan.methods.fediod.scan_inspection import ScanInspector
 from panorgan.methods.fediod.settings import FedIODConfig
 from panorgan.methods.registry import register
@@ -219,17 +225,17 @@ class FedIOD(Method):
             """Dice + cross-entropy on what is annotated; once maps have come, eqs. 10 and 11 of the network's own."""
             if not self.fused and not self.config.has_gate:  # nobody needs the maps: attention is faster without
                 return super().loss(batch)
-            with self.model.watched(self.containment(batch) if self.fused else NUMBERS_ONLY) as seen:
+            with self.model.record_attention(self.containment(batch) if self.fused else NUMBERS_ONLY) as seen:
                 loss = super().loss(batch)
             self.logged = dict(zip((GATE, ENTROPY), seen.numbers, strict=True))
             if not self.fused:
                 return loss
-            parts = seen.judgement
+            parts = seen.loss
             missing, outside = parts.detach()
             self.logged |= {"loss/intersection": missing, "loss/union": outside}
             return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
-        def containment(self, batch: Batch) -> Judge:
+        def containment(self, batch: Batch) -> AttentionLoss:
             """What is said about a batch's maps Ā [B, n, n]: L_I and L_U, [2], means over the batch (eqs. 13, 14)."""
             if self.targets is not None and batch.slices is not None and batch.depths is not None:
                 intersection, union = self.targets(batch.slices, batch.depths)
@@ -238,7 +244,7 @@ class FedIOD(Method):
                     self.fused[key][:1].expand(len(batch.image), -1, -1) for key in (INTERSECTION, UNION)
                 )
             alpha = self.config.alpha or ALPHA * union.shape[-1] / _PAPER[TOKENS]
-            return Judge(("containment", alpha), partial(_containment, alpha=alpha), (intersection, union))
+            return AttentionLoss(("containment", alpha), partial(_containment, alpha=alpha), (intersection, union))
 
         # -- after training
 

@@ -108,7 +108,7 @@ class ScanInspector:
         def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:  # of several steps at once, perhaps
             times = len(faded[0]) // len(batch.image)
             levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
-            with self.model.attending(faded), self.tools.autocast():
+            with self.model.override_attention(faded), self.tools.autocast():
                 logits = self.model.decoded(levels, vocabulary.organs).float()
             probabilities = structure_probabilities(logits, batch, vocabulary, self.model.activation)
             return foreground_probability(probabilities, masks, voxels)

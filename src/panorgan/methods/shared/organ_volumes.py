@@ -70,7 +70,7 @@ class ServerVolumes:
 
 
 def larger_first(given: Sequence[str], numbers: Scalars, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Organs from large to small, for `painting_order`: those given as they are, then all others of known volume."""
+    """Organs from large to small, for `overlap_priority`: those given as they are, then all others of known volume."""
     volumes = {organ: numbers[f"{PREFIX}{organ}"] for organ in vocabulary if f"{PREFIX}{organ}" in numbers}
     others = (organ for organ in volumes if organ not in given)
     return (*given, *sorted(others, key=lambda organ: -volumes[organ]))

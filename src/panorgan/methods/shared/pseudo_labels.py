@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat
 from panorgan.cases.sampling import Batch
 from panorgan.cases.store import StoredCase
 from panorgan.cases.teacher_predictions import TeacherPredictions
-from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, painting_order
+from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, overlap_priority
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, published
 from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
@@ -168,7 +168,7 @@ class PseudoLabelMethod(Method):
     ) -> SegmentationNetwork:
         """Inherited, once the painting order is known to fit: else it would be found wrong after all of pretrain."""
         assert isinstance(self.config, PseudoLabelConfig)
-        painting_order(federation.vocabulary, self.config.larger_first)
+        overlap_priority(federation.vocabulary, self.config.larger_first)
         return super().build_network(settings, federation, site)
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:

@@ -30,7 +30,7 @@ from dicom_files import (
 from pydicom.sr.coding import Code
 from pydicom.uid import generate_uid
 
-from panorgan.cases.segments import segment_name
+from panorgan.cases.dicom_seg import segment_name
 
 
 @pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL", "LABELMAP"])

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from panorgan.cases import content as content_module
-from panorgan.cases.content import ContentHashes
+from panorgan.cases import file_hashes as hashes_module
+from panorgan.cases.file_hashes import FileHashes
 
 
 @pytest.fixture
-def hashes(tmp_path: Path) -> ContentHashes:
-    return ContentHashes(tmp_path / "hashes")
+def hashes(tmp_path: Path) -> FileHashes:
+    return FileHashes(tmp_path / "hashes")
 
 
 @pytest.fixture
 def settled(monkeypatch) -> None:
     """Files of this moment count as old."""
-    monkeypatch.setattr(content_module, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(hashes_module, "_SETTLED_SECONDS", -1.0)
 
 
-def remembered(hashes: ContentHashes) -> int:
+def remembered(hashes: FileHashes) -> int:
     return len(list(hashes.folder.iterdir())) if hashes.folder.exists() else 0
 
 
@@ -34,7 +34,7 @@ def test_a_file_is_read_once(hashes, tmp_path, monkeypatch) -> None:
     path.write_bytes(b"voxels")
     assert hashes.of(path) == hashlib.sha256(b"voxels").digest()
     monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
-    assert ContentHashes(hashes.folder).of(path) == hashlib.sha256(b"voxels").digest()
+    assert FileHashes(hashes.folder).of(path) == hashlib.sha256(b"voxels").digest()
 
 
 @pytest.mark.usefixtures("settled")
@@ -72,7 +72,7 @@ def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path) -> None:
     (tmp_path / "hashes").write_text("a file where the folder should be")
     path = tmp_path / "scan"
     path.write_bytes(b"voxels")
-    hashes = ContentHashes(tmp_path / "hashes" / "deep")
+    hashes = FileHashes(tmp_path / "hashes" / "deep")
     assert hashes.of(path) == hashlib.sha256(b"voxels").digest()
 
 

@@ -18,7 +18,7 @@ from panorgan.checksums import checksum
 _SETTLED_SECONDS = 2.0
 
 
-class ContentHashes:
+class FileHashes:
     """SHA-256 of files, remembered in a folder. One small file per remembered hash, so that processes can share it."""
 
     def __init__(self, folder: Path) -> None:
