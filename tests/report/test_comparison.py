@@ -283,7 +283,7 @@ def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
     early = deliver_round(copied, "fedavg · seed 1", 1)
     notice = "The delivered model is that of round 1 of 2 <b>."
     EventLog(early.folder.events_file).record("notice", number=2, code="delivered-early", text=notice)
-    next(run for run in copied.runs if run.title == "solo · seed 0").folder.model.joinpath("model.json").unlink()
+    next(run for run in copied.runs if run.title == "solo · seed 0").folder.model_folder.joinpath("model.json").unlink()
     results = compare_runs(copied)
     files = write_comparison(results)
     wanted = {"solo": "–, 2 of 2", "fedavg": "2, 1 of 2", "held tight": "2, 2 of 2"}
