@@ -299,7 +299,7 @@ def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
     assert scores == {"solo": ("2", "? 2"), "fedavg": ("2", "2 1"), "held tight": ("2", "2 2")}
     told = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
     assert [entry for entry in told if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
-    assert delivered_line(results.records) == (
+    assert delivered_line(results.runs) == (
         "Delivered rounds, by seed: solo –, 2 of 2; fedavg 2, 1 of 2; held tight 2, 2 of 2."
     )
 
