@@ -43,6 +43,10 @@ SHARED = {
     "bad-counts": {"MessageError", "NotAgreedError"},
     "unknown-structure": {"MessageError", "NotAgreedError"},
     "bad-site-name": {"ConfigError", "NotAgreedError"},
+    # In a simulation that is resumed, and at a hospital.
+    "data-changed": {"DataChangedError", "RunError"},
+    "plan-changed": {"NotAgreedError", "RunError"},
+    "out-of-memory": {"PanorganError", "RunError"},  # of the whole command; of one run of several
 }
 
 

@@ -218,8 +218,8 @@ def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
 
 def test_pages_show_an_added_metric(copied: Plan, added_metric: Metric) -> None:
     for run in copied.runs:
-        rows = read_metrics(run.folder.metrics)
-        write_metrics(run.folder.metrics, [{**row, "precision": 0.25 + 0.5 * run.seed} for row in rows])
+        rows = read_metrics(run.folder.scores_file)
+        write_metrics(run.folder.scores_file, [{**row, "precision": 0.25 + 0.5 * run.seed} for row in rows])
     results = compare_runs(copied)
     files = write_comparison(results)
     section = files.page.read_text().split('<section id="metric_precision"')[1].split("</section>")[0]
@@ -272,7 +272,7 @@ def copied_without(plan: Plan, lost: Planned) -> Plan:
 def deliver_round(plan: Plan, title: str, number: int) -> Planned:
     """Let a run say that it delivers another round."""
     run = next(run for run in plan.runs if run.title == title)
-    card = run.folder.model / "model.json"
+    card = run.folder.model_folder / "model.json"
     card.write_text(sealed_json({**read_json(card.read_bytes()), "round": number}))
     return run
 
@@ -282,8 +282,8 @@ def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
         deliver_round(copied, run.title, 2)
     early = deliver_round(copied, "fedavg · seed 1", 1)
     notice = "The delivered model is that of round 1 of 2 <b>."
-    EventLog(early.folder.events).record("notice", number=2, code="delivered-early", text=notice)
-    next(run for run in copied.runs if run.title == "solo · seed 0").folder.model.joinpath("model.json").unlink()
+    EventLog(early.folder.events_file).record("notice", number=2, code="delivered-early", text=notice)
+    next(run for run in copied.runs if run.title == "solo · seed 0").folder.model_folder.joinpath("model.json").unlink()
     results = compare_runs(copied)
     files = write_comparison(results)
     wanted = {"solo": "–, 2 of 2", "fedavg": "2, 1 of 2", "held tight": "2, 2 of 2"}
@@ -299,7 +299,7 @@ def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
     assert scores == {"solo": ("2", "? 2"), "fedavg": ("2", "2 1"), "held tight": ("2", "2 2")}
     told = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
     assert [entry for entry in told if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
-    assert delivered_line(results.records) == (
+    assert delivered_line(results.runs) == (
         "Delivered rounds, by seed: solo –, 2 of 2; fedavg 2, 1 of 2; held tight 2, 2 of 2."
     )
 

@@ -220,6 +220,7 @@ def _without_optional(patterns: Sequence[str]) -> Check | None:
         "warning",
         f"This policy keeps here what helps to notice that a model goes wrong: {named}. The site takes part without.",
         f"If it may leave, write into local/egress.yaml {lines}.",
+        "policy-keeps-optional",
     )
 
 

@@ -58,7 +58,7 @@ def find_sources(
     for subject in subjects:
         if isinstance(subject, Path) and not subject.exists():
             raise DataError(
-                "There is no such file or folder.", code="no-such-path", where=str(subject), fix="Check the path."
+                "There is no such file or folder.", code="path-missing", where=str(subject), fix="Check the path."
             )
         if (experiment := _experiment(subject)) is not None:
             from panorgan.runs.sources import sources_of

@@ -65,13 +65,13 @@ def gathered(failures: Sequence[DataError], total: int) -> DataError:
     if len(failures) == 1:
         return failures[0]
     complaints = list(dict.fromkeys(error.what for error in failures))
-    codes = {error.code for error in failures}
+    alike = len({error.code for error in failures}) == 1
     files = [error.where for error in failures[:_NAMED]]
     if len(failures) > _NAMED:
         files.append(f"and {len(failures) - _NAMED} more")
     return DataError(
         complaints[0] if len(complaints) == 1 else f"{len(failures)} of {total} cases cannot be used.",
-        code=codes.pop() if len(codes) == 1 else "cases-unusable",
+        code=failures[0].code if alike else "cases-unusable",
         where="\n".join(files),
         why=failures[0].why if len(complaints) == 1 else "\n".join(complaints[:_NAMED]),
         fix=f"{failures[0].fix} 'panorgan doctor' with the same experiment file shows every case.",
