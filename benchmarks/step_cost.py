@@ -49,7 +49,7 @@ from panorgan.federation.message import Message
 from panorgan.federation.settings import OptimizerSettings, TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
-from panorgan.federation.vault import RunVaults
+from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.fediod import DEPTH, INTERSECTION, TOKENS, UNION
 from panorgan.methods.fediod.attention_maps import packed
@@ -181,7 +181,7 @@ class Contender:
             sent = PretrainedTeachers(weights)
             self.server.teachers.collect(sent)
             own = {key.removeprefix("teacher/"): sent.tensor(SITE, key) for key in sent.keys(SITE)}
-            RunVaults(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
+            RunTensorStores(folder / label / "site").of(RUN).put(f"teacher/{SITE}", own)
         if hasattr(self.server, "masks"):
             give_masks(self.server)
         if hasattr(self.server, "fused"):

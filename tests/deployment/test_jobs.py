@@ -23,7 +23,7 @@ from panorgan.deployment.kit_files import load_coordinator_file, load_site_file
 from panorgan.deployment.site_job import SiteMachine
 from panorgan.errors import ConfigError
 from panorgan.federation.checkpoint import Checkpoints
-from panorgan.federation.collecting import SitesMissingError
+from panorgan.federation.collector import SitesMissingError
 from panorgan.federation.message import Message
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.runs.lock import BusyError, only_one_process

@@ -28,8 +28,8 @@ from panorgan.federation.events import read_events
 from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task
+from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.federation.vault import RunVaults
 from panorgan.methods.protocol import RoundInfo
 from panorgan.runs.model_bundle import deliver
 from panorgan.runs.run import Run
@@ -311,9 +311,9 @@ def test_the_model_before_is_kept_and_the_same_again_changes_nothing(hospitals):
 
 def test_teachers_are_gone_when_the_model_has_arrived(hospitals):
     all_ = hospitals(rounds=1)
-    vaults = RunVaults(all_.north.path / "state")
+    stores = RunTensorStores(all_.north.path / "state")
     for run in ("run", "a-run-that-was-given-up"):
-        vaults.of(run).put("teacher/south", {"w": torch.ones(2)})
+        stores.of(run).put("teacher/south", {"w": torch.ones(2)})
     delivered(all_)
     assert (all_.north.model / "model.safetensors").is_file()
     assert not list((all_.north.path / "state" / "vault").rglob("*.safetensors"))

@@ -15,8 +15,8 @@ from panorgan.federation.events import DAMAGED, Event, EventLog, mend_tail, read
 from panorgan.federation.local_models import load_weights
 from panorgan.federation.local_state import LocalState, SavedRound
 from panorgan.federation.message import Message
+from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.federation.vault import DiskVault
 from panorgan.methods.protocol import Payload
 
 KEEP = {"rounds": 4, "validate_every": 0, "local_steps": 1, "optimizer": {"learning_rate": 0.01, "keep_state": True}}
@@ -110,11 +110,11 @@ def test_a_damaged_answer_in_the_spool_is_refused_and_asked_for_again(tiny, tmp_
 
 
 def test_damaged_tensors_in_a_vault_are_an_error(tmp_path):
-    vault = DiskVault(tmp_path)
-    vault.put("teacher/north", {"w": torch.ones(3)})
+    tensor_store = DiskTensorStore(tmp_path)
+    tensor_store.put("teacher/north", {"w": torch.ones(3)})
     (path,) = tmp_path.iterdir()
     flip_last_bit(path)
-    for read in (lambda: vault.get("teacher/north"), vault.names):
+    for read in (lambda: tensor_store.get("teacher/north"), tensor_store.names):
         with refused("vault-unreadable", RunError) as caught:
             read()
         assert caught.value.fix

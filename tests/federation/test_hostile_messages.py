@@ -18,9 +18,9 @@ from mutations import Mutator
 from refusing import refused
 
 from panorgan.errors import MessageError, PanorganError
-from panorgan.federation import collecting
+from panorgan.federation import collector as collector_module
 from panorgan.federation.checks import read_scores
-from panorgan.federation.collecting import Collector, Heard, Question
+from panorgan.federation.collector import Collector, Request, Responses
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.settings import Patience
@@ -170,10 +170,10 @@ def sound(site: str) -> bytes:
     return Message(fuzzing.WEIGHTS, {}, fuzzing.answer_meta(fuzzing.TRAIN, site)).to_bytes()
 
 
-def collect(answers: dict[str, bytes], folder: Path) -> tuple[dict[str, MessageFile], Heard]:
+def collect(answers: dict[str, bytes], folder: Path) -> tuple[dict[str, MessageFile], Responses]:
     collector = Collector(Answers(answers), EventLog(folder / "events.jsonl"), Patience())
-    question = Question(fuzzing.TRAIN, lambda site: Payload(), 1)
-    return collector.collect(sorted(answers), question, lambda site: fuzzing.WEIGHTS, folder / "spool", None)
+    request = Request(fuzzing.TRAIN, lambda site: Payload(), 1)
+    return collector.collect(sorted(answers), request, lambda site: fuzzing.WEIGHTS, folder / "spool", None)
 
 
 def refusals(folder: Path) -> dict[str, tuple[str, str]]:
@@ -184,9 +184,9 @@ def refusals(folder: Path) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_answer_is_refused_by_name_and_the_round_goes_on(what, tmp_path):
-    accepted, heard = collect({"east": sound("east"), "north": HOSTILE[what], "west": sound("west")}, tmp_path)
+    accepted, responses = collect({"east": sound("east"), "north": HOSTILE[what], "west": sound("west")}, tmp_path)
     assert accepted.keys() == {"east", "west"}
-    assert heard.refused == {"north"}
+    assert responses.refused == {"north"}
     assert refusals(tmp_path).keys() == {"north"}
     assert {path.stem for path in (tmp_path / "spool").iterdir()} == {"east", "west"}
 
@@ -197,10 +197,10 @@ def test_mutated_answers_never_end_a_round(tmp_path):
         hostile = {site: mutator.message() for site in ("north", "south", "west")}
         folder = tmp_path / str(number)
         folder.mkdir()
-        accepted, heard = collect({"east": sound("east"), **hostile}, folder)
+        accepted, responses = collect({"east": sound("east"), **hostile}, folder)
         assert "east" in accepted
         for site in hostile:
-            assert sum((site in accepted, site in heard.refused, site in heard.failed)) == 1
+            assert sum((site in accepted, site in responses.refused, site in responses.failed)) == 1
 
 
 def test_mutated_scores_never_end_a_validation(tmp_path):
@@ -214,7 +214,7 @@ def test_mutated_scores_never_end_a_validation(tmp_path):
             scores[site] = read_scores(answer, fuzzing.SCORE, site, fuzzing.VOCABULARY)
 
         collector = Collector(Answers({"east": east, "north": mutator.message()}), EventLog(), Patience())
-        collector.ask(["east", "north"], Question(fuzzing.SCORE, lambda site: Payload(), 1), read)
+        collector.ask(["east", "north"], Request(fuzzing.SCORE, lambda site: Payload(), 1), read)
         assert scores["east"].dice == {"liver": 0.5}
 
 
@@ -237,14 +237,14 @@ def test_a_run_goes_on_without_the_site_that_sends_deep_json(tiny, tmp_path):
 
 
 def test_an_error_that_nobody_foresaw_refuses_one_answer_and_names_its_type(tmp_path, monkeypatch):
-    original = collecting.check_answer
+    original = collector_module.check_answer
 
     def check(file, task, site, expected):
         return 1 / 0 if site == "north" else original(file, task, site, expected)
 
-    monkeypatch.setattr(collecting, "check_answer", check)
-    accepted, heard = collect({"east": sound("east"), "north": sound("north")}, tmp_path)
-    assert (accepted.keys(), heard.refused) == ({"east"}, {"north"})
+    monkeypatch.setattr(collector_module, "check_answer", check)
+    accepted, responses = collect({"east": sound("east"), "north": sound("north")}, tmp_path)
+    assert (accepted.keys(), responses.refused) == ({"east"}, {"north"})
     code, why = refusals(tmp_path)["north"]
     assert code == "unreadable-answer"
     assert why.startswith("ZeroDivisionError")
@@ -266,7 +266,7 @@ def test_no_site_is_blamed_for_a_fault_of_our_own(place, fault, tmp_path, monkey
     def fail(*args: object, **kwargs: object) -> None:
         raise fault
 
-    monkeypatch.setattr(collecting, place, fail)
+    monkeypatch.setattr(collector_module, place, fail)
     with pytest.raises(type(fault)):
         collect({"east": sound("east"), "north": sound("north")}, tmp_path)
     assert not refusals(tmp_path)
@@ -291,9 +291,9 @@ def test_an_error_of_the_methods_own_is_no_sites_fault(tmp_path):
     def expects(site: str) -> dict[str, torch.Tensor]:
         raise KeyError(site)
 
-    question = Question(fuzzing.TRAIN, lambda site: Payload(), 1)
+    request = Request(fuzzing.TRAIN, lambda site: Payload(), 1)
     with pytest.raises(KeyError):
-        collector.collect(["east"], question, expects, tmp_path / "spool", None)
+        collector.collect(["east"], request, expects, tmp_path / "spool", None)
     assert not refusals(tmp_path)
 
 

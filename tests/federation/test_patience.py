@@ -10,11 +10,11 @@ from federations import THREE, Meddling, make_coordinator, make_workers, same
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.federation import collecting
+from panorgan.federation import collector as collector_module
 from panorgan.federation.admission import first_weights
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.checks import read_scores
-from panorgan.federation.collecting import Collector, Question, SitesMissingError
+from panorgan.federation.collector import Collector, Request, SitesMissingError
 from panorgan.federation.events import Event, EventLog, read_events
 from panorgan.federation.message import Message
 from panorgan.federation.settings import Patience
@@ -200,7 +200,7 @@ class AlwaysFailing:
 
 def asked_with(monkeypatch, patience: Patience, takes: float, deadline: float | None = None) -> list[float | None]:
     clock = Clock()
-    monkeypatch.setattr(collecting, "time", clock)
+    monkeypatch.setattr(collector_module, "time", clock)
     task = Task("join", "run")
     transport = AlwaysFailing(clock, takes, task)
 
@@ -208,8 +208,8 @@ def asked_with(monkeypatch, patience: Patience, takes: float, deadline: float | 
         read_scores(answer, task, site, Vocabulary(["liver"]))
 
     collector = Collector(transport, EventLog(), patience)
-    heard = collector.ask(["north"], Question(task, lambda site: Payload(), 1), read, deadline)
-    assert heard.failed == {"north": "memory"}
+    responses = collector.ask(["north"], Request(task, lambda site: Payload(), 1), read, deadline)
+    assert responses.failed == {"north": "memory"}
     return transport.deadlines
 
 

@@ -14,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.planning import PlanSettings
 from panorgan.errors import MessageError
 from panorgan.federation.checks import check_answer, check_size, outliers, read_introduction, read_scores
-from panorgan.federation.collecting import SitesMissingError
+from panorgan.federation.collector import SitesMissingError
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta

@@ -15,8 +15,8 @@ from panorgan.federation import egress as egress_module
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.egress import Egress, default_policy, image_shapes, weights_of_site
 from panorgan.federation.events import Event
+from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import Method, MethodConfig, Payload, ServerRule, SiteRule, Stage
 from panorgan.methods.protocol import Federation
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
@@ -78,7 +78,7 @@ class Taught(Method):
     class Server(ServerRule):
         def __init__(self, *arguments) -> None:
             super().__init__(*arguments)
-            self.teachers = ServerTeachers(self.vault)
+            self.teachers = ServerTeachers(self.tensor_store)
 
         def broadcast(self, site):
             return Payload({**self.weights, **self.teachers.for_site(site)}, self.teachers.request_flags(site))
@@ -121,7 +121,7 @@ def test_teachers_reach_the_loss_of_the_others(experiment, tmp_path, method, ask
     assert seen == {("north", ("kidney_left", "kidney_right", "spleen")), ("south", ("liver",))}
     assert all(all(row) for _, _, known in Taught.seen for row in known)
     assert len(Taught.seen) == 2 * 2 * 2  # sites × rounds × steps
-    assert coordinator.vault.names() == ("teacher/north", "teacher/south")
+    assert coordinator.tensor_store.names() == ("teacher/north", "teacher/south")
     assert coordinator.rule.teachers.up_to_date == ("north", "south")
 
 
@@ -178,12 +178,12 @@ def test_a_kill_between_the_vault_and_the_checkpoint_does_no_harm(experiment, tm
         patch.setattr(Checkpoints, "save", dies)
         with pytest.raises(Killed):
             run(experiment, tmp_path / "killed", method=method)
-    left = DiskVault(tmp_path / "killed" / "vault")
+    left = DiskTensorStore(tmp_path / "killed" / "vault")
     assert left.names() == ("teacher/north", "teacher/south")
     before = {name: left.get(name) for name in left.names()}
     killed = run(experiment, tmp_path / "killed", method=method)
     assert same(whole.state.weights, killed.state.weights)
-    assert all(same(before[name], killed.vault.get(name)) for name in before), "the same bytes again"
+    assert all(same(before[name], killed.tensor_store.get(name)) for name in before), "the same bytes again"
 
 
 def test_who_missed_the_exchange_gets_the_teachers_later(experiment, tmp_path, method):

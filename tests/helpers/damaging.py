@@ -32,8 +32,8 @@ from panorgan.federation.events import DAMAGED, Event, EventLog, read_events
 from panorgan.federation.local_models import load_weights
 from panorgan.federation.local_state import LocalState
 from panorgan.federation.message_files import open_checked
+from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.federation.vault import DiskVault
 from panorgan.runs.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
 from panorgan.runs.execute import build_workers, train
 from panorgan.runs.model_bundle import load_model
@@ -167,10 +167,10 @@ def _scan(path: Path) -> Any:
 
 def unfinished_kinds(folder: Path) -> list[Kind]:
     """The files of a run that was stopped in the middle of a round: answers, teachers, sites' own state."""
-    vaults = (folder / "vault", *folder.glob("sites/*/vault/*"))
+    stores = (folder / "vault", *folder.glob("sites/*/vault/*"))
 
-    def vault(path: Path) -> Any:
-        kept = DiskVault(path.parent)
+    def tensor_store(path: Path) -> Any:
+        kept = DiskTensorStore(path.parent)
         return {name: digest(kept.get(name)) for name in kept.names()}
 
     sites = tuple(folder.glob("sites/*/*.safetensors"))
@@ -179,7 +179,7 @@ def unfinished_kinds(folder: Path) -> list[Kind]:
             "checkpoint of an unfinished run", tuple((folder / "checkpoints").iterdir()), _state, lambda f: bool(f[1])
         ),
         Kind("spooled answer", tuple((folder / "spool").rglob("*.safetensors")), _message),
-        Kind("teacher", tuple(path for one in vaults for path in one.glob("*.safetensors")), vault),
+        Kind("teacher", tuple(path for one in stores for path in one.glob("*.safetensors")), tensor_store),
         # An answer that is damaged is not given: whoever asks for it is told.
         Kind("state of a site", sites, _sites(sites), lambda found: None in found[-1]),
     ]

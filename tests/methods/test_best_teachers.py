@@ -62,15 +62,15 @@ def test_the_best_validated_round_is_sent_and_kept(settings, expected):
     site = pretraining(**settings)
     train(site, range(1, 6))
     assert sent(site) == expected
-    assert site.tools.vault.get("teacher/a")["logits"].mean().item() == expected
+    assert site.tools.tensor_store.get("teacher/a")["logits"].mean().item() == expected
 
 
 def test_a_restart_forgets_no_better_round():
-    """Round 4 was better than the last. Its weights are in the vault, and how good it was is in the site's state."""
+    """Round 4 was better than the last. Its weights are in the tensor store, how good it was in the site's state."""
     first = pretraining()
     train(first, range(1, 5))
     again = pretraining()
-    again.tools.vault = first.tools.vault
+    again.tools.tensor_store = first.tools.tensor_store
     again.round_info = first.round_info
     again.load_state(first.state())
     train(again, range(5, 6))
@@ -83,7 +83,7 @@ def test_who_broke_off_sends_its_best_too():
     train(site, range(2, 5))
     site.round_info, site.received = RoundInfo("exchange", 1, 1), Payload(scalars={"send_teacher": 1.0})
     site.before_round()
-    assert site.tools.vault.get("teacher/a")["logits"].mean().item() == 3.0
+    assert site.tools.tensor_store.get("teacher/a")["logits"].mean().item() == 3.0
 
 
 def test_a_model_that_has_diverged_is_never_the_best():
@@ -154,4 +154,4 @@ def test_teachers_of_a_run_are_those_of_their_best_rounds(tiny, tmp_path, monkey
         coordinator.run(rounds=5)
     for site, models in seen.items():
         assert len(models) == 4
-        assert same(coordinator.vault.get(f"teacher/{site}"), models[1])
+        assert same(coordinator.tensor_store.get(f"teacher/{site}"), models[1])

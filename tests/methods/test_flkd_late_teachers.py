@@ -10,8 +10,8 @@ import torch
 from federations import Meddling, make_coordinator, make_workers, run, same
 from overhearing import overheard
 
-from panorgan.federation import collecting
-from panorgan.federation.collecting import _requests
+from panorgan.federation import collector
+from panorgan.federation.collector import _requests
 from panorgan.federation.events import read_events
 from panorgan.federation.local_state import LocalState
 from panorgan.federation.message import Message
@@ -100,8 +100,8 @@ def test_a_finished_teacher_is_asked_for_until_it_arrives(
     """The very teacher that it would have been, and the other site learns from it in the round after."""
     trial = Trial(tiny(method=LONG, training=KEPT), tmp_path, restarts=restarts, **mishap)
     coordinator = trial.run()
-    assert coordinator.vault.names() == BOTH
-    assert same(coordinator.vault.get("teacher/north"), undisturbed.vault.get("teacher/north"))
+    assert coordinator.tensor_store.names() == BOTH
+    assert same(coordinator.tensor_store.get("teacher/north"), undisturbed.tensor_store.get("teacher/north"))
     # North sends it in every round in which it is asked, and never again once it has arrived.
     assert trial.teachers_sent_by("north") == [n for n in range(2, arrives + 1) if n not in trial.away]
     assert trial.teachers_sent_by("south") == [2]
@@ -118,9 +118,9 @@ def test_a_site_that_broke_off_in_pretrain_sends_what_it_has(tiny, tmp_path, und
     trial = Trial(tiny(method=LONG, training=KEPT), tmp_path, away={2})
     coordinator = trial.run()
     assert trial.teachers_sent_by("north") == [3]
-    assert coordinator.vault.names() == BOTH
-    teacher = coordinator.vault.get("teacher/north")
-    assert not same(teacher, undisturbed.vault.get("teacher/north"))
+    assert coordinator.tensor_store.names() == BOTH
+    teacher = coordinator.tensor_store.get("teacher/north")
+    assert not same(teacher, undisturbed.tensor_store.get("teacher/north"))
     run(tiny(method=LONG, training=KEPT), tmp_path / "first round", rounds=1)
     assert same(teacher, dict(LocalState(tmp_path / "first round" / "sites" / "north").load().rule.tensors))
 
@@ -156,8 +156,8 @@ def test_a_site_that_diverges_in_pretrain_is_refused_and_recovers(tiny, tmp_path
         ["south"] if number in rounds else ["north", "south"] for number in (1, 2)
     ]
     assert all("loss" in numbers for facts in pretrain for numbers in facts["sites"].values())
-    assert coordinator.vault.names() == BOTH
-    assert all(value.isfinite().all() for value in coordinator.vault.get("teacher/north").values())
+    assert coordinator.tensor_store.names() == BOTH
+    assert all(value.isfinite().all() for value in coordinator.tensor_store.get("teacher/north").values())
     assert trial.teachers_sent_by("north") == ([2] if rounds == {1} else [2, 3])
     assert set(trial.sent["south", 4].scalars) == ALL_PARTS
     assert not happened(tmp_path, "notice")
@@ -174,7 +174,7 @@ def test_training_without_a_teacher_is_told_once(tiny, tmp_path, monkeypatch, re
     coordinator = trial.run()
     assert trial.teachers_sent_by("north") == [2], "the one that was refused"
     assert [facts["number"] for facts in happened(tmp_path, "refused")] == [1, 2]
-    assert coordinator.vault.names() == ("teacher/south",)
+    assert coordinator.tensor_store.names() == ("teacher/south",)
     assert coordinator.rule.teachers.owing == ()
     (notice,) = happened(tmp_path, "notice")
     assert notice["number"] == 4
@@ -216,7 +216,7 @@ def test_a_request_for_training_is_made_once_for_all_sites(tiny, tmp_path, monke
 
         return make_request
 
-    monkeypatch.setattr(collecting, "_requests", watched)
+    monkeypatch.setattr(collector, "_requests", watched)
     run(tiny(method=LONG, training=TRAINING), tmp_path)
     assert len(made) == 6
     for label, (first, second) in made.items():

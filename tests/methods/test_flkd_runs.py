@@ -299,7 +299,7 @@ def test_a_site_that_joins_in_training_is_taught_by_the_others_and_by_nobody_in_
     assert [set(step.numbers) for step in steps] == [{"loss"}] * 2
     steps.clear()
     coordinator.run()
-    assert coordinator.vault.names() == ("teacher/north",)
+    assert coordinator.tensor_store.names() == ("teacher/north",)
     assert {group_of_key(key) for key in coordinator.state.weights} == {None, "liver", *LACKS["north"]}
     first, second = sites["south"].received
     assert {key.split("/")[1] for key in first.tensors if key.startswith("teacher/")} == {"north"}
@@ -318,7 +318,9 @@ def test_a_site_that_joins_before_training_does_no_harm(tiny, tmp_path, joins_at
     experiment = tiny(method=LONG, training=SAVED)
     coordinator, sites = overheard(experiment, tmp_path / "late", joins_at={"south": joins_at})
     coordinator.run()
-    assert coordinator.vault.names() == (("teacher/north", "teacher/south") if joins_at == 2 else ("teacher/north",))
+    assert coordinator.tensor_store.names() == (
+        ("teacher/north", "teacher/south") if joins_at == 2 else ("teacher/north",)
+    )
     alone = make_coordinator(
         experiment,
         tmp_path / "alone",
@@ -326,7 +328,7 @@ def test_a_site_that_joins_before_training_does_no_harm(tiny, tmp_path, joins_at
         awaited=("south",),
     )
     alone.run(rounds=2)
-    assert same(coordinator.vault.get("teacher/north"), alone.vault.get("teacher/north"))
+    assert same(coordinator.tensor_store.get("teacher/north"), alone.tensor_store.get("teacher/north"))
     assert {"loss", "cases", "loss/global_kd", "loss/local_kd"} == set(sites["south"].sent[-1].scalars)
 
 

@@ -83,7 +83,7 @@ def test_control_variates_on_pseudo_labels_leave_teachers_and_the_first_round_al
         plain = trained(tiny, folder / "plain", {"name": "fedavg_pl"}, rounds=rounds)
         other = trained(tiny, folder / "other", {"name": "new"}, rounds=rounds)
         for teacher in ("teacher/north", "teacher/south"):
-            assert same(other.vault.get(teacher), plain.vault.get(teacher))
+            assert same(other.tensor_store.get(teacher), plain.tensor_store.get(teacher))
         assert same(other.state.weights, plain.state.weights) == (rounds == 1)
 
 

@@ -282,7 +282,7 @@ def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, 
     experiment = tiny(method=method, phantom=OVERLAPPING, training=THREE_ROUNDS)
     coordinator = run(experiment, tmp_path)
     assert coordinator.finished
-    assert coordinator.vault.names() == ("teacher/south", "teacher/west")
+    assert coordinator.tensor_store.names() == ("teacher/south", "teacher/west")
     (notice,) = told(tmp_path, "notice")
     assert notice["code"] == "no-teacher"
     assert "No teacher knows liver." in notice["text"]

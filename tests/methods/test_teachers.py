@@ -14,9 +14,9 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
-from panorgan.federation.vault import DiskVault
+from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.methods.base import SiteTools
-from panorgan.methods.protocol import MemoryVault, Payload
+from panorgan.methods.protocol import MemoryTensorStore, Payload
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import SegmentationNetwork
 
@@ -55,12 +55,12 @@ def cases(tmp_path) -> list[StoredCase]:
     return stored
 
 
-def site_teachers(cases=(), vault=None, inference_key="", owners=OWNERS) -> SiteTeachers:
+def site_teachers(cases=(), tensor_store=None, inference_key="", owners=OWNERS) -> SiteTeachers:
     model = Constant(("liver",))
     tools = SiteTools(
         model,
         torch.optim.SGD(model.parameters()),
-        vault=MemoryVault() if vault is None else vault,
+        tensor_store=MemoryTensorStore() if tensor_store is None else tensor_store,
         cases=cases,
         inference_key=inference_key,
     )
@@ -83,9 +83,9 @@ def test_teachers_are_kept_and_the_rest_is_left_to_the_rule():
     rest = site.receive(Payload({"encoder.w": torch.ones(1), **named(north=NORTH, south=SOUTH)}, {"scale": 2.0}))
     assert list(rest.tensors) == ["encoder.w"]
     assert rest.scalars == {"scale": 2.0}
-    vault = site.tools.vault
-    assert vault.names() == ("teacher/north", "teacher/south")
-    assert torch.equal(vault.get("teacher/south")["logits"], SOUTH["logits"])
+    tensor_store = site.tools.tensor_store
+    assert tensor_store.names() == ("teacher/north", "teacher/south")
+    assert torch.equal(tensor_store.get("teacher/south")["logits"], SOUTH["logits"])
 
 
 def test_who_knows_what():
@@ -99,8 +99,8 @@ def test_who_knows_what():
 
 
 def test_a_restart_finds_the_teachers(tmp_path):
-    site_teachers(vault=DiskVault(tmp_path)).receive(Payload(named(south=SOUTH)))
-    assert site_teachers(vault=DiskVault(tmp_path)).known() == ("liver", "spleen")
+    site_teachers(tensor_store=DiskTensorStore(tmp_path)).receive(Payload(named(south=SOUTH)))
+    assert site_teachers(tensor_store=DiskTensorStore(tmp_path)).known() == ("liver", "spleen")
 
 
 class Softmax(Constant):
@@ -225,14 +225,14 @@ class Answers:
 
 @pytest.fixture
 def server() -> ServerTeachers:
-    teachers = ServerTeachers(MemoryVault())
+    teachers = ServerTeachers(MemoryTensorStore())
     teachers.collect(Answers(north=as_teacher(NORTH), south={**as_teacher(SOUTH), "encoder.w": torch.ones(1)}, west={}))
     return teachers
 
 
 def test_every_teacher_is_kept_by_site(server):
-    assert server.vault.names() == ("teacher/north", "teacher/south")
-    assert list(server.vault.get("teacher/south")) == ["logits"]
+    assert server.tensor_store.names() == ("teacher/north", "teacher/south")
+    assert list(server.tensor_store.get("teacher/south")) == ["logits"]
 
 
 def test_a_site_gets_the_others_teachers_until_it_has_them(server):
@@ -249,7 +249,7 @@ def test_a_site_gets_the_others_teachers_until_it_has_them(server):
 
 def test_who_has_what_survives_a_restart(server):
     server.mark_delivered(["north"])
-    again = ServerTeachers(server.vault)
+    again = ServerTeachers(server.tensor_store)
     again.load({"scale": 3.0, **server.numbers()})
     assert again.for_site("north") == {}
     assert list(again.for_site("south")) == ["teacher/north/logits"]
@@ -266,7 +266,7 @@ def test_a_later_teacher_reaches_those_who_have_the_others(server):
 
 def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
     """A kill in between: the round is repeated, and until then nobody hears of it."""
-    before = ServerTeachers(server.vault)
+    before = ServerTeachers(server.tensor_store)
     before.load({})
     assert before.for_site("north") == {}
     assert before.request_flags("north") == {}
@@ -309,7 +309,7 @@ def test_who_owes_a_teacher_is_asked_until_it_answers(server):
 
 def test_who_owes_survives_a_restart(server):
     server.mark_due(["north", "west"])
-    again = ServerTeachers(server.vault)
+    again = ServerTeachers(server.tensor_store)
     again.load(server.numbers())
     assert again.owing == ("west",)
     assert again.numbers() == server.numbers()

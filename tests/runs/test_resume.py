@@ -30,7 +30,7 @@ KILL_POINTS = {
     "before anything is written": ("panorgan.federation.files.os.replace", 0, False),
     "joined, before the first checkpoint": ("panorgan.federation.checkpoint.write_atomically", 0, False),
     "in the middle of a site's steps": ("panorgan.methods.base.SiteRule.step", 5, True),
-    "after one site's answer was spooled": ("panorgan.federation.collecting.check_answer", 0, True),
+    "after one site's answer was spooled": ("panorgan.federation.collector.check_answer", 0, True),
     "site state written, answer not yet received": ("panorgan.federation.local_state.LocalState.save", 2, True),
     "site answer written, its state not": ("panorgan.federation.local_state.write_atomically", 3, False),
     "during aggregation": ("panorgan.federation.aggregation.SpooledUpdates.mean", 1, False),

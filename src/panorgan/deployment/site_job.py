@@ -27,8 +27,8 @@ from panorgan.federation.refused_requests import note_refusal
 from panorgan.federation.run_record import read_record
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
+from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
-from panorgan.federation.vault import RunVaults
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.printable import PrintableFormatter
 from panorgan.runs.device import use_hardware
@@ -168,7 +168,7 @@ class SiteMachine:
         record, weights = read_record(state, task.run), Message.from_bytes(request).tensors
         check_delivered(task, weights, agreement, None if record is None else record.plan)
         replace_model(self.kit.model, self.kit.previous_model, weights, task.card or {})
-        RunVaults(state).remove()  # the run is over, and its teachers have served
+        RunTensorStores(state).remove()  # the run is over, and its teachers have served
         return Message(meta=answer_meta(task, self.name)).to_bytes()
 
 

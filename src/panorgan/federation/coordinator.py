@@ -20,7 +20,7 @@ from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import check_numbers, read_scores
-from panorgan.federation.collecting import Collector, Question, SitesMissingError, Traffic
+from panorgan.federation.collector import Collector, Request, SitesMissingError, Traffic
 from panorgan.federation.events import EventLog, read_events
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
@@ -29,8 +29,8 @@ from panorgan.federation.notices import NoticeBoard, delivered_early, went_back
 from panorgan.federation.remedies import Remedies
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
+from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.base import Transport
-from panorgan.federation.vault import DiskVault
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo
 from panorgan.networks import UNetSettings
@@ -84,7 +84,7 @@ class Coordinator:
     def __init__(self, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> None:
         self.setup, self.transport, self.events = setup, transport, events
         self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.vault = DiskVault(folder / "vault")
+        self.tensor_store = DiskTensorStore(folder / "vault")
         self._spool = folder / "spool"
         training = setup.training
         self._aggregation = Aggregation(training.aggregation, training.trimmed_share, setup.limits.largest_share)
@@ -138,7 +138,7 @@ class Coordinator:
             have.append(site)
 
         task = self._task("deliver", self.schedule[-1], card)
-        self._collector.ask(sorted(sites), Question(task, lambda site: payload, number), read)
+        self._collector.ask(sorted(sites), Request(task, lambda site: payload, number), read)
         return sorted(have)
 
     def delivered_weights(self) -> tuple[int, dict[str, torch.Tensor]]:
@@ -157,7 +157,7 @@ class Coordinator:
     def _rule_of(self, state: CoordinatorState) -> ServerRule:
         """The method's server rule as it was in a state."""
         method = self.setup.method
-        rule = method.Server(method.config, self.federation, state.weights, self.vault)
+        rule = method.Server(method.config, self.federation, state.weights, self.tensor_store)
         rule.load_state(state.rule)
         return rule
 
@@ -220,7 +220,7 @@ class Coordinator:
         measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
         told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
-        self._collector.ask(sites, Question(task, lambda site: Payload(), 0), told.read, deadline)
+        self._collector.ask(sites, Request(task, lambda site: Payload(), 0), told.read, deadline)
         return told
 
     def _able(self, facts: Mapping[str, SiteInfo], number: int) -> dict[str, SiteInfo]:
@@ -350,15 +350,15 @@ class Coordinator:
     def _collect(self, round_info: RoundInfo, number: int, traffic: Traffic) -> dict[str, MessageFile]:
         """The updates of one round. Too few of them end the rounds, but lose nothing."""
         task, training = self._task("train", round_info), self.setup.training
-        files, heard = self._collector.collect(
+        files, responses = self._collector.collect(
             self.members,
-            Question(task, self.rule.broadcast, number, traffic),
+            Request(task, self.rule.broadcast, number, traffic),
             self.rule.expects,
             self._spool / f"{number:05d}",
             training.outlier_factor,
             lambda site, numbers: check_numbers(numbers, self.federation.sites[site], self.setup.method.ranges),
         )
-        self._collector.insist(heard, number, f"round {number} cannot end")
+        self._collector.require_all(responses, number, f"round {number} cannot end")
         if len(files) < training.min_sites:
             raise SitesMissingError(
                 f"Only {len(files)} usable answers in round {number}, {training.min_sites} are needed.",
@@ -367,7 +367,7 @@ class Coordinator:
                 why="see the 'refused' lines in events.jsonl",
                 fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
-        self.state.answered |= dict.fromkeys(heard.sound, (round_info.stage, round_info.round))
+        self.state.answered |= dict.fromkeys(responses.sound, (round_info.stage, round_info.round))
         return files
 
     # -- validation ----------------------------------------------------------------------------------------
@@ -393,9 +393,9 @@ class Coordinator:
                 volume[site] = dict(told.volume)
 
         payload = Payload(self.rule.delivered())
-        question = Question(task, lambda site: payload, state.rounds_done, traffic)
-        heard = self._collector.ask(self.members, question, read)
-        self._collector.insist(heard, state.rounds_done, f"round {state.rounds_done} cannot be validated")
+        request = Request(task, lambda site: payload, state.rounds_done, traffic)
+        responses = self._collector.ask(self.members, request, read)
+        self._collector.require_all(responses, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
         scorers = [site for site in self.members if site in state.scores]
         if scorers != state.scorers:  # a mean over other sites is no measure for this one

@@ -31,8 +31,8 @@ from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.site_data import SiteData, SiteSource
 from panorgan.federation.site_memory import SiteMemory
 from panorgan.federation.tasks import Task, answer_meta, failure_meta
+from panorgan.federation.tensor_store import DiskTensorStore, RunTensorStores
 from panorgan.federation.validation import validation_scores
-from panorgan.federation.vault import DiskVault, RunVaults
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, Tensors
 from panorgan.networks import SegmentationNetwork, UNetSettings
@@ -238,7 +238,7 @@ class SiteWorker:
                 make_optimizer(model, settings, setup.method.rate_factors(settings.name)),
                 settings.clip_norm,
                 self._autocast,
-                vault=self._vault_of_this_run(),
+                tensor_store=self._store_of_this_run(),
                 cases=self.data.train,
                 predict=self._predict,
                 inference_key=f"{self._inference.model_dump_json()} {setup.training.precision}",
@@ -249,11 +249,11 @@ class SiteWorker:
             )
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
 
-    def _vault_of_this_run(self) -> DiskVault:
-        """Like its state, a site's vault is that of one run: an older run's goes when a new one begins."""
-        vaults = RunVaults(self._local.folder)
-        vaults.remove(but=self._run)
-        return vaults.of(self._run)
+    def _store_of_this_run(self) -> DiskTensorStore:
+        """Like its state, a site's tensor store is that of one run: an older run's goes when a new one begins."""
+        stores = RunTensorStores(self._local.folder)
+        stores.remove(but=self._run)
+        return stores.of(self._run)
 
     def _placed(self, network: SegmentationNetwork) -> SegmentationNetwork:
         """The network where it computes, in the layout that is fastest there."""

@@ -20,15 +20,15 @@ from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.protocol import (
     Federation,
-    MemoryVault,
+    MemoryTensorStore,
     Notice,
     Payload,
     RoundInfo,
     Scalars,
     SiteInfo,
     Stage,
+    TensorStore,
     Updates,
-    Vault,
 )
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
@@ -214,12 +214,12 @@ class ServerRule:
         config: MethodConfig,
         federation: Federation,
         weights: Mapping[str, torch.Tensor],
-        vault: Vault | None = None,
+        tensor_store: TensorStore | None = None,
     ) -> None:
         self.config = config
         self.federation = federation
         self.weights = dict(weights)
-        self.vault: Vault = vault if vault is not None else MemoryVault()
+        self.tensor_store: TensorStore = tensor_store if tensor_store is not None else MemoryTensorStore()
         self.round_info = RoundInfo("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ __all__ = [
     "SiteRule",
     "SiteTools",
     "Stage",
+    "TensorStore",
     "Updates",
-    "Vault",
     "published",
 ]

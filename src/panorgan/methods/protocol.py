@@ -112,7 +112,7 @@ class RoundInfo:
         return self.round / self.rounds
 
 
-class Vault(Protocol):
+class TensorStore(Protocol):
     """Tensors written once and read often (teachers). Whoever runs a rule keeps them on disk."""
 
     def put(self, name: str, tensors: Tensors) -> None:
@@ -125,8 +125,8 @@ class Vault(Protocol):
         """What is there, sorted."""
 
 
-class MemoryVault:
-    """A vault that is gone with the process: for trying rules out."""
+class MemoryTensorStore:
+    """A tensor store that is gone with the process: for trying rules out."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}

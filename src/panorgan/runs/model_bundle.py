@@ -227,7 +227,7 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
         "run": coordinator.setup.run,
     }
     save_model(run.model_folder, weights, card)
-    for spent in (run.path / "spool", coordinator.vault.folder, *run.path.glob("sites/*/vault")):
+    for spent in (run.path / "spool", coordinator.tensor_store.folder, *run.path.glob("sites/*/vault")):
         shutil.rmtree(spent, ignore_errors=True)
     return card
 

@@ -12,7 +12,7 @@ from killing import Killed, deadly
 from overhearing import overheard
 from safetensors.torch import load_file
 
-from panorgan.federation import collecting
+from panorgan.federation import collector
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message
 from panorgan.methods.fediod import DEPTH, ENTROPY, GATE, INTERSECTION, LARGEST_SHARE, TOKENS, UNION, FedIOD
@@ -237,7 +237,7 @@ KILLS = {
     "depths told, not kept": (FedIOD.Server, "aggregate", 1, True, 0),
     "between two scans": (ScanInspector, "dice_loss", 8, True, 1),
     "maps half made": (ScanMaps, "add", 1, True, 1),
-    "one site has answered with maps": (collecting, "check_answer", 3, True, 1),
+    "one site has answered with maps": (collector, "check_answer", 3, True, 1),
     "maps fused, not kept": (FedIOD.Server, "aggregate", 2, True, 1),
     "in the first regularised round": (FedIOD.Site, "step", 10, True, 2),
     "between two rounds with maps": (FedIOD.Server, "broadcast", 7, False, 3),

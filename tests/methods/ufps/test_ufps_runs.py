@@ -13,7 +13,7 @@ from killing import Killed, deadly
 from overhearing import overheard
 
 from panorgan.config import parse_experiment
-from panorgan.federation import collecting
+from panorgan.federation import collector
 from panorgan.federation.events import read_events
 from panorgan.federation.local_state import LocalState
 from panorgan.federation.message import Message
@@ -43,7 +43,7 @@ KILLS = {
     "between pretrain and exchange": (UFPS.Server, "aggregate", 3, False, 2),
     "in the phase of weights": (UFPS.Site, "step", 10, True, 3),
     "masks made, the round not done": (SiteMasks, "refresh", 1, True, 5),
-    "one site has answered with a mask": (collecting, "check_answer", 11, True, 5),
+    "one site has answered with a mask": (collector, "check_answer", 11, True, 5),
     "one site has saved its masks, and not answered": (LocalState, "save", 11, True, 5),
     "masks collected, not kept": (UFPS.Server, "aggregate", 6, True, 5),
     "between two rounds with sharpness": (UFPS.Server, "broadcast", 13, False, 6),

@@ -11,7 +11,7 @@ import torch
 from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
-from panorgan.methods.protocol import MemoryVault, Scalars, Vault
+from panorgan.methods.protocol import MemoryTensorStore, Scalars, TensorStore
 from panorgan.networks import SegmentationNetwork
 
 
@@ -29,8 +29,8 @@ def _no_other_networks(site: str) -> SegmentationNetwork:
 class SiteTools:
     """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
 
-    `autocast()` makes a fresh context each time, so that it may be entered within itself. `vault` keeps tensors of this
-    run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
+    `autocast()` makes a fresh context each time, so that it may be entered within itself. `tensor_store` keeps tensors of
+    this run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
@@ -42,7 +42,7 @@ class SiteTools:
     optimizer: torch.optim.Optimizer
     clip_norm: float | None = None
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    vault: Vault = field(default_factory=MemoryVault)
+    tensor_store: TensorStore = field(default_factory=MemoryTensorStore)
     cases: Sequence[StoredCase] = ()
     predict: Callable[[SegmentationNetwork, torch.Tensor], torch.Tensor] = _predict_at_once
     inference_key: str = ""

@@ -25,7 +25,7 @@ TEACHERS = {
 }
 """What leaves a site besides weights, for `Method.tensors`."""
 BEST = "best_round"
-"""Name in a site's vault: its teacher in the making, as it was after its best validated round."""
+"""Name in a site's tensor store: its teacher in the making, as it was after its best validated round."""
 _BEST_DICE = "teacher_dice"
 
 
@@ -43,7 +43,7 @@ class TeacherSite(SiteRule):
         self.alone = False
         """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
         self.best_dice = -1.0
-        """The best mean validation Dice of the teacher in the making; the model it belongs to lies in the vault."""
+        """The best mean validation Dice of the teacher in the making; its model lies in the tensor store."""
         self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
 
     @property
@@ -117,12 +117,12 @@ class TeacherSite(SiteRule):
         own = self._own_part()
         if dice > self.best_dice and _is_finite(own):
             self.best_dice = dice
-            self.tools.vault.put(BEST, own)
+            self.tools.tensor_store.put(BEST, own)
 
     def _keep_teacher(self) -> None:
         """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
         if self.alone and self.best_dice >= 0:
-            self.model.load_state_dict({**self.model.state_dict(), **self.tools.vault.get(BEST)})
+            self.model.load_state_dict({**self.model.state_dict(), **self.tools.tensor_store.get(BEST)})
         own = self._own_part()
         if self.alone and _is_finite(own):
             self.teachers.keep(self.facts.name, own)
@@ -138,7 +138,7 @@ class TeacherServer(ServerRule):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.teachers = ServerTeachers(self.vault)
+        self.teachers = ServerTeachers(self.tensor_store)
 
     @property
     def in_training(self) -> bool:

@@ -1,8 +1,8 @@
 """Teachers: each site's own model, exchanged once, and asked once about every training volume.
 
 Both halves of what methods with teachers share; no formula of a particular one. A site sends its teacher as
-`teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their vault, one entry per
-site.
+`teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their tensor store, one
+entry per site.
 
 A teacher that did not arrive is not lost. The server knows who owes it one and says so with its next request
 (`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
@@ -25,7 +25,7 @@ from panorgan.cases.store import StoredCase
 from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteTools
-from panorgan.methods.protocol import Payload, Scalars, Tensors, Updates, Vault
+from panorgan.methods.protocol import Payload, Scalars, Tensors, TensorStore, Updates
 from panorgan.networks import SegmentationNetwork
 
 PREFIX = "teacher/"
@@ -66,7 +66,7 @@ class SiteTeachers:
         self.asked = False
         """Whether the server lacks this site's teacher, as the last request said."""
         self._build = build
-        self._present = {n.removeprefix(PREFIX) for n in tools.vault.names() if n.startswith(PREFIX)}
+        self._present = {n.removeprefix(PREFIX) for n in tools.tensor_store.names() if n.startswith(PREFIX)}
         self._fingerprints: dict[str, str] = {}
 
     def receive(self, payload: Payload) -> Payload:
@@ -89,8 +89,8 @@ class SiteTeachers:
         return Payload(rest, payload.scalars)
 
     def keep(self, site: str, tensors: Tensors) -> None:
-        """Put a site's teacher into the vault: one that was received, or the own one."""
-        self.tools.vault.put(f"{PREFIX}{site}", tensors)
+        """Put a site's teacher into the tensor store: one that was received, or the own one."""
+        self.tools.tensor_store.put(f"{PREFIX}{site}", tensors)
         self._present.add(site)
         self._fingerprints.pop(site, None)
 
@@ -98,15 +98,15 @@ class SiteTeachers:
         """This site's own teacher as it is sent, if the server asked for it and there is one; else nothing."""
         if not self.asked or site not in self._present:
             return {}
-        return as_teacher(self.tools.vault.get(f"{PREFIX}{site}"))
+        return as_teacher(self.tools.tensor_store.get(f"{PREFIX}{site}"))
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Sites whose teacher is in the vault, sorted."""
+        """Sites whose teacher is in the tensor store, sorted."""
         return tuple(sorted(self._present))
 
     def known(self) -> tuple[str, ...]:
-        """Organs that a teacher in the vault knows, sorted."""
+        """Organs that a teacher in the tensor store knows, sorted."""
         return tuple(sorted({organ for site in self._sites() for organ in self.owners[site]}))
 
     def sites_knowing(self, organ: str) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class SiteTeachers:
     # -- details -------------------------------------------------------------------------------------------
 
     def _sites(self) -> list[str]:
-        """Sites with a teacher in the vault that knows something, sorted."""
+        """Sites with a teacher in the tensor store that knows something, sorted."""
         return sorted(self._present & self.owners.keys())
 
     def _refuse_gaps(self, numbers: Scalars) -> None:
@@ -157,7 +157,7 @@ class SiteTeachers:
         """A teacher, ready to predict. Building draws random weights; nobody else's draws may notice."""
         with torch.random.fork_rng(devices=[]):
             network = self._build(site)
-        network.load_state_dict(self.tools.vault.get(f"{PREFIX}{site}"))
+        network.load_state_dict(self.tools.tensor_store.get(f"{PREFIX}{site}"))
         return network.requires_grad_(False).eval()
 
     def _key(self, organs: Iterable[str]) -> str:
@@ -175,7 +175,7 @@ class SiteTeachers:
                 network = self._build(site)
             layers = f"{network!r}\n{network.channels}\n{CONVENTIONS[network.activation]}\n"
             digest = hashlib.sha256(layers.encode())
-            for key, value in sorted(self.tools.vault.get(f"{PREFIX}{site}").items()):
+            for key, value in sorted(self.tools.tensor_store.get(f"{PREFIX}{site}").items()):
                 digest.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
                 digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             self._fingerprints[site] = digest.hexdigest()
@@ -226,8 +226,8 @@ class ServerTeachers:
     so one that missed the exchange, or joins later, gets everything with its next request.
     """
 
-    def __init__(self, vault: Vault) -> None:
-        self.vault = vault
+    def __init__(self, tensor_store: TensorStore) -> None:
+        self.tensor_store = tensor_store
         self._editions: dict[str, int] = {}
         self._seen: dict[str, int] = {}
         self._owing: set[str] = set()
@@ -257,7 +257,9 @@ class ServerTeachers:
         for site in updates.sites:
             keys = [key for key in updates.keys(site) if key.startswith(PREFIX)]
             if keys:
-                self.vault.put(f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.tensor(site, k) for k in keys})
+                self.tensor_store.put(
+                    f"{PREFIX}{site}", {k.removeprefix(PREFIX): updates.tensor(site, k) for k in keys}
+                )
                 self._editions[site] = edition
             self._owing.discard(site)
 
@@ -267,7 +269,7 @@ class ServerTeachers:
             f"{PREFIX}{other}/{key}": value
             for other in self._others(site)
             if self._editions[other] > self._seen.get(site, 0)
-            for key, value in self.vault.get(f"{PREFIX}{other}").items()
+            for key, value in self.tensor_store.get(f"{PREFIX}{other}").items()
         }
 
     def request_flags(self, site: str) -> dict[str, float]:

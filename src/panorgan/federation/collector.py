@@ -1,4 +1,4 @@
-"""One question to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are made of this."""
+"""One request to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are made of this."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked, with what payload for each site; `number` is the round that the log speaks of."""
+class Request:
+    """A task, with what payload for each site; `number` is the round that the log speaks of."""
 
     task: Task
     payload_for: PayloadFor
@@ -61,8 +61,8 @@ class Question:
 
 
 @dataclass
-class Heard:
-    """What became of a question: who was refused, who failed (with the code), who kept silent.
+class Responses:
+    """What became of a request: who was refused, who failed (with the code), who kept silent.
 
     `sound`: whose update was sound, also where it was an outlier. These sites have saved the round's state.
     """
@@ -84,35 +84,35 @@ class Collector:
     def __init__(self, transport: Transport, events: EventLog, patience: Patience) -> None:
         self.transport, self.events, self.patience = transport, events, patience
 
-    def ask(self, sites: Sequence[str], question: Question, read: Read, deadline: float | None = None) -> Heard:
+    def ask(self, sites: Sequence[str], request: Request, read: Read, deadline: float | None = None) -> Responses:
         """Ask every site and pass sound answers to `read`; sites that report a failure are asked again.
 
-        `deadline`: seconds for the question and all its repetitions; that of the patience if left out.
+        `deadline`: seconds for the request and all its repetitions; that of the patience if left out.
         """
-        heard = Heard()
+        responses = Responses()
         waiting = list(sites)
         seconds = deadline if deadline is not None else self.patience.deadline
         ends = None if seconds is None else time.monotonic() + seconds
         for attempt in range(self.patience.retries + 1):
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
-            answered = self._ask_once(waiting, question, read, heard, left)
-            heard.silent = (*heard.silent, *(site for site in waiting if site not in answered))
-            waiting = [site for site in waiting if site in heard.failed]
+            answered = self._ask_once(waiting, request, read, responses, left)
+            responses.silent = (*responses.silent, *(site for site in waiting if site not in answered))
+            waiting = [site for site in waiting if site in responses.failed]
             if not waiting or attempt == self.patience.retries:
                 break
             for site in waiting:
-                del heard.failed[site]
-        return heard
+                del responses.failed[site]
+        return responses
 
     def _ask_once(
-        self, sites: Sequence[str], question: Question, read: Read, heard: Heard, deadline: float | None
+        self, sites: Sequence[str], request: Request, read: Read, responses: Responses, deadline: float | None
     ) -> set[str]:
         answered: set[str] = set()
-        number = question.number
+        number = request.number
         began = time.perf_counter()
 
         def on_reply(site: str, answer: bytes) -> None:
-            question.traffic.received += len(answer)
+            request.traffic.received += len(answer)
             if site not in sites or site in answered:
                 twice = site in answered
                 unwanted = MessageError(
@@ -126,30 +126,30 @@ class Collector:
             try:
                 read(site, answer)
             except SiteFailedError as failure:
-                heard.failed[site] = failure.code
+                responses.failed[site] = failure.code
                 self.events.record("failed", number=number, site=site, code=failure.code)
             except Exception as error:
                 if is_own_fault(error):
                     raise
-                heard.refused.add(site)
+                responses.refused.add(site)
                 self.refuse(number, site, refusal(site, error))
             else:
                 self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
 
         if sites:
-            self.events.transient("asked", task=question.task.kind, number=number, sites=list(sites))
-            self.transport.exchange(sites, _requests(question), on_reply, deadline)
+            self.events.transient("asked", task=request.task.kind, number=number, sites=list(sites))
+            self.transport.exchange(sites, _requests(request), on_reply, deadline)
         return answered
 
     def collect(
         self,
         sites: Sequence[str],
-        question: Question,
+        request: Request,
         expects: Callable[[str], Mapping[str, torch.Tensor]],
         folder: Path,
         outlier_factor: float | None,
         check: Callable[[str, Scalars], None] = lambda site, numbers: None,
-    ) -> tuple[dict[str, MessageFile], Heard]:
+    ) -> tuple[dict[str, MessageFile], Responses]:
         """Updates of one round, spooled to `folder`. Sites whose answer is there already are not asked again.
 
         `check` refuses a site's numbers with a MessageError.
@@ -161,7 +161,7 @@ class Collector:
         def accept(site: str, path: Path) -> None:
             try:
                 file = MessageFile(path)
-                norm = check_answer(file, question.task, site, expected[site])
+                norm = check_answer(file, request.task, site, expected[site])
                 check(site, file.scalars)
                 norms[site] = {"": norm, **extra_norms(file, expected[site])}
                 accepted[site] = file
@@ -188,29 +188,29 @@ class Collector:
                 except Exception as error:
                     if is_own_fault(error):
                         raise
-                    self.refuse(question.number, site, refusal(site, error))
+                    self.refuse(request.number, site, refusal(site, error))
         waiting = [site for site in sorted(sites) if site not in accepted]
-        heard = self.ask(waiting, question, read)
-        heard.sound = set(norms)
+        responses = self.ask(waiting, request, read)
+        responses.sound = set(norms)
         for site, why in _out_of_proportion(norms, outlier_factor).items():
             del accepted[site]
             (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
-            heard.refused.add(site)
+            responses.refused.add(site)
             blown_up = MessageError(f"Site {site} sent an update out of all proportion.", code="outlier", why=why)
-            self.refuse(question.number, site, blown_up)
-        return accepted, heard
+            self.refuse(request.number, site, blown_up)
+        return accepted, responses
 
-    def insist(self, heard: Heard, number: int, what: str) -> None:
+    def require_all(self, responses: Responses, number: int, what: str) -> None:
         """Note who is missing; with `on_missing: wait`, go no further without them."""
-        if not heard.missing:
+        if not responses.missing:
             return
-        self.events.record("missing", number=number, sites=heard.missing)
+        self.events.record("missing", number=number, sites=responses.missing)
         if self.patience.on_missing == "wait":
             raise SitesMissingError(
-                f"{_names(heard.missing)} did not answer: {what}.",
-                heard.missing,
+                f"{_names(responses.missing)} did not answer: {what}.",
+                responses.missing,
                 code="no-answer",
-                why="; ".join(f"{site} reports {code!r}" for site, code in sorted(heard.failed.items())),
+                why="; ".join(f"{site} reports {code!r}" for site, code in sorted(responses.failed.items())),
                 fix="The round goes on when they are back. Nothing is lost.",
             )
 
@@ -233,20 +233,20 @@ def _names(sites: Sequence[str]) -> str:
     return ("Site " if len(sites) == 1 else "Sites ") + ", ".join(sites)
 
 
-def _requests(question: Question) -> Callable[[str], bytes]:
-    """Makes each site's request; the same tensors are serialised once."""
-    meta = question.task.to_meta()
+def _requests(request: Request) -> Callable[[str], bytes]:
+    """Makes each site's encoded; the same tensors are serialised once."""
+    meta = request.task.to_meta()
     last: Payload | None = None
-    request = b""
+    encoded = b""
 
     def make_request(site: str) -> bytes:
-        nonlocal last, request
-        payload = question.payload_for(site)
+        nonlocal last, encoded
+        payload = request.payload_for(site)
         if last is None or not _same(last, payload):
-            request = Message(payload.tensors, payload.scalars, meta).to_bytes()
+            encoded = Message(payload.tensors, payload.scalars, meta).to_bytes()
             last = Payload(dict(payload.tensors), dict(payload.scalars))  # the rule may fill its own anew
-        question.traffic.sent += len(request)
-        return request
+        request.traffic.sent += len(encoded)
+        return encoded
 
     return make_request
 

@@ -7,53 +7,53 @@ import torch
 from refusing import refused
 
 from panorgan.errors import RunError
-from panorgan.federation import vault as vault_module
-from panorgan.federation.vault import DiskVault, RunVaults, safe_name
-from panorgan.methods.protocol import MemoryVault
+from panorgan.federation import tensor_store as store_module
+from panorgan.federation.tensor_store import DiskTensorStore, RunTensorStores, safe_name
+from panorgan.methods.protocol import MemoryTensorStore
 
 ARRAYS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.steps": torch.tensor(4), "b": torch.ones(2).bfloat16()}
 
 
 @pytest.fixture(params=["disk", "memory"])
-def vault(request, tmp_path):
-    return DiskVault(tmp_path / "vault") if request.param == "disk" else MemoryVault()
+def tensor_store(request, tmp_path):
+    return DiskTensorStore(tmp_path / "vault") if request.param == "disk" else MemoryTensorStore()
 
 
-def test_what_is_put_comes_back(vault):
-    assert vault.names() == ()
-    vault.put("teacher/south", ARRAYS)
-    vault.put("teacher/North", {"x": torch.zeros(1)})
-    assert vault.names() == ("teacher/North", "teacher/south")
-    found = vault.get("teacher/south")
+def test_what_is_put_comes_back(tensor_store):
+    assert tensor_store.names() == ()
+    tensor_store.put("teacher/south", ARRAYS)
+    tensor_store.put("teacher/North", {"x": torch.zeros(1)})
+    assert tensor_store.names() == ("teacher/North", "teacher/south")
+    found = tensor_store.get("teacher/south")
     assert found.keys() == ARRAYS.keys()
     assert all(torch.equal(found[k], ARRAYS[k]) and found[k].dtype == ARRAYS[k].dtype for k in ARRAYS)
 
 
-def test_putting_again_replaces_the_whole(vault):
-    vault.put("t", ARRAYS)
-    vault.put("t", {"b": torch.zeros(2)})
-    assert vault.names() == ("t",)
-    found = vault.get("t")
+def test_putting_again_replaces_the_whole(tensor_store):
+    tensor_store.put("t", ARRAYS)
+    tensor_store.put("t", {"b": torch.zeros(2)})
+    assert tensor_store.names() == ("t",)
+    found = tensor_store.get("t")
     assert list(found) == ["b"]
     assert torch.equal(found["b"], torch.zeros(2))
 
 
-def test_what_is_kept_does_not_change_with_its_source(vault):
+def test_what_is_kept_does_not_change_with_its_source(tensor_store):
     weight = torch.zeros(3)
-    vault.put("t", {"w": weight})
+    tensor_store.put("t", {"w": weight})
     weight += 1
-    assert not vault.get("t")["w"].any()
+    assert not tensor_store.get("t")["w"].any()
 
 
 def test_a_folder_is_made_only_when_needed(tmp_path):
-    vault = DiskVault(tmp_path / "vault" / "run")
-    assert vault.names() == ()
+    tensor_store = DiskTensorStore(tmp_path / "vault" / "run")
+    assert tensor_store.names() == ()
     assert not (tmp_path / "vault").exists()
 
 
 def test_a_kill_while_writing_leaves_what_was_there(tmp_path, monkeypatch):
-    vault = DiskVault(tmp_path)
-    vault.put("t", ARRAYS)
+    tensor_store = DiskTensorStore(tmp_path)
+    tensor_store.put("t", ARRAYS)
 
     def die(source, target):
         raise KeyboardInterrupt
@@ -61,35 +61,35 @@ def test_a_kill_while_writing_leaves_what_was_there(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("panorgan.federation.files.os.replace", die)
         with pytest.raises(KeyboardInterrupt):
-            vault.put("t", {"b": torch.zeros(1)})
-    assert vault.get("t").keys() == ARRAYS.keys()
-    assert vault.names() == ("t",)
+            tensor_store.put("t", {"b": torch.zeros(1)})
+    assert tensor_store.get("t").keys() == ARRAYS.keys()
+    assert tensor_store.names() == ("t",)
 
 
 def test_what_is_written_survives_a_power_cut(tmp_path, monkeypatch):
     written: list[bool] = []
-    original = vault_module.write_atomically
+    original = store_module.write_atomically
 
     def watched(path, content, durable=False):
         written.append(durable)
         original(path, content, durable)
 
-    monkeypatch.setattr(vault_module, "write_atomically", watched)
-    DiskVault(tmp_path).put("t", ARRAYS)
+    monkeypatch.setattr(store_module, "write_atomically", watched)
+    DiskTensorStore(tmp_path).put("t", ARRAYS)
     assert written == [True]
 
 
 def test_what_is_gone_or_damaged_is_named(tmp_path):
-    vault = DiskVault(tmp_path)
+    tensor_store = DiskTensorStore(tmp_path)
     with refused("vault-unreadable", RunError) as caught:
-        vault.get("teacher/south")
+        tensor_store.get("teacher/south")
     assert "teacher/south" in caught.value.what
     assert caught.value.fix
-    vault.put("t", ARRAYS)
+    tensor_store.put("t", ARRAYS)
     (path,) = tmp_path.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:60])
     with refused("vault-unreadable", RunError) as caught:
-        vault.get("t")
+        tensor_store.get("t")
     assert caught.value.where == str(path)
 
 
@@ -106,13 +106,13 @@ def test_names_that_differ_in_capitals_or_odd_characters_stay_apart():
 
 
 def test_vaults_of_other_runs_can_be_removed(tmp_path):
-    vaults = RunVaults(tmp_path)
-    vaults.remove()  # nothing is there
+    stores = RunTensorStores(tmp_path)
+    stores.remove()  # nothing is there
     for run in ("first", "second", "third"):
-        vaults.of(run).put("t", ARRAYS)
+        stores.of(run).put("t", ARRAYS)
     (tmp_path / "state.safetensors").touch()
-    vaults.remove(but="second")
-    assert [vaults.of(run).names() for run in ("first", "second", "third")] == [(), ("t",), ()]
-    vaults.remove()
+    stores.remove(but="second")
+    assert [stores.of(run).names() for run in ("first", "second", "third")] == [(), ("t",), ()]
+    stores.remove()
     assert not list((tmp_path / "vault").iterdir())
     assert (tmp_path / "state.safetensors").exists()

@@ -19,7 +19,7 @@ from panorgan.methods.protocol import Tensors
 _LONGEST_NAME = 60
 
 
-class DiskVault:
+class DiskTensorStore:
     """A folder of tensors by name, one file each; made when something is put into it."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,15 +55,15 @@ def _open(path: Path, name: str) -> MessageFile:
         ) from error
 
 
-class RunVaults:
-    """The vaults in a site's folder, one per run."""
+class RunTensorStores:
+    """The tensor stores in a site's folder, one per run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "vault"
 
-    def of(self, run: str) -> DiskVault:
-        """The vault of a run."""
-        return DiskVault(self.folder / safe_name(run))
+    def of(self, run: str) -> DiskTensorStore:
+        """The store of a run."""
+        return DiskTensorStore(self.folder / safe_name(run))
 
     def remove(self, but: str | None = None) -> None:
         """Remove them all, except that of one run: teachers take N times the disk of a model, and nobody reads them
