@@ -33,12 +33,12 @@ $(READY): requirements.txt requirements-torch.txt requirements-network.txt requi
 demo: $(READY)
 	$(BIN)/panorgan demo --resume
 
-# One thread per process: two test processes share two cores. The network tests come apart: each file there starts real
+# One thread per process: two test processes share two cores. The end-to-end tests come apart: each file there starts real
 # servers and sites, which its tests share.
 QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 test: $(READY)
-	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/network
-	$(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile tests/network
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/e2e
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e
 
 lint: $(READY)
 	$(BIN)/ruff check .

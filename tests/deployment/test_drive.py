@@ -18,7 +18,7 @@ from panorgan.deployment import drive, watched_job
 from panorgan.deployment.control import read_json
 from panorgan.deployment.coordinator_job import write_outcome
 from panorgan.deployment.drive import Driver, request_stop
-from panorgan.deployment.watched_job import Patient
+from panorgan.deployment.watched_job import Backoff
 from panorgan.errors import RunError
 from panorgan.federation.transports.nvflare import session as adapter
 from panorgan.federation.transports.nvflare.session import NotConnectedError
@@ -343,27 +343,27 @@ def test_every_further_chance_comes_after_twice_the_time_up_to_an_hour(monkeypat
     """30, 60, 120, 240, 480, 960, 1920 s, then 3600 s for ever."""
     clock = Clock()
     monkeypatch.setattr(watched_job, "time", clock)
-    patient = Patient()
+    backoff = Backoff()
     for pause in (30, 60, 120, 240, 480, 960, 1920, 3600, 3600):
-        assert patient.may_try("west")
-        patient.tried("west")
+        assert backoff.ready("west")
+        backoff.tried("west")
         clock.now += pause
-        assert not patient.may_try("west")
+        assert not backoff.ready("west")
         clock.now += 0.5
-    assert patient.may_try("north"), "another site's first chance is at once"
+    assert backoff.ready("north"), "another site's first chance is at once"
 
 
 def test_trouble_that_is_over_is_forgiven(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(watched_job, "time", clock)
-    patient = Patient()
+    backoff = Backoff()
     for _ in range(3):
-        patient.tried("west")
-    patient.forgive("west")
-    assert patient.may_try("west")
-    patient.tried("west")
+        backoff.tried("west")
+    backoff.reset("west")
+    assert backoff.ready("west")
+    backoff.tried("west")
     clock.now += 30.5
-    assert patient.may_try("west"), "its next trouble is its first"
+    assert backoff.ready("west"), "its next trouble is its first"
 
 
 # -- after the end -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.network_engine import write_job
+from panorgan.deployment.nvflare_optional import write_job
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
 
 WRITE_FILES = "panorgan.deployment.kits._write"

@@ -10,7 +10,7 @@ from panorgan.evaluation.comparison import Score
 from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.report.comparison_results import Results
 from panorgan.runs.ablate import ABLATION, Ablation
-from panorgan.runs.compare import Entry, Plan
+from panorgan.runs.compare import ComparisonPlan, Entry
 
 SITES = ("north", "south", "west")
 MODULES = ("PL", "aRCE", "WS", "UA", "GMT", "sUSAM")
@@ -55,5 +55,5 @@ def made_ablation(
         for label, value in dice.items()
     }
     entries = tuple(Entry(row.label, row.method or "ufps", row.settings) for row in rows)
-    plan = Plan("made", Path("nowhere"), entries, seeds, "PL", (), ABLATION)
+    plan = ComparisonPlan("made", Path("nowhere"), entries, seeds, "PL", (), ABLATION)
     return Made("ufps", tuple(rows), plan), results_of(plan, scores, ["liver"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from panorgan.evaluation.comparison import Score, compare_scores
 from panorgan.report.comparison_results import Results, metric_means
-from panorgan.runs.compare import Entry, Plan
+from panorgan.runs.compare import ComparisonPlan, Entry
 
 MISSED = math.nan
 # Per method and organ: what seed 0 and seed 1 found in the cases c1 and c2 of the site north.
@@ -49,10 +49,10 @@ def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spl
     """What a comparison would have read. Organs without a score are allowed, to see wide tables."""
     scores = made_scores(external, inside)
     entries = tuple(Entry(label, "fedavg", {}) for label in scores)
-    return results_of(Plan("made", Path("nowhere"), entries, (0, 1), "care_ful", ()), scores, organs)
+    return results_of(ComparisonPlan("made", Path("nowhere"), entries, (0, 1), "care_ful", ()), scores, organs)
 
 
-def results_of(plan: Plan, scores: Mapping[str, Sequence[Score]], organs: Sequence[str]) -> Results:
+def results_of(plan: ComparisonPlan, scores: Mapping[str, Sequence[Score]], organs: Sequence[str]) -> Results:
     """What a comparison would tell of these scores, without runs, costs and local models."""
     comparison = compare_scores(scores, plan.reference, organs, resamples=10)
     return Results(

@@ -34,7 +34,7 @@ from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.delivered_rounds import delivered_line
-from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.runs.compare import ComparisonPlan, Failure, Planned, check_comparison, plan_comparison, run_missing
 from panorgan.runs.tables import read_metrics, write_metrics
 
 METHODS = "solo,fedavg,held tight=fedprox+mu=0.5"
@@ -46,7 +46,7 @@ def unwatched(run: Planned, number: int, total: int) -> Iterator[Listener]:
 
 
 @pytest.fixture(scope="module")
-def trained(tiny: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
+def trained(tiny: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactory, cache: Path) -> ComparisonPlan:
     experiment = tiny(name="a <b>name<b>", training={"rounds": 2, "validate_every": 1}, local_models=True)
     plan = plan_comparison(experiment, METHODS, "0,1", folder=tmp_path_factory.mktemp("compare") / "compared")
     check_comparison(plan)
@@ -56,7 +56,7 @@ def trained(tiny: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def copied(trained: Plan, tmp_path: Path) -> Plan:
+def copied(trained: ComparisonPlan, tmp_path: Path) -> ComparisonPlan:
     """The same comparison, to be spoiled."""
     folder = tmp_path / "copy"
     shutil.copytree(trained.folder, folder)
@@ -95,16 +95,16 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(trained: Plan) -> Page:
+def page(trained: ComparisonPlan) -> Page:
     return Page(ComparisonFiles(trained.folder).page)
 
 
-def seed_means(plan: Plan, method: str, wanted: Callable[[dict[str, Any]], bool]) -> list[float]:
+def seed_means(plan: ComparisonPlan, method: str, wanted: Callable[[dict[str, Any]], bool]) -> list[float]:
     runs = [run for run in plan.runs if run.entry.label == method]
     return [float(np.mean([r["dice"] for r in read_metrics(run.folder.scores_file) if wanted(r)])) for run in runs]
 
 
-def test_page_shows_what_the_runs_scored(trained: Plan, page: Page) -> None:
+def test_page_shows_what_the_runs_scored(trained: ComparisonPlan, page: Page) -> None:
     for method in trained.labels:
         for place, wanted in {
             "federation": lambda row: row["split"] == "test",
@@ -142,7 +142,7 @@ def test_page_has_curves_boxes_costs_and_what_is_forgotten(page: Page) -> None:
     assert "not tested: " in page.text  # the tiny federation tests too few patients
 
 
-def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
+def test_csv_and_json_hold_every_figure(trained: ComparisonPlan) -> None:
     files = ComparisonFiles(trained.folder)
     rows = list(csv.DictReader(files.scores.open()))
     content = json.loads(files.data.read_text())
@@ -164,7 +164,7 @@ def test_csv_and_json_hold_every_figure(trained: Plan) -> None:
     assert set(content["forgetting"]) == {"fedavg", "held tight"}  # solo averages nothing
 
 
-def test_page_tells_external_sites_where_these_alone_were_scored(copied: Plan) -> None:
+def test_page_tells_external_sites_where_these_alone_were_scored(copied: ComparisonPlan) -> None:
     for run in copied.runs:
         rows = read_metrics(run.folder.scores_file)
         write_metrics(run.folder.scores_file, [row for row in rows if row["split"] == "external"])
@@ -176,7 +176,7 @@ def test_page_tells_external_sites_where_these_alone_were_scored(copied: Plan) -
     assert "Sites of the federation" not in page.text
 
 
-def test_cells_draw_together_where_columns_are_many(copied: Plan) -> None:
+def test_cells_draw_together_where_columns_are_many(copied: ComparisonPlan) -> None:
     """Three methods and five columns of distances have room; four methods more, and a page would hide the last one."""
 
     def tables_of(results: Results) -> list[str | None]:
@@ -190,7 +190,7 @@ def test_cells_draw_together_where_columns_are_many(copied: Plan) -> None:
     assert tables_of(wide) == ["compare", "compare many", "compare distances", "compare many"]
 
 
-def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
+def test_page_shows_distances_and_what_was_missed(copied: ComparisonPlan) -> None:
     """solo: 2 mm everywhere in seed 0 and 4 in seed 1. The others: always 1, but fedavg misses a liver at the south."""
     for run in copied.runs:
         rows = read_metrics(run.folder.scores_file)
@@ -216,7 +216,7 @@ def test_page_shows_distances_and_what_was_missed(copied: Plan) -> None:
     assert "| solo | 3.00 ± 1.41 |" in files.markdown.read_text()
 
 
-def test_pages_show_an_added_metric(copied: Plan, added_metric: Metric) -> None:
+def test_pages_show_an_added_metric(copied: ComparisonPlan, added_metric: Metric) -> None:
     for run in copied.runs:
         rows = read_metrics(run.folder.scores_file)
         write_metrics(run.folder.scores_file, [{**row, "precision": 0.25 + 0.5 * run.seed} for row in rows])
@@ -230,7 +230,7 @@ def test_pages_show_an_added_metric(copied: Plan, added_metric: Metric) -> None:
     assert modules.count('<td data-metric="precision">0.500 ± 0.354</td>') == 3
 
 
-def test_markdown_is_well_formed(trained: Plan) -> None:
+def test_markdown_is_well_formed(trained: ComparisonPlan) -> None:
     text = ComparisonFiles(trained.folder).markdown.read_text()
     assert r"# a \<b\>name\<b\>: 3 methods compared" in text
     for heading in ("Summary", "Federation", "north", "south", r"island (external)", "Cost", "How it was computed"):
@@ -239,7 +239,7 @@ def test_markdown_is_well_formed(trained: Plan) -> None:
     assert all(len({line.count(" | ") for line in block if "---" not in line}) == 1 for block in blocks)
 
 
-def test_written_again_it_is_the_same_to_the_byte(trained: Plan) -> None:
+def test_written_again_it_is_the_same_to_the_byte(trained: ComparisonPlan) -> None:
     """Times of inference are kept, as long as the models are the same ones."""
     files = ComparisonFiles(trained.folder)
     before = {path.name: path.read_bytes() for path in files.all}
@@ -247,7 +247,7 @@ def test_written_again_it_is_the_same_to_the_byte(trained: Plan) -> None:
     assert {path.name: path.read_bytes() for path in files.all} == before
 
 
-def test_a_gap_shows_and_the_rest_is_compared(copied: Plan) -> None:
+def test_a_gap_shows_and_the_rest_is_compared(copied: ComparisonPlan) -> None:
     lost = next(run for run in copied.runs if run.title == "fedavg · seed 1")
     lost.folder.scores_file.unlink()
     results = compare_runs(copied, [Failure(lost, RunError("The disk <burnt>."))])
@@ -263,13 +263,13 @@ def test_a_gap_shows_and_the_rest_is_compared(copied: Plan) -> None:
     assert not math.isnan(ours.difference)  # over the seed that both have
 
 
-def copied_without(plan: Plan, lost: Planned) -> Plan:
-    return Plan(
+def copied_without(plan: ComparisonPlan, lost: Planned) -> ComparisonPlan:
+    return ComparisonPlan(
         plan.name, plan.folder, plan.entries, plan.seeds, plan.reference, tuple(r for r in plan.runs if r is not lost)
     )
 
 
-def deliver_round(plan: Plan, title: str, number: int) -> Planned:
+def deliver_round(plan: ComparisonPlan, title: str, number: int) -> Planned:
     """Let a run say that it delivers another round."""
     run = next(run for run in plan.runs if run.title == title)
     card = run.folder.model_folder / "model.json"
@@ -277,7 +277,7 @@ def deliver_round(plan: Plan, title: str, number: int) -> Planned:
     return run
 
 
-def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
+def test_every_table_says_which_round_is_delivered(copied: ComparisonPlan) -> None:
     for run in copied.runs:
         deliver_round(copied, run.title, 2)
     early = deliver_round(copied, "fedavg · seed 1", 1)
@@ -304,7 +304,7 @@ def test_every_table_says_which_round_is_delivered(copied: Plan) -> None:
     )
 
 
-def test_a_method_without_a_single_run_leaves_empty_cells(copied: Plan) -> None:
+def test_a_method_without_a_single_run_leaves_empty_cells(copied: ComparisonPlan) -> None:
     for run in copied.runs:
         if run.entry.label == "fedavg":
             shutil.rmtree(run.folder.path)
@@ -313,7 +313,7 @@ def test_a_method_without_a_single_run_leaves_empty_cells(copied: Plan) -> None:
     assert page.cells["solo", "liver", "federation"] != "–"
 
 
-def test_a_case_that_one_method_lacks_is_refused(copied: Plan) -> None:
+def test_a_case_that_one_method_lacks_is_refused(copied: ComparisonPlan) -> None:
     run = next(run for run in copied.runs if run.title == "solo · seed 0")
     rows = read_metrics(run.folder.scores_file)
     write_metrics(run.folder.scores_file, [row for row in rows if (row["site"], row["organ"]) != ("south", "liver")])
@@ -328,7 +328,7 @@ def test_nothing_finished_is_an_error(tiny: Callable[..., Experiment], tmp_path:
     assert caught.value.code == "no-finished-run"
 
 
-def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_gone_leaves_a_sentence(copied: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     from panorgan.runs import compare_costs
 
     def gone(*_: object) -> None:
@@ -340,7 +340,7 @@ def test_data_that_is_gone_leaves_a_sentence(copied: Plan, monkeypatch: pytest.M
     assert "each counts as its own" in Page(write_comparison(results).page).text
 
 
-def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> None:
+def test_full_labels_in_training_do_not_change_who_labels_what(copied: ComparisonPlan) -> None:
     """A method that trains on withheld labels writes down that every site labels everything."""
     run = copied.runs[0]
     manifest = run.folder.manifest
@@ -352,7 +352,7 @@ def test_full_labels_in_training_do_not_change_who_labels_what(copied: Plan) -> 
     assert results.labelled_here("north", "liver")
 
 
-def test_times_of_a_shared_machine_are_marked(copied: Plan) -> None:
+def test_times_of_a_shared_machine_are_marked(copied: ComparisonPlan) -> None:
     """Also by --report-only: the runs themselves remember."""
     before = Page(write_comparison(compare_runs(copied)).page)
     assert "shared machine" not in before.text
@@ -369,7 +369,7 @@ def test_times_of_a_shared_machine_are_marked(copied: Plan) -> None:
     assert (costs["solo"]["shared"], costs["solo"]["step_ratio"]) == ("True", "")
 
 
-def test_traffic_of_a_round_and_of_the_whole_run(trained: Plan) -> None:
+def test_traffic_of_a_round_and_of_the_whole_run(trained: ComparisonPlan) -> None:
     """Every round is validated: a run's messages are more than its rounds' training."""
     files = ComparisonFiles(trained.folder)
     cost = json.loads(files.data.read_text())["costs"]["fedavg"]
@@ -382,7 +382,7 @@ def test_traffic_of_a_round_and_of_the_whole_run(trained: Plan) -> None:
     assert "| per round | whole run |" in header
 
 
-def test_intervals_have_the_digits_of_the_means(trained: Plan) -> None:
+def test_intervals_have_the_digits_of_the_means(trained: ComparisonPlan) -> None:
     text = ComparisonFiles(trained.folder).markdown.read_text()
     numbers = re.findall(r"\[(0\.\d+), (0\.\d+)\]", text)
     assert numbers

@@ -17,8 +17,8 @@ from panorgan.errors import ConfigError, RunError
 from panorgan.federation.events import Event, Listener
 from panorgan.runs import compare, train_comparison
 from panorgan.runs.compare import (
+    ComparisonPlan,
     Failure,
-    Plan,
     Planned,
     check_comparison,
     parse_methods,
@@ -120,11 +120,11 @@ def test_the_plan(tiny: Tiny) -> None:
 
 
 @pytest.fixture
-def plan(tiny: Tiny, tmp_path: Path) -> Plan:
+def plan(tiny: Tiny, tmp_path: Path) -> ComparisonPlan:
     return plan_comparison(tiny(), "solo,fedavg,fedprox", "0,1", folder=tmp_path / "compared")
 
 
-def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failure_does_not_lose_the_others(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(plan.runs[0])
     asked: list[tuple[str, Run | None]] = []
 
@@ -163,7 +163,7 @@ def test_one_failure_does_not_lose_the_others(plan: Plan, monkeypatch: pytest.Mo
     ],
 )
 def test_a_crash_does_not_lose_the_others_either(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, raised: Exception, code: str, name: str
+    plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch, raised: Exception, code: str, name: str
 ) -> None:
     asked: list[str] = []
 
@@ -192,7 +192,7 @@ def test_a_crash_does_not_lose_the_others_either(
     assert not plan.runs[0].traceback.exists()
 
 
-def test_ctrl_c_stops_all(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_all(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 
     def train(experiment: Experiment, folder: Path, *_: Any, **__: Any) -> None:
@@ -205,7 +205,7 @@ def test_ctrl_c_stops_all(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1
 
 
-def test_a_run_goes_on_with_the_threads_it_began_with(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_the_threads_it_began_with(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(plan.runs[1], threads=3)
     before = torch.get_num_threads()
     asked: list[tuple[int | None, int]] = []
@@ -222,7 +222,7 @@ def test_a_run_goes_on_with_the_threads_it_began_with(plan: Plan, monkeypatch: p
     assert torch.get_num_threads() == before
 
 
-def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: Plan) -> None:
+def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: ComparisonPlan) -> None:
     begin(plan.runs[1], threads=3)
     check_comparison(plan)
     for threads, refused in ((3, False), (2, True)):
@@ -237,7 +237,7 @@ def test_other_threads_for_a_begun_run_are_refused(tiny: Tiny, plan: Plan) -> No
             check_comparison(again)
 
 
-def test_other_test_cases_are_named(plan: Plan) -> None:
+def test_other_test_cases_are_named(plan: ComparisonPlan) -> None:
     for run in plan.runs:
         finish(run, test_fingerprint="other" if run.title == "fedprox · seed 1" else f"of seed {run.seed}")
     with pytest.raises(RunError) as caught:
@@ -246,7 +246,7 @@ def test_other_test_cases_are_named(plan: Plan) -> None:
     assert "fedprox · seed 1" in caught.value.what
 
 
-def test_another_experiment_in_a_folder_is_refused(plan: Plan, tiny: Tiny) -> None:
+def test_another_experiment_in_a_folder_is_refused(plan: ComparisonPlan, tiny: Tiny) -> None:
     finish(plan.runs[1])
     longer = plan_comparison(tiny(training={"rounds": 9}), "solo,fedavg", "0", folder=plan.folder)
     with pytest.raises(RunError) as error:
@@ -255,7 +255,7 @@ def test_another_experiment_in_a_folder_is_refused(plan: Plan, tiny: Tiny) -> No
     assert "training.rounds" in error.value.why
 
 
-def test_the_folder_of_a_single_run_is_refused(plan: Plan, tiny: Tiny) -> None:
+def test_the_folder_of_a_single_run_is_refused(plan: ComparisonPlan, tiny: Tiny) -> None:
     finish(plan.runs[0])
     with pytest.raises(RunError) as error:
         plan_comparison(tiny(), "solo,fedavg", "0", folder=plan.runs[0].folder.path)
@@ -263,7 +263,7 @@ def test_the_folder_of_a_single_run_is_refused(plan: Plan, tiny: Tiny) -> None:
     assert error.value.fix
 
 
-def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_is_told_which_run(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
 
     @contextmanager
@@ -281,12 +281,12 @@ def test_a_watcher_is_told_which_run(plan: Plan, monkeypatch: pytest.MonkeyPatch
     assert told[-1] == ("fedprox · seed 1", 6, 6)
 
 
-def test_an_observer_hears_how_the_runs_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_hears_how_the_runs_go_on(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
 
     class Observer(ComparisonObserver):
         @contextmanager
-        def begin(self, plan: Plan, at_once: int) -> Iterator[None]:
+        def begin(self, plan: ComparisonPlan, at_once: int) -> Iterator[None]:
             heard.append(f"{len(plan.missing)} to train, {at_once} at once")
             yield
             heard.append("all ended")

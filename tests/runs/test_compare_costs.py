@@ -12,7 +12,7 @@ from pretend_runs import finish
 
 from panorgan.config import Experiment
 from panorgan.federation.events import EventLog
-from panorgan.runs.compare import Plan, Planned, plan_comparison
+from panorgan.runs.compare import ComparisonPlan, Planned, plan_comparison
 from panorgan.runs.compare_at_once import shared_machine
 from panorgan.runs.compare_costs import measure_costs, time_inference
 from panorgan.runs.run import Run
@@ -39,7 +39,7 @@ def write_rounds(run: Planned, rounds: list[tuple[str, float]], sites: tuple[str
 
 
 @pytest.fixture
-def plan(tiny: Tiny, tmp_path: Path) -> Plan:
+def plan(tiny: Tiny, tmp_path: Path) -> ComparisonPlan:
     """Two local steps at two sites: 4 steps a round."""
     plan = plan_comparison(tiny(), "solo,fedavg,fedprox", "0,1", folder=tmp_path / "compared")
     for run in plan.runs:
@@ -47,7 +47,7 @@ def plan(tiny: Tiny, tmp_path: Path) -> Plan:
     return plan
 
 
-def test_costs_by_hand(plan: Plan) -> None:
+def test_costs_by_hand(plan: ComparisonPlan) -> None:
     """Without the first round 4 s / 4 steps for fedavg, 6 s / 4 for fedprox; one round took long by chance."""
     usual = {"solo": 2.0, "fedavg": 4.0, "fedprox": 6.0}
     for run in plan.runs:
@@ -62,13 +62,13 @@ def test_costs_by_hand(plan: Plan) -> None:
     assert time_inference(plan) is None  # there is no model to time
 
 
-def test_one_round_is_better_than_none(plan: Plan) -> None:
+def test_one_round_is_better_than_none(plan: ComparisonPlan) -> None:
     for run in plan.runs:
         write_rounds(run, [("train", 8.0)])
     assert measure_costs(plan)["fedavg"].step_seconds == pytest.approx(2.0)
 
 
-def test_cheap_steps_of_other_stages_do_not_make_a_method_fast(plan: Plan) -> None:
+def test_cheap_steps_of_other_stages_do_not_make_a_method_fast(plan: ComparisonPlan) -> None:
     for run in plan.runs:
         write_rounds(run, [("pretrain", 0.4)] * 6 + [("exchange", 50.0), ("train", 40.0), ("train", 8.0)])
     cost = measure_costs(plan)["fedavg"]
@@ -76,7 +76,7 @@ def test_cheap_steps_of_other_stages_do_not_make_a_method_fast(plan: Plan) -> No
     assert cost.steps == 4 * 9
 
 
-def test_traffic_without_and_with_validation(plan: Plan) -> None:
+def test_traffic_without_and_with_validation(plan: ComparisonPlan) -> None:
     """Rounds 1 to 3: 150, 250 and 350 bytes for training; round 2 also sends 1000 bytes to be validated."""
     for run in plan.runs:
         write_rounds(run, [("pretrain", 1.0), ("train", 1.0), ("train", 1.0)])
@@ -85,7 +85,7 @@ def test_traffic_without_and_with_validation(plan: Plan) -> None:
     assert cost.bytes_per_run == pytest.approx(150 + 250 + 350 + 1000)
 
 
-def test_traffic_of_an_older_log(plan: Plan) -> None:
+def test_traffic_of_an_older_log(plan: ComparisonPlan) -> None:
     """It does not tell training and validation apart: the rounds that were not validated speak."""
     for run in plan.runs:
         write_rounds(run, [("train", 1.0)] * (2 if run.entry.label == "solo" else 3))
@@ -105,7 +105,7 @@ def mark_as_shared(folder: Run) -> None:
     assert shared_machine(folder)
 
 
-def test_times_of_runs_at_once_are_not_compared(plan: Plan) -> None:
+def test_times_of_runs_at_once_are_not_compared(plan: ComparisonPlan) -> None:
     for run in plan.runs:
         write_rounds(run, [("train", 4.0 + 4.0 * run.seed)] * 2)
         if run.entry.label == "fedprox" or run.seed == 1:
@@ -121,7 +121,7 @@ def test_times_of_runs_at_once_are_not_compared(plan: Plan) -> None:
     assert all(cost.shared and math.isnan(cost.step_ratio) for cost in measure_costs(plan).values())
 
 
-def test_times_of_different_machines_are_not_compared(plan: Plan) -> None:
+def test_times_of_different_machines_are_not_compared(plan: ComparisonPlan) -> None:
     for run in plan.runs:
         write_rounds(run, [("train", 4.0)] * 2)
         if run.entry.label == "solo":

@@ -36,7 +36,7 @@ from panorgan.report.comparison_tables import (
 )
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_line
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.compare import Failure, Plan, Planned
+from panorgan.runs.compare import ComparisonPlan, Failure, Planned
 
 FAILED = 2
 _WIDE = 100
@@ -97,7 +97,7 @@ class ComparisonView(ComparisonObserver):
         self._status = console.status("preparing cases")
 
     @contextmanager
-    def begin(self, plan: Plan, at_once: int) -> Iterator[None]:
+    def begin(self, plan: ComparisonPlan, at_once: int) -> Iterator[None]:
         """Say how much there is to do; the line at the bottom stays until all is done."""
         self._done, self._total = len(plan.finished), len(plan.runs)
         if plan.finished:

@@ -21,11 +21,11 @@ from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
-from panorgan.deployment.network_engine import NotConnectedError, SystemState, open_session, write_job
+from panorgan.deployment.nvflare_optional import NotConnectedError, SystemState, open_session, write_job
 from panorgan.deployment.refusals import DoorNews
 from panorgan.deployment.revoking import revoked_words
 from panorgan.deployment.room import little_room, no_room, no_room_words
-from panorgan.deployment.watched_job import Patient, WatchedJob
+from panorgan.deployment.watched_job import Backoff, WatchedJob
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
@@ -106,8 +106,8 @@ class Driver:
         self._idle_segments = 0
         self._rounds_before: int | None = None
         self._invited: set[str] = set()
-        self._left_out = Patient()
-        self._knocked = Patient()
+        self._left_out = Backoff()
+        self._knocked = Backoff()
         self._uninvited: set[str] = set()
         self._door = DoorNews(kit)
 
@@ -206,7 +206,7 @@ class Driver:
         if len(connected) < self.min_sites:
             self._say("waiting", f"for {self.min_sites} sites", connected=connected, job=None)
             return None
-        self._invited = {site for site in connected if (waits and site in needed) or self._left_out.may_try(site)}
+        self._invited = {site for site in connected if (waits and site in needed) or self._left_out.ready(site)}
         if len(self._invited) < self.min_sites:
             self._invited = set(connected)  # those left out are better than none
         self._state["segment"] += 1
@@ -295,7 +295,7 @@ class Driver:
             watched.gone |= left
         watched.seen |= inside
         outside = (jobs.keys() & self.settings.sites.keys()) - inside
-        knocking = {site for site in outside if self._left_out.may_try(site) and self._knocked.may_try(site)}
+        knocking = {site for site in outside if self._left_out.ready(site) and self._knocked.ready(site)}
         if watched.settled and knocking:
             for site in knocking:
                 self._knocked.tried(site)
@@ -346,8 +346,8 @@ class Driver:
             why = self._suspect(watched)
         elif progressed:
             for site in watched.seen - watched.gone:
-                self._left_out.forgive(site)
-                self._knocked.forgive(site)
+                self._left_out.reset(site)
+                self._knocked.reset(site)
         self._say("waiting", why, job=None)
         if self._idle_segments > 1 and not self.control.finished.exists():
             time.sleep(min(2.0 ** (self._idle_segments - 1), _LONGEST_PAUSE))

@@ -16,10 +16,10 @@ from pathlib import Path
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.engine_command import engine_command, engine_environment
-from panorgan.deployment.engine_words import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
 from panorgan.deployment.rotation import keeping_small
+from panorgan.deployment.server_log import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.handshakes import SECRETIVE, TRACING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from panorgan.deployment.network_engine import SystemState
+from panorgan.deployment.nvflare_optional import SystemState
 
 _ASK_SITES_EVERY = 4.0
 _SETTLE = 15.0
@@ -51,13 +51,13 @@ class WatchedJob:
         return self._running_since is not None and time.monotonic() - self._running_since > _SETTLE
 
 
-class Patient:
-    """Remembers per site when it was last given a chance; every further one comes after twice the time."""
+class Backoff:
+    """Exponential backoff per site: every further chance comes after twice the time."""
 
     def __init__(self) -> None:
         self._chances: dict[str, tuple[int, float]] = {}
 
-    def may_try(self, site: str) -> bool:
+    def ready(self, site: str) -> bool:
         """Whether it is time for another chance. The first is at once."""
         if site not in self._chances:
             return True
@@ -69,6 +69,6 @@ class Patient:
         count, _ = self._chances.get(site, (0, 0.0))
         self._chances[site] = (count + 1, time.monotonic())
 
-    def forgive(self, site: str) -> None:
+    def reset(self, site: str) -> None:
         """It did well: its next trouble is its first."""
         self._chances.pop(site, None)

@@ -14,7 +14,7 @@ from panorgan.evaluation.comparison import Comparison, Score, compare_scores, re
 from panorgan.evaluation.forgetting import Forgetting, forgetting
 from panorgan.evaluation.metric_means import Means, compare_means
 from panorgan.evaluation.metrics import METRICS, further_metrics
-from panorgan.runs.compare import Failure, Plan
+from panorgan.runs.compare import ComparisonPlan, Failure
 from panorgan.runs.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
 from panorgan.runs.run import Run
 from panorgan.runs.tables import Table, read_metrics
@@ -100,7 +100,7 @@ class Results:
     organ that it labels itself.
     """
 
-    plan: Plan
+    plan: ComparisonPlan
     runs: Mapping[str, tuple[Run, ...]]
     scores: Mapping[str, tuple[Score, ...]]
     comparison: Comparison
@@ -142,12 +142,12 @@ def figure_rows(
         yield {"method": method, **more(method), **where, **asdict(figure)}
 
 
-def files_of(plan: Plan) -> ComparisonFiles:
+def files_of(plan: ComparisonPlan) -> ComparisonFiles:
     """Where the files of a comparison, or of an ablation, go."""
     return ComparisonFiles(plan.folder, plan.kind.name)
 
 
-def compare_runs(plan: Plan, failures: Sequence[Failure] = (), cache: Path | None = None) -> Results:
+def compare_runs(plan: ComparisonPlan, failures: Sequence[Failure] = (), cache: Path | None = None) -> Results:
     """Read all finished runs of a comparison, test and measure."""
     if not plan.finished:
         raise RunError(

@@ -10,7 +10,7 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.methods.registry import find_method, methods
 from panorgan.methods.shared.ablation import AblationRow, all_modules
-from panorgan.runs.compare import Entry, Kind, Plan, parse_seeds, plan_runs
+from panorgan.runs.compare import ComparisonPlan, Entry, Kind, parse_seeds, plan_runs
 
 ABLATION = Kind(
     "ablation", "row", "--rows", "Take the switch of a module out of the experiment's method section, or choose --rows."
@@ -23,7 +23,7 @@ class Ablation:
 
     method: str
     rows: tuple[AblationRow, ...]
-    plan: Plan
+    plan: ComparisonPlan
 
     @property
     def modules(self) -> tuple[str, ...]:

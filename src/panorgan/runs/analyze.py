@@ -44,8 +44,8 @@ from panorgan.runs.analysis_files import ALL_SITES, Analysis, Landscape, PlaceCu
 from panorgan.runs.device import choose_device, use_hardware
 from panorgan.runs.execute import check_data
 from panorgan.runs.model_bundle import Model, load_model
-from panorgan.runs.other_models import OtherModel, local_models, other_runs
 from panorgan.runs.prepare import PreparedFederation, PreparedSite, prepare
+from panorgan.runs.reference_models import ReferenceModel, local_models, other_runs
 from panorgan.runs.run import Run
 from panorgan.settings import Settings
 
@@ -308,7 +308,7 @@ def _landscape(subject: _Subject, settings: AnalysisSettings, progress: Progress
 
 
 def _similarity(
-    subject: _Subject, settings: AnalysisSettings, others: Sequence[OtherModel], progress: Progress
+    subject: _Subject, settings: AnalysisSettings, others: Sequence[ReferenceModel], progress: Progress
 ) -> tuple[Similarity, ...]:
     if not others:
         return ()

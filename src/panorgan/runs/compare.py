@@ -141,7 +141,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """A comparison as asked for: all runs, seed by seed, and the entry that the others are tested against."""
 
     name: str
@@ -174,7 +174,7 @@ def plan_comparison(
     seeds: str | Sequence[int],
     reference: str | None = None,
     folder: Path | None = None,
-) -> Plan:
+) -> ComparisonPlan:
     """Everything that a comparison will run, checked as far as it can be without data.
 
     `methods` and `seeds` are lists, or written with commas as on the command line. Only the seed differs between the
@@ -195,7 +195,7 @@ def plan_runs(
     reference: str,
     folder: Path,
     kind: Kind = COMPARISON,
-) -> Plan:
+) -> ComparisonPlan:
     """Every entry with every seed, checked as far as it can be without data."""
     labels = [entry.label for entry in entries]
     if reference not in labels:
@@ -227,7 +227,7 @@ def plan_runs(
         for seed in seeds
         for entry in entries
     )
-    return Plan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
+    return ComparisonPlan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
 
 
 def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
@@ -336,7 +336,7 @@ def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
             )
 
 
-def check_comparison(plan: Plan, cache: Path | None = None, data: bool = True) -> None:
+def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool = True) -> None:
     """What can be known to be wrong before hours of training: folders, settings, lists of cases, other test cases.
 
     Without `data`, only finished runs are checked.
@@ -383,7 +383,7 @@ Watch = Callable[[Planned, int, int], AbstractContextManager[Listener]]
 """Called with a run, its number and the number of all runs, before it trains."""
 
 
-def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Failure]:
+def run_missing(plan: ComparisonPlan, watch: Watch, cache: Path | None = None) -> list[Failure]:
     """Train what is not finished, seed by seed. A run that fails, however it does, is passed over and told of."""
     failures = []
     threads = torch.get_num_threads()
@@ -410,6 +410,6 @@ def run_missing(plan: Plan, watch: Watch, cache: Path | None = None) -> list[Fai
     return failures
 
 
-def finished_of_seed(plan: Plan, run: Planned) -> Run | None:
+def finished_of_seed(plan: ComparisonPlan, run: Planned) -> Run | None:
     """A finished run of the same seed: the new one must be scored on the same cases."""
     return next((other.folder for other in plan.finished if other.seed == run.seed), None)

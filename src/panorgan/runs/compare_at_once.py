@@ -19,7 +19,7 @@ from typing import Any
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.events import Event
 from panorgan.federation.files import write_atomically
-from panorgan.runs.compare import Failure, Plan, Planned, finished_of_seed
+from panorgan.runs.compare import ComparisonPlan, Failure, Planned, finished_of_seed
 from panorgan.runs.execute import train
 from panorgan.runs.gpu_sharing import shared_gpu
 from panorgan.runs.prepare import prepare
@@ -40,7 +40,7 @@ def shared_machine(folder: Run) -> bool:
 
 
 def run_missing_at_once(
-    plan: Plan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None = None
+    plan: ComparisonPlan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None = None
 ) -> list[Failure]:
     """Train what is not finished, `at_once` runs at a time. One that fails or dies is passed over and told of.
 
@@ -54,7 +54,7 @@ def run_missing_at_once(
         return _run_all(plan, at_once, on_start, on_end, cache)
 
 
-def _run_all(plan: Plan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None) -> list[Failure]:
+def _run_all(plan: ComparisonPlan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None) -> list[Failure]:
     waiting = deque(plan.missing)
     under_way: dict[Any, _Child] = {}
     failures: list[Failure] = []
@@ -89,7 +89,7 @@ class _Child:
     answers: Connection
 
     @classmethod
-    def start(cls, plan: Plan, run: Planned, at_once: int, cache: Path | None) -> _Child:
+    def start(cls, plan: ComparisonPlan, run: Planned, at_once: int, cache: Path | None) -> _Child:
         context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
         run.traceback.unlink(missing_ok=True)
         answers, theirs = context.Pipe(duplex=False)

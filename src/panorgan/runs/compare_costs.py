@@ -19,7 +19,7 @@ from panorgan.config import parse_experiment
 from panorgan.errors import PanorganError, RunError
 from panorgan.evaluation.inference import predict_probabilities
 from panorgan.federation.events import DAMAGED, read_events
-from panorgan.runs.compare import Plan, Planned
+from panorgan.runs.compare import ComparisonPlan, Planned
 from panorgan.runs.compare_at_once import shared_machine
 from panorgan.runs.execute import setup_device
 from panorgan.runs.model_bundle import Model, load_model
@@ -75,7 +75,7 @@ class InferenceTimes:
         return asdict(self)
 
 
-def measure_costs(plan: Plan) -> dict[str, Cost]:
+def measure_costs(plan: ComparisonPlan) -> dict[str, Cost]:
     """Costs of every method that has a finished run, from what its runs wrote down."""
     by_label = {label: [r for r in plan.finished if r.entry.label == label] for label in plan.labels}
     found = {label: _cost(runs) for label, runs in by_label.items() if runs}
@@ -202,7 +202,9 @@ def _parameters(folder: Run) -> int | None:
         return None
 
 
-def time_inference(plan: Plan, known: InferenceTimes | None = None, cache: Path | None = None) -> InferenceTimes | None:
+def time_inference(
+    plan: ComparisonPlan, known: InferenceTimes | None = None, cache: Path | None = None
+) -> InferenceTimes | None:
     """Time every method's model on one and the same test case; None where models or scans are gone.
 
     All are timed in turns in this process. What `known` holds is kept if it is about the same models.
@@ -244,7 +246,7 @@ def _cpu_words() -> str:
     return f"CPU ({threads} thread{'' if threads == 1 else 's'})"
 
 
-def patients_of(plan: Plan, cache: Path | None = None) -> dict[tuple[str, str], str] | None:
+def patients_of(plan: ComparisonPlan, cache: Path | None = None) -> dict[tuple[str, str], str] | None:
     """(site, case) → patient of all test cases; None when the data cannot be read any more."""
     found: dict[tuple[str, str], str] = {}
     for seed in plan.seeds:

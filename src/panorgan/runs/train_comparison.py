@@ -7,14 +7,14 @@ from pathlib import Path
 
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, Listener
-from panorgan.runs.compare import Failure, Plan, Planned, check_comparison, run_missing
+from panorgan.runs.compare import ComparisonPlan, Failure, Planned, check_comparison, run_missing
 from panorgan.runs.compare_at_once import run_missing_at_once
 
 
 class ComparisonObserver:
     """Hears how a comparison goes on. Does nothing by itself: subclass it, and override what you want to hear."""
 
-    def begin(self, plan: Plan, at_once: int) -> AbstractContextManager[object]:
+    def begin(self, plan: ComparisonPlan, at_once: int) -> AbstractContextManager[object]:
         """Everything is checked, and training begins; the context ends with it."""
         return nullcontext()
 
@@ -33,7 +33,7 @@ class ComparisonObserver:
 
 
 def train_missing(
-    plan: Plan,
+    plan: ComparisonPlan,
     at_once: int = 1,
     observer: ComparisonObserver | None = None,
     cache: Path | None = None,

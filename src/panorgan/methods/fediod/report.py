@@ -42,7 +42,7 @@ from panorgan.report.overlays import (
 from panorgan.report.sections import MethodSection, try_to_draw
 from panorgan.report.tables import NOTHING, number, title
 from panorgan.runs.model_bundle import load_model
-from panorgan.runs.other_models import local_models
+from panorgan.runs.reference_models import local_models
 from panorgan.runs.run import Run
 
 _MOST_CASES = 8

@@ -29,8 +29,8 @@ def _no_other_networks(site: str) -> SegmentationNetwork:
 class SiteTools:
     """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
 
-    `autocast()` makes a fresh context each time, so that it may be entered within itself. `tensor_store` keeps tensors of
-    this run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
+    `autocast()` makes a fresh context each time, so that it may be entered within itself. `tensor_store` keeps tensors
+    of this run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.

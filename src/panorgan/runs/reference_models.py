@@ -21,17 +21,17 @@ from panorgan.runs.run import Run
 
 
 @dataclass(frozen=True)
-class OtherModel:
-    """Another model, loaded when its turn comes."""
+class ReferenceModel:
+    """A model to compare with, loaded when its turn comes."""
 
     name: str
     kind: Literal["run", "local"]
     network: Callable[[], SegmentationNetwork]
 
 
-def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> list[OtherModel]:
+def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> list[ReferenceModel]:
     """The models to compare with; those that cannot be compared are refused before anything is computed."""
-    found: list[OtherModel] = []
+    found: list[ReferenceModel] = []
     runs: set[str] = set()
     for folder in against:
         other = load_model(folder, torch.device("cpu"))
@@ -45,7 +45,7 @@ def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> l
         if name in {known.name for known in found}:
             name = f"{other.card['method']['name']} ({other.card['run']})"
         # Loaded anew when its turn comes: the device holds one other model at a time.
-        found.append(OtherModel(name, "run", partial(_network_of, folder, device)))
+        found.append(ReferenceModel(name, "run", partial(_network_of, folder, device)))
     return found
 
 
@@ -87,7 +87,7 @@ def _in_words(strides: Sequence[Sequence[int]]) -> str:
     return " ".join("×".join(map(str, level)) for level in strides)
 
 
-def local_models(run: Run, model: Model) -> list[OtherModel]:
+def local_models(run: Run, model: Model) -> list[ReferenceModel]:
     """Every site's model of one round before it was averaged, where the run kept them."""
 
     def with_weights(path: Path) -> SegmentationNetwork:
@@ -96,4 +96,4 @@ def local_models(run: Run, model: Model) -> list[OtherModel]:
         return network
 
     sites = {name: path for name, path in read_local_models(run.local_models_folder).items() if name != GLOBAL_MODEL}
-    return [OtherModel(site, "local", partial(with_weights, path)) for site, path in sites.items()]
+    return [ReferenceModel(site, "local", partial(with_weights, path)) for site, path in sites.items()]

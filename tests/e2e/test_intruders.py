@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.network_engine import AdminSession, open_session, write_job
+from panorgan.deployment.nvflare_optional import AdminSession, open_session, write_job
 from panorgan.deployment.refusals import RefusedError
 from panorgan.deployment.renewal import renew_kits
 from panorgan.deployment.revoking import revoke_kit

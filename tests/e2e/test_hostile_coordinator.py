@@ -20,7 +20,7 @@ from loopback import Loopback
 
 from panorgan.deployment.approval import reopen
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.network_engine import AdminSession, open_session, write_job
+from panorgan.deployment.nvflare_optional import AdminSession, open_session, write_job
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR

@@ -1,4 +1,4 @@
-"""What the server's engine says on its own output: kept in a file, and searched for who was turned away."""
+"""The log of the server's engine, from its own output: kept in a file, and searched for who was turned away."""
 
 from __future__ import annotations
 

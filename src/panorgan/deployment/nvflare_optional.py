@@ -1,4 +1,4 @@
-"""The door to the network engine: the adapter, or an error that says how to install it."""
+"""NVFlare is optional: the adapter, or an error that says how to install it."""
 
 from __future__ import annotations
 
