@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from panorgan.config import parse_experiment
 from panorgan.methods.registry import methods
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 RESULTS = Path(__file__).resolve().parent / "results" / "bits.json"
 

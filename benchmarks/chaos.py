@@ -33,9 +33,9 @@ from panorgan.config import Experiment, parse_experiment  # noqa: E402
 from panorgan.federation.audit import verify  # noqa: E402
 from panorgan.federation.checkpoint import Checkpoints  # noqa: E402
 from panorgan.federation.events import read_events  # noqa: E402
-from panorgan.runs.execute import train  # noqa: E402
-from panorgan.runs.manifest import git_hash  # noqa: E402
-from panorgan.runs.site_cases import site_settings  # noqa: E402
+from panorgan.workflows.execute import train  # noqa: E402
+from panorgan.workflows.manifest import git_hash  # noqa: E402
+from panorgan.workflows.site_cases import site_settings  # noqa: E402
 
 SITES = [
     {"name": "east", "annotated": ["spleen"], "cases": 4, "spacing_mm": [12, 12, 12]},

@@ -39,7 +39,7 @@ from damaging import (  # noqa: E402
 
 from panorgan.cases import file_hashes  # noqa: E402
 from panorgan.config import Experiment, parse_experiment  # noqa: E402
-from panorgan.runs.execute import train  # noqa: E402
+from panorgan.workflows.execute import train  # noqa: E402
 
 
 def experiment(method: str, rounds: int, **more: Any) -> Experiment:

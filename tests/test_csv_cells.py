@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from panorgan.csv_cells import escaped, unescaped
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.table_text import csv_text
-from panorgan.runs.tables import read_metrics, write_metrics
+from panorgan.workflows.tables import read_metrics, write_metrics
 
 FORMULA = '=HYPERLINK("http://example.org","open me")'
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # Rooms in which every error has a code. What is finished is added here; when all are, the list can go.
 FINISHED = (
     "evaluation",
-    "runs",
+    "workflows",
     "report",
     "methods",
     "anatomy",

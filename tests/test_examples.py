@@ -17,9 +17,9 @@ from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, load_experiment
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
-from panorgan.runs.compare import parse_methods
-from panorgan.runs.execute import train
-from panorgan.runs.prepare import prepare
+from panorgan.workflows.compare import parse_methods
+from panorgan.workflows.execute import train
+from panorgan.workflows.prepare import prepare
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DATA = Path(__file__).parents[2] / "shared" / "data"

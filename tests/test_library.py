@@ -197,7 +197,7 @@ def test_folders_of_a_dict_are_those_of_the_working_directory(tmp_path: Path, mo
 
 
 def test_the_doctor_takes_experiments_and_folders(tiny, cache: Path) -> None:
-    from panorgan.runs.site_cases import site_settings
+    from panorgan.workflows.site_cases import site_settings
 
     experiment = tiny()
     seen: list[str] = []

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
     from panorgan.methods.registry import register
     from panorgan.report.page import write_report
-    from panorgan.runs.doctor import doctor
-    from panorgan.runs.execute import evaluate, train
-    from panorgan.runs.model_bundle import Model, load_model
-    from panorgan.runs.run import Run
-    from panorgan.runs.tables import Table
-    from panorgan.runs.train_comparison import ComparisonObserver
+    from panorgan.workflows.doctor import doctor
+    from panorgan.workflows.execute import evaluate, train
+    from panorgan.workflows.model_bundle import Model, load_model
+    from panorgan.workflows.run import Run
+    from panorgan.workflows.tables import Table
+    from panorgan.workflows.train_comparison import ComparisonObserver
 
 __version__ = "0.1.0"
 
@@ -50,23 +50,23 @@ __all__ = [
 ]
 
 _HOME = {
-    "ComparisonObserver": "runs.train_comparison",
+    "ComparisonObserver": "workflows.train_comparison",
     "Experiment": "config",
     "Method": "methods.base",
     "MethodConfig": "methods.base",
-    "Model": "runs.model_bundle",
-    "Run": "runs.run",
+    "Model": "workflows.model_bundle",
+    "Run": "workflows.run",
     "ServerRule": "methods.base",
     "SiteRule": "methods.base",
-    "Table": "runs.tables",
+    "Table": "workflows.tables",
     "compare": "api",
-    "doctor": "runs.doctor",
-    "evaluate": "runs.execute",
+    "doctor": "workflows.doctor",
+    "evaluate": "workflows.execute",
     "load_experiment": "config",
-    "load_model": "runs.model_bundle",
+    "load_model": "workflows.model_bundle",
     "predict": "api",
     "register": "methods.registry",
-    "train": "runs.execute",
+    "train": "workflows.execute",
     "write_report": "report.page",
 }
 

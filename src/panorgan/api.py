@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from panorgan.config import Experiment
 from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_results import Results, compare_runs
-from panorgan.runs.compare import plan_comparison
-from panorgan.runs.model_bundle import Model, load_model
-from panorgan.runs.prediction import Prediction
-from panorgan.runs.run import Run
-from panorgan.runs.train_comparison import ComparisonObserver, train_missing
+from panorgan.workflows.compare import plan_comparison
+from panorgan.workflows.model_bundle import Model, load_model
+from panorgan.workflows.prediction import Prediction
+from panorgan.workflows.run import Run
+from panorgan.workflows.train_comparison import ComparisonObserver, train_missing
 
 StrPath = str | os.PathLike[str]
 

@@ -88,7 +88,7 @@ def test_the_files_say_what_is_on(ablated) -> None:
 
 
 def test_a_second_time_nothing_is_trained(ablated, experiment_file, monkeypatch) -> None:
-    from panorgan.runs import execute
+    from panorgan.workflows import execute
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a finished run was prepared again")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from invoking import invoke
 
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 QUICK = ("--eigenvalues", "1", "--probes", "2", "--grid", "3", "--batches", "1", "--batch-size", "1", "--device", "cpu")
 

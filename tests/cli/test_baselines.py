@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from panorgan.cli.main import app
 from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError, RunError
-from panorgan.runs.run import Run
-from panorgan.runs.site_cases import site_settings
+from panorgan.workflows.run import Run
+from panorgan.workflows.site_cases import site_settings
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
 

@@ -21,7 +21,7 @@ from invoking import invoke
 from typer.testing import CliRunner
 
 from panorgan.cli import main as cli
-from panorgan.runs.prepare import prepare
+from panorgan.workflows.prepare import prepare
 
 HAS_CUDA = torch.cuda.is_available()
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from panorgan.cli import compare as cli_compare
 from panorgan.cli.main import app
 from panorgan.errors import ConfigError, RunError
-from panorgan.runs import compare, train_comparison
+from panorgan.workflows import compare, train_comparison
 
 QUICK = ["--set", "training.rounds=1", "--set", "training.local_steps=1", "--set", "training.validate_every=0"]
 
@@ -69,7 +69,7 @@ def test_it_tells_what_it_does_and_where_everything_lies(compared) -> None:
 
 
 def test_a_second_time_nothing_is_prepared_or_trained(compared, experiment_file, monkeypatch) -> None:
-    from panorgan.runs import execute
+    from panorgan.workflows import execute
 
     folder, _ = compared
 

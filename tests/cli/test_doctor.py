@@ -30,8 +30,8 @@ from panorgan.cli.doctor import DoctorRequest, exit_code
 from panorgan.cli.doctor_view import as_json, next_steps, places_in_words, show, verdict
 from panorgan.config import Experiment
 from panorgan.errors import DataError
-from panorgan.runs.doctor import find_sources
-from panorgan.runs.site_cases import site_settings
+from panorgan.workflows.doctor import find_sources
+from panorgan.workflows.site_cases import site_settings
 
 PAGE = Path("doctor.html")
 
@@ -283,7 +283,7 @@ def made_up(monkeypatch) -> Callable[[Checkup], None]:
             on_progress(len(checkup.cases), len(checkup.cases))
             return checkup
 
-        monkeypatch.setattr(importlib.import_module("panorgan.runs.doctor"), "examine", examine)
+        monkeypatch.setattr(importlib.import_module("panorgan.workflows.doctor"), "examine", examine)
 
     return use
 
@@ -333,7 +333,7 @@ def test_exit_codes_of_the_command(doctor: Command, made_up, tmp_path: Path) -> 
 
 def test_page_that_cannot_be_written_is_told_before_reading(doctor: Command, monkeypatch, tmp_path: Path) -> None:
     read = []
-    module = importlib.import_module("panorgan.runs.doctor")
+    module = importlib.import_module("panorgan.workflows.doctor")
     monkeypatch.setattr(module, "examine", lambda *_: read.append(1))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     code, _, err = doctor(tmp_path)

@@ -33,8 +33,8 @@ from panorgan.deployment.processes import running_process, write_process_id
 from panorgan.deployment.settings import FederationSettings
 from panorgan.deployment.status import read_status
 from panorgan.federation.events import Event, EventLog
-from panorgan.runs.lock import only_one_process
 from panorgan.settings import validated
+from panorgan.workflows.lock import only_one_process
 
 ROUND = {
     "number": 1, "stage": "train", "round": 1, "rounds": 3, "total": 3,

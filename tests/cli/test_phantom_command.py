@@ -17,7 +17,7 @@ from panorgan.cases.phantom import generate_case
 from panorgan.cli.main import app
 from panorgan.cli.phantom import experiment_text
 from panorgan.config import load_experiment, parse_experiment
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 SMALL = {
     "field_of_view_mm": [364, 320, 220],

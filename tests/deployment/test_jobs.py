@@ -26,7 +26,7 @@ from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.collector import SitesMissingError
 from panorgan.federation.message import Message
 from panorgan.federation.tasks import Task, answer_meta
-from panorgan.runs.lock import BusyError, only_one_process
+from panorgan.workflows.lock import BusyError, only_one_process
 
 SMALL = {"validate_every": 0, "local_steps": 1, "min_sites": 1}
 

@@ -27,7 +27,7 @@ from panorgan.deployment.open_policy import check_open_policy
 from panorgan.deployment.preflight import preflight, preflight_server
 from panorgan.federation.egress import default_policy
 from panorgan.methods.registry import methods
-from panorgan.runs.site_cases import site_settings
+from panorgan.workflows.site_cases import site_settings
 
 
 @pytest.fixture(autouse=True)

@@ -31,8 +31,8 @@ from panorgan.federation.tasks import Task
 from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import RoundInfo
-from panorgan.runs.model_bundle import deliver
-from panorgan.runs.run import Run
+from panorgan.workflows.model_bundle import deliver
+from panorgan.workflows.run import Run
 
 BIAS = "head.conv.conv.bias"
 

@@ -21,7 +21,7 @@ from panorgan.deployment.site_status import STALE_SECONDS, SiteStatus
 from panorgan.deployment.status import FederationStatus, read_status
 from panorgan.federation.events import Event
 from panorgan.federation.failures import MEANING
-from panorgan.runs.lock import only_one_process
+from panorgan.workflows.lock import only_one_process
 
 JOINED = {
     "north": {"train_cases": 3, "annotated": {"liver": 3}},

@@ -19,7 +19,7 @@ from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import SiteKit
 from panorgan.federation.events import Event
 from panorgan.methods import registry
-from panorgan.runs.site_cases import cache_folder, site_settings
+from panorgan.workflows.site_cases import cache_folder, site_settings
 
 SITES = [
     {"name": "east", "annotated": ["spleen"], "cases": 4, "spacing_mm": [12, 12, 12]},

@@ -10,7 +10,7 @@ from random_kills import Chaos
 from panorgan.federation.audit import verify
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 ROUNDS = 6
 

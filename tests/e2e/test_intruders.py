@@ -25,7 +25,7 @@ from panorgan.deployment.revoking import revoke_kit
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.methods.registry import methods
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 # Pooled methods put all data in one place: on a network there is nothing to compare them with.
 METHODS = sorted(name for name, method in methods().items() if not method.pooled)

@@ -11,7 +11,7 @@ from recorded_masks import recorded_masks
 from panorgan.evaluation.metrics import METRICS, score
 from panorgan.report import ablation, comparison_tables
 from panorgan.report.comparison_metrics import metric_csv
-from panorgan.runs.tables import write_metrics
+from panorgan.workflows.tables import write_metrics
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -14,9 +14,9 @@ from panorgan.errors import ConfigError
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import SiteRule
-from panorgan.runs.compare import plan_comparison
-from panorgan.runs.compare_costs import measure_costs
-from panorgan.runs.execute import train
+from panorgan.workflows.compare import plan_comparison
+from panorgan.workflows.compare_costs import measure_costs
+from panorgan.workflows.execute import train
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from panorgan.federation.watchdog import Watchdog
 from panorgan.methods.base import Method, ServerRule
 from panorgan.methods.protocol import Notice
 from panorgan.report.page import describe_happening
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 BIAS = "head.conv.conv.bias"
 

@@ -34,13 +34,13 @@ from panorgan.federation.local_state import LocalState
 from panorgan.federation.message_files import open_checked
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
-from panorgan.runs.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
-from panorgan.runs.execute import build_workers, train
-from panorgan.runs.model_bundle import load_model
-from panorgan.runs.prepare import prepare
-from panorgan.runs.run import Run
-from panorgan.runs.site_cases import read_sites
-from panorgan.runs.tables import read_metrics
+from panorgan.workflows.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
+from panorgan.workflows.execute import build_workers, train
+from panorgan.workflows.model_bundle import load_model
+from panorgan.workflows.prepare import prepare
+from panorgan.workflows.run import Run
+from panorgan.workflows.site_cases import read_sites
+from panorgan.workflows.tables import read_metrics
 
 # Every change gets a time of its own: whoever checks a file once must see that another has taken its place.
 _times = itertools.count(1_700_000_000_000_000_000, 1_000_000_000)

@@ -13,7 +13,7 @@ import torch
 
 from panorgan.config import parse_experiment
 from panorgan.federation import checkpoint
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 
 def _die() -> None:

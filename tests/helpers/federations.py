@@ -17,9 +17,9 @@ from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.runs.execute import build_workers
-from panorgan.runs.prepare import prepare
-from panorgan.runs.run import Run
+from panorgan.workflows.execute import build_workers
+from panorgan.workflows.prepare import prepare
+from panorgan.workflows.run import Run
 
 CPU = torch.device("cpu")
 ALL = ["liver", "spleen", "kidney_left", "kidney_right"]

@@ -11,7 +11,7 @@ from panorgan.config import Experiment
 from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
 from panorgan.federation.egress import default_policy, policy_text
-from panorgan.runs.site_cases import cache_folder, site_settings
+from panorgan.workflows.site_cases import cache_folder, site_settings
 
 
 def make_hospitals(folder: Path, experiment: Experiment) -> dict[str, SiteKit]:

@@ -9,8 +9,8 @@ from made_comparison import results_of
 from panorgan.evaluation.comparison import Score
 from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.report.comparison_results import Results
-from panorgan.runs.ablate import ABLATION, Ablation
-from panorgan.runs.compare import ComparisonPlan, Entry
+from panorgan.workflows.ablate import ABLATION, Ablation
+from panorgan.workflows.compare import ComparisonPlan, Entry
 
 SITES = ("north", "south", "west")
 MODULES = ("PL", "aRCE", "WS", "UA", "GMT", "sUSAM")

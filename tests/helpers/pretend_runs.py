@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from panorgan.federation.events import Listener
-from panorgan.runs.compare import Planned
+from panorgan.workflows.compare import Planned
 
 
 def finish(run: Planned, **facts: Any) -> None:

@@ -24,7 +24,7 @@ from panorgan.methods.registry import find_method
 from panorgan.methods.shared.sharpness import asam_step, statistics_kept
 from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"liver": 3})}
 FEDERATION = Federation(Vocabulary(["liver"]), FACTS)

@@ -22,7 +22,7 @@ from panorgan.federation.events import read_events
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.flkd import FLKD
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 LACKS = {"north": ("kidney_left", "kidney_right", "spleen"), "south": ("liver",)}

@@ -23,7 +23,7 @@ from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 PLAIN = ("central_full", "central_naive", "central_partial", "fedavg", "fedprox", "solo")
 
@@ -77,7 +77,7 @@ def test_every_method_says_what_it_is_and_what_its_numbers_mean(name):
 
 def test_methods_never_touch_files_devices_or_rounds():
     """The room's rule: formulas only. Checked on the source, so that it also holds for methods to come."""
-    forbidden = {"pathlib", "os", "io", "json", "panorgan.federation", "panorgan.runs", "panorgan.config"}
+    forbidden = {"pathlib", "os", "io", "json", "panorgan.federation", "panorgan.workflows", "panorgan.config"}
     for path in Path(panorgan.methods.__path__[0]).rglob("*.py"):
         if path.name == "report.py":  # a section of the report, which alone imports it
             continue
@@ -103,9 +103,9 @@ def test_squared_distance_by_hand():
 def test_fedprox_adds_half_mu_times_the_distance(tiny, tmp_path):
     """On the first step w = w₀ and nothing is added; afterwards the loss grows by μ/2·‖w − w₀‖²."""
     from panorgan.federation.events import EventLog
-    from panorgan.runs.execute import build_workers
-    from panorgan.runs.prepare import prepare
-    from panorgan.runs.run import Run
+    from panorgan.workflows.execute import build_workers
+    from panorgan.workflows.prepare import prepare
+    from panorgan.workflows.run import Run
 
     experiment = tiny(method={"name": "fedprox", "mu": 0.3})
     worker = build_workers(experiment, prepare(experiment), Run(tmp_path), torch.device("cpu"), EventLog())["north"]
@@ -137,7 +137,7 @@ def test_one_site_that_labels_everything_makes_all_of_them_plain_training(tiny, 
 
     (The pooled participant has another name and so draws other patches; giving it the site's name removes that.)
     """
-    from panorgan.runs import execute
+    from panorgan.workflows import execute
 
     original, execute.POOLED = execute.POOLED, "north"
     try:

@@ -22,7 +22,7 @@ from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 KINDS = {"multihead": "heads", "segviz": "task_blocks", "multidecoder": "decoders", "multiencoder": "encoders"}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}  # south annotates the union `kidney`

@@ -14,8 +14,8 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.segviz import SegViz, SegVizConfig
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.runs.execute import train
-from panorgan.runs.model_bundle import load_model
+from panorgan.workflows.execute import train
+from panorgan.workflows.model_bundle import load_model
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 BATCH = {"norm": "batch"}

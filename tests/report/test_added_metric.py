@@ -22,7 +22,7 @@ from panorgan.report import comparison_tables
 from panorgan.report.comparison_metrics import metric_csv, note
 from panorgan.report.comparison_results import Results
 from panorgan.report.metrics_page import metrics_page
-from panorgan.runs.tables import columns, read_metrics, write_metrics
+from panorgan.workflows.tables import columns, read_metrics, write_metrics
 
 
 def with_precision(scores: Sequence[Score]) -> list[Score]:

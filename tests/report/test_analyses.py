@@ -19,7 +19,7 @@ from panorgan.report.analyses import (
     same_layer_chart,
     write_figures,
 )
-from panorgan.runs.analysis_files import (
+from panorgan.workflows.analysis_files import (
     ALL_SITES,
     Analysis,
     Landscape,
@@ -27,7 +27,7 @@ from panorgan.runs.analysis_files import (
     Similarity,
     write_analysis,
 )
-from panorgan.runs.run import Run
+from panorgan.workflows.run import Run
 
 
 @pytest.fixture

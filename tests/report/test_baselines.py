@@ -9,9 +9,9 @@ import pytest
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.baselines import baseline_models, baseline_rows
 from panorgan.report.page import render
-from panorgan.runs.execute import train
-from panorgan.runs.run import Run
-from panorgan.runs.tables import read_metrics, write_metrics
+from panorgan.workflows.execute import train
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import read_metrics, write_metrics
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ from panorgan.report.comparison import write_comparison
 from panorgan.report.comparison_figures import looks, wrapped
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.delivered_rounds import delivered_line
-from panorgan.runs.compare import ComparisonPlan, Failure, Planned, check_comparison, plan_comparison, run_missing
-from panorgan.runs.tables import read_metrics, write_metrics
+from panorgan.workflows.compare import ComparisonPlan, Failure, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.workflows.tables import read_metrics, write_metrics
 
 METHODS = "solo,fedavg,held tight=fedprox+mu=0.5"
 
@@ -329,7 +329,7 @@ def test_nothing_finished_is_an_error(tiny: Callable[..., Experiment], tmp_path:
 
 
 def test_data_that_is_gone_leaves_a_sentence(copied: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    from panorgan.runs import compare_costs
+    from panorgan.workflows import compare_costs
 
     def gone(*_: object) -> None:
         raise RunError("The folder has moved.")

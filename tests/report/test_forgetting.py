@@ -10,9 +10,9 @@ from panorgan.evaluation.metrics import METRICS
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.page import render
 from panorgan.report.tables import heat_colour
-from panorgan.runs.execute import train
-from panorgan.runs.run import Run
-from panorgan.runs.tables import write_metrics
+from panorgan.workflows.execute import train
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import write_metrics
 
 DICE = {
     "north": {"liver": 0.9, "spleen": 0.0, "kidney_left": 0.1, "kidney_right": 0.2},

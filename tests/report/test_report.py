@@ -26,9 +26,9 @@ from panorgan.evaluation.metrics import METRICS, Metric, score
 from panorgan.evaluation.statistics import organ_site_table
 from panorgan.federation.events import EventLog
 from panorgan.report import write_report
-from panorgan.runs.prepare import prepare
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Row, read_metrics, write_metrics
+from panorgan.workflows.prepare import prepare
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Row, read_metrics, write_metrics
 
 ORGANS = ("liver", "spleen")
 ANNOTATED = {"north": ("liver",), "south": ("spleen",), "island": ()}

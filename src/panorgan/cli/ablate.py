@@ -30,8 +30,8 @@ from panorgan.report.comparison_metrics import metrics_shown
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.comparison_tables import heading, over_seeds
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.ablate import Ablation, plan_ablation
-from panorgan.runs.train_comparison import train_missing
+from panorgan.workflows.ablate import Ablation, plan_ablation
+from panorgan.workflows.train_comparison import train_missing
 
 _GAP = 2
 """Blanks between columns where there is room; else one."""

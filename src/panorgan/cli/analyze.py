@@ -16,10 +16,10 @@ from panorgan.cli.view import watch
 from panorgan.report import write_report
 from panorgan.report.analyses import curvature_row, write_figures
 from panorgan.report.tables import number
-from panorgan.runs.analysis_files import Analysis
-from panorgan.runs.analyze import AnalysisSettings, analyze
-from panorgan.runs.run import Run
 from panorgan.settings import validated
+from panorgan.workflows.analysis_files import Analysis
+from panorgan.workflows.analyze import AnalysisSettings, analyze
+from panorgan.workflows.run import Run
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from panorgan.cases.cache import CacheEntry, clear, read_cache, size_of
 from panorgan.cli.console import Console
-from panorgan.runs.cache import cache_limit
-from panorgan.runs.site_cases import cache_folder
+from panorgan.workflows.cache import cache_limit
+from panorgan.workflows.site_cases import cache_folder
 
 _DAY = 86400
 

@@ -36,7 +36,7 @@ from panorgan.report.comparison_tables import (
 )
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_line
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.compare import ComparisonPlan, Failure, Planned
+from panorgan.workflows.compare import ComparisonPlan, Failure, Planned
 
 FAILED = 2
 _WIDE = 100

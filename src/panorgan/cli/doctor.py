@@ -37,7 +37,7 @@ def run_doctor(request: DoctorRequest) -> int:
     """Check everything, tell it, and return the exit code."""
     from panorgan.cases.doctor.headers import check_place, fix_headers
     from panorgan.cli import doctor_view
-    from panorgan.runs.doctor import find_sources
+    from panorgan.workflows.doctor import find_sources
 
     page = _page_path(request.html)
     with reading() as show:

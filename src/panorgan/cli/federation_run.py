@@ -21,7 +21,7 @@ from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.status import FederationStatus, read_status, status_of
 from panorgan.federation.events import Event, Listener
-from panorgan.runs.run import Run
+from panorgan.workflows.run import Run
 
 _LOOK_SECONDS = 1.0
 _ENDED = ("finished", "failed", "stopped")

@@ -17,7 +17,7 @@ from panorgan.cli.doctor import reading
 from panorgan.config import load_experiment, parse_experiment, read_yaml
 from panorgan.errors import ConfigError
 from panorgan.federation.files import write_atomically
-from panorgan.runs.parallel import usable_cores
+from panorgan.workflows.parallel import usable_cores
 
 EXPERIMENT = "experiment.yaml"
 

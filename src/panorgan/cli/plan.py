@@ -15,8 +15,8 @@ from panorgan.cases.sampling import sliced_axis
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.federation.events import EventLog
-from panorgan.runs.prepare import make_plan
-from panorgan.runs.site_cases import cache_folder, read_sites
+from panorgan.workflows.prepare import make_plan
+from panorgan.workflows.site_cases import cache_folder, read_sites
 
 
 def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:

@@ -12,7 +12,7 @@ from panorgan.cases.dicom import case_names, read_tree
 from panorgan.cases.formats import ITK_ENDINGS, import_pydicom
 from panorgan.cli.console import Console
 from panorgan.errors import DataError, PanorganError
-from panorgan.runs.device import choose_device
+from panorgan.workflows.device import choose_device
 
 _ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
 

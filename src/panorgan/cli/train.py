@@ -16,7 +16,7 @@ from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report.baselines import BaselineModel, baseline_models
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_words
-from panorgan.runs.execute import check_run
+from panorgan.workflows.execute import check_run
 
 
 def train_and_report(

@@ -26,10 +26,10 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
-from panorgan.runs.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
-from panorgan.runs.model_bundle import deliver
-from panorgan.runs.run import Run
-from panorgan.runs.tensorboard import tensorboard_listener
+from panorgan.workflows.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
+from panorgan.workflows.model_bundle import deliver
+from panorgan.workflows.run import Run
+from panorgan.workflows.tensorboard import tensorboard_listener
 
 
 class CoordinatorJob(SegmentController):

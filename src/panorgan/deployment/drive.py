@@ -31,8 +31,8 @@ from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
-from panorgan.runs.lock import only_one_process
-from panorgan.runs.run import Run
+from panorgan.workflows.lock import only_one_process
+from panorgan.workflows.run import Run
 
 _LOOK_EVERY = 1.0
 _GRACE = 20.0

@@ -20,7 +20,7 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Federation, Tensors
-from panorgan.runs.model_bundle import save_model
+from panorgan.workflows.model_bundle import save_model
 
 _LARGEST_CARD = 10**6
 

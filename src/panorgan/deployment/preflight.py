@@ -24,8 +24,8 @@ from panorgan.deployment.reachability import TITLES, check_reachability, parse_a
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
 from panorgan.deployment.versions import check_versions
 from panorgan.errors import PanorganError
-from panorgan.runs.site_cases import by_split, read_site
-from panorgan.runs.sources import source_of
+from panorgan.workflows.site_cases import by_split, read_site
+from panorgan.workflows.sources import source_of
 
 if TYPE_CHECKING:
     from panorgan.federation.egress import EgressPolicy

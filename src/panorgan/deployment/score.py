@@ -8,11 +8,11 @@ from panorgan.config import load_agreement
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kit_files import load_site_file
 from panorgan.errors import RunError
-from panorgan.runs.device import use_hardware
-from panorgan.runs.model_bundle import load_model
-from panorgan.runs.one_site import SiteFolder
-from panorgan.runs.scoring import score_case
-from panorgan.runs.tables import Row, write_metrics
+from panorgan.workflows.device import use_hardware
+from panorgan.workflows.model_bundle import load_model
+from panorgan.workflows.one_site import SiteFolder
+from panorgan.workflows.scoring import score_case
+from panorgan.workflows.tables import Row, write_metrics
 
 
 def score_site(kit: SiteKit, on_case: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:

@@ -31,9 +31,9 @@ from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.nvflare.executor import SiteExecutor, TaskAbortedError
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.printable import PrintableFormatter
-from panorgan.runs.device import use_hardware
-from panorgan.runs.lock import ORPHANS_END_WITHIN, only_one_process
-from panorgan.runs.one_site import SiteFolder
+from panorgan.workflows.device import use_hardware
+from panorgan.workflows.lock import ORPHANS_END_WITHIN, only_one_process
+from panorgan.workflows.one_site import SiteFolder
 
 Known = dict[str, torch.Tensor]
 Shapes = set[tuple[int, ...]]

@@ -10,7 +10,7 @@ from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.federation.events import Event
 from panorgan.federation.failures import MEANING
-from panorgan.runs.lock import is_locked
+from panorgan.workflows.lock import is_locked
 
 SiteState = Literal["unknown", "absent", "connected", "working", "answered", "missing", "failed", "refused", "done"]
 

@@ -22,7 +22,7 @@ from panorgan.deployment.site_status import Driver, Known, SiteStatus, read_job,
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.failures import MEANING
-from panorgan.runs.run import Run
+from panorgan.workflows.run import Run
 
 RunState = Literal["new", "waiting", "running", "silent", "interrupted", "stopped", "failed", "finished"]
 

@@ -16,7 +16,7 @@ from panorgan.report.delivered_rounds import delivered_columns
 from panorgan.report.method_words import describe_method
 from panorgan.report.table_text import plain, table_lines
 from panorgan.report.tables import NOTHING
-from panorgan.runs.ablate import Ablation
+from panorgan.workflows.ablate import Ablation
 
 TICK = "✓"
 PAPER_NOTE = (

@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from panorgan.federation.files import write_atomically
 from panorgan.report.figures import DASHES, INK, LINE_COLOURS, Picture, dots, draw_chart
 from panorgan.report.tables import NOTHING, number
-from panorgan.runs.analysis_files import ALL_SITES, Analysis, PlaceCurvature, Similarity, read_analysis
-from panorgan.runs.run import Run
+from panorgan.workflows.analysis_files import ALL_SITES, Analysis, PlaceCurvature, Similarity, read_analysis
+from panorgan.workflows.run import Run
 
 _LEVELS = 12
 # Light enough for dark text on it everywhere.

@@ -9,8 +9,8 @@ from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
 from panorgan.report.delivered_rounds import delivered_words
 from panorgan.report.method_words import describe_method
 from panorgan.report.tables import heat_colour, number, title
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Row, read_metrics
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Row, read_metrics
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from panorgan.evaluation.comparison import Score
 from panorgan.evaluation.statistics import EXTERNAL_SPLIT
 from panorgan.report.figures import DASHES, INK, LINE_COLOURS, MARKERS, QUIET, Picture, dots, draw_chart
 from panorgan.report.tables import number, title
-from panorgan.runs.run import Run
-from panorgan.runs.run_log import RoundRecord
+from panorgan.workflows.run import Run
+from panorgan.workflows.run_log import RoundRecord
 
 
 @dataclass(frozen=True)

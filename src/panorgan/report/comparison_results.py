@@ -14,10 +14,10 @@ from panorgan.evaluation.comparison import Comparison, Score, compare_scores, re
 from panorgan.evaluation.forgetting import Forgetting, forgetting
 from panorgan.evaluation.metric_means import Means, compare_means
 from panorgan.evaluation.metrics import METRICS, further_metrics
-from panorgan.runs.compare import ComparisonPlan, Failure
-from panorgan.runs.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Table, read_metrics
+from panorgan.workflows.compare import ComparisonPlan, Failure
+from panorgan.workflows.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Table, read_metrics
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
 from panorgan.report.tables import NOTHING, heat_colour, number, size, title
-from panorgan.runs.compare_costs import Cost
+from panorgan.workflows.compare_costs import Cost
 
 PLACE_WORDS = {
     FEDERATION: "federation",

@@ -7,7 +7,7 @@ from typing import Any
 
 from panorgan.federation.notices import DELIVERED_EARLY
 from panorgan.report.tables import NOTHING
-from panorgan.runs.run import Run
+from panorgan.workflows.run import Run
 
 
 def delivered_words(runs: Sequence[Run]) -> str:

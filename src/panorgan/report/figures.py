@@ -21,8 +21,8 @@ from matplotlib.ticker import MaxNLocator
 from panorgan.anatomy import catalogue
 from panorgan.evaluation.statistics import EXTERNAL_SPLIT, TEST_SPLIT
 from panorgan.report.tables import duration, number, plural, size, title
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Row
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Row
 
 INK, QUIET = "#1c2733", "#8a949e"
 FEDERATION, EXTERNAL = "#2b6c94", "#b0662a"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
 from panorgan.federation.local_models import kept_round
 from panorgan.report.tables import HeatCell, heat_colour, number, title
-from panorgan.runs.run import Run
-from panorgan.runs.tables import read_metrics
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import read_metrics
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from panorgan.cases.volume import Volume, read_volume, same_grid
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import structure_mask
 from panorgan.evaluation.metrics import dice
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Row
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Row
 
 WINDOW_HU = (-160.0, 240.0)
 """The abdominal window, for CT."""

@@ -22,8 +22,8 @@ from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
 from panorgan.report.sections import MethodSection, method_section, try_to_draw
 from panorgan.report.templates import fill_in
-from panorgan.runs.run import Run
-from panorgan.runs.site_cases import cache_folder, read_sites
+from panorgan.workflows.run import Run
+from panorgan.workflows.site_cases import cache_folder, read_sites
 
 
 def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:

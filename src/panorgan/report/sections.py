@@ -11,7 +11,7 @@ from panorgan.cases.case import Case
 from panorgan.errors import ConfigError, PanorganError
 from panorgan.methods.registry import find_method
 from panorgan.report.overlays import CaseKey
-from panorgan.runs.run import Run
+from panorgan.workflows.run import Run
 
 Drawn = TypeVar("Drawn")
 

@@ -18,8 +18,8 @@ from panorgan.evaluation.statistics import (
     organ_site_table,
     summarise,
 )
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Row
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Row
 
 NOTHING = "–"
 

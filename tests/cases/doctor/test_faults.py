@@ -35,7 +35,7 @@ def tell(checkup: Checkup) -> str:
 
 def test_every_code_is_documented_and_produced_by_some_fault():
     produced = {code for fault in FAULTS.values() for code in fault.codes}
-    # An experiment file that training refuses is no fault of a folder; tests/runs/test_sources.py has it.
+    # An experiment file that training refuses is no fault of a folder; tests/workflows/test_sources.py has it.
     assert produced == set(CODES) - {"experiment-refused"}
     assert len(FAULTS) >= 30
     for code, (severity, title, meaning) in CODES.items():

@@ -20,7 +20,7 @@ from panorgan.methods.fediod.attention_maps import ScanMaps
 from panorgan.methods.fediod.bottleneck_attention import head_of_key
 from panorgan.methods.fediod.scan_inspection import ScanInspector
 from panorgan.networks.organ_parts import MultiDecoder
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 MAPS = {INTERSECTION, UNION}
 OFF = {"name": "fediod", "transformer": False, "regularisation": False, "dynamic_aggregation": False}

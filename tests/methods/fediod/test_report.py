@@ -18,9 +18,9 @@ from panorgan.methods.fediod import report as attention
 from panorgan.methods.fediod.head_attribution import head_weights
 from panorgan.methods.fediod.report import choose_cases, head_table, heat_gradient, heat_rgba, scale_top
 from panorgan.report.page import write_report
-from panorgan.runs.execute import train
-from panorgan.runs.run import Run
-from panorgan.runs.tables import Table
+from panorgan.workflows.execute import train
+from panorgan.workflows.run import Run
+from panorgan.workflows.tables import Table
 
 
 @pytest.fixture(scope="module")

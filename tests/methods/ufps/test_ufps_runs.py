@@ -20,7 +20,7 @@ from panorgan.federation.message import Message
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
 from panorgan.methods.ufps import method as ufps_module
 from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL, SiteMasks
-from panorgan.runs.execute import train
+from panorgan.workflows.execute import train
 
 # Rounds in all: 1, 2 pretrain; 3 exchange; 4 to 8 train, of which 6 to 8 with everything; masks are made in 6 and 8.
 LONG: dict[str, Any] = {"name": "ufps", "pretrain": 0.4, "mask_every": 2, "main_teacher_dice": 0}

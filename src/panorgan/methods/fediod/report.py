@@ -41,9 +41,9 @@ from panorgan.report.overlays import (
 )
 from panorgan.report.sections import MethodSection, try_to_draw
 from panorgan.report.tables import NOTHING, number, title
-from panorgan.runs.model_bundle import load_model
-from panorgan.runs.reference_models import local_models
-from panorgan.runs.run import Run
+from panorgan.workflows.model_bundle import load_model
+from panorgan.workflows.reference_models import local_models
+from panorgan.workflows.run import Run
 
 _MOST_CASES = 8
 _CASES_PER_SITE = 2

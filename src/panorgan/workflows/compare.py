@@ -1,0 +1,415 @@
+"""Several methods × several seeds in one folder: read what is asked for, check it, run what is missing."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from panorgan.config import Experiment, parse_experiment
+from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
+from panorgan.federation.events import Listener
+from panorgan.federation.files import write_atomically
+from panorgan.workflows.execute import check_run, train
+from panorgan.workflows.run import Run
+
+SECTIONS = ("network", "training")
+"""Sections of an experiment that a method entry may set besides the method's own numbers."""
+_USUAL_REFERENCE = "fedavg"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is put side by side: how its files are called, what one entry is, and how a user asks for it.
+
+    `mend` says what to do about two entries that are the same, `naming` how an entry gets a name.
+    """
+
+    name: str
+    thing: str
+    option: str
+    mend: str
+    naming: str = ""
+
+
+COMPARISON = Kind("comparison", "method", "--methods", "Leave one out.", ": name=method+setting=value")
+
+_LABEL = r"[A-Za-z0-9][A-Za-z0-9_. -]*"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method of a comparison, as written: `flkd`, `flkd+local_weight=0`, `global_only=flkd+local_weight=0`."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """A name for the file system."""
+        return re.sub(r"[^A-Za-z0-9_.+=-]", "_", self.label)
+
+    def applied_to(self, experiment: Experiment, option: str = COMPARISON.option) -> Experiment:
+        """The experiment with this method; the file's own settings hold where it names the same method."""
+        content = experiment.model_dump()
+        same = experiment.method if experiment.method["name"] == self.method else {}
+        content["method"] = {**same, "name": self.method}
+        for key, value in self.settings.items():
+            section, dot, rest = key.partition(".")
+            place, last = (content[section], rest) if dot and section in SECTIONS else (content["method"], key)
+            *parents, last = last.split(".")
+            for name in parents:
+                place[name] = dict(place[name]) if isinstance(place.get(name), Mapping) else {}
+                place = place[name]
+            place[last] = value
+        return parse_experiment(content, f"{option} {self.label}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a comparison."""
+
+    entry: Entry
+    seed: int
+    experiment: Experiment
+    folder: Run
+
+    @property
+    def title(self) -> str:
+        """`flkd · seed 1`."""
+        return f"{self.entry.label} · seed {self.seed}"
+
+    @property
+    def traceback(self) -> Path:
+        """Where an error that nobody foresaw is told in full; beside the run's folder, which must stay its own."""
+        return self.folder.path.with_name(f"{self.folder.path.name}.traceback.txt")
+
+    @property
+    def begun_with(self) -> int | None:
+        """CPU threads with which the run began; None if it has not."""
+        return self.folder.manifest.get("hardware", {}).get("threads") if self.folder.started else None
+
+    def with_threads(self, otherwise: int | None = None) -> Experiment:
+        """The experiment with the threads the run began with: another number would change its bits.
+
+        A new run takes those of the experiment, or `otherwise`.
+        """
+        hardware = self.experiment.hardware
+        threads = self.begun_with or hardware.threads or otherwise
+        return self.experiment.model_copy(update={"hardware": hardware.model_copy(update={"threads": threads})})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that could not be finished, and why."""
+
+    run: Planned
+    error: PanorganError
+
+    @classmethod
+    def of(cls, run: Planned, error: Exception) -> Failure:
+        """Whatever went wrong, in words alone: an exception holds on to the memory of the run that it ended."""
+        if isinstance(error, PanorganError):
+            return cls(run, RunError(error.what, code=error.code, where=error.where, why=error.why, fix=error.fix))
+        message = str(error).strip()
+        no_memory = isinstance(error, MemoryError) or "out of memory" in message.lower()
+        fix = "Give it more memory (fewer runs --at-once, a smaller training.sampling.batch_size)" if no_memory else ""
+        try:
+            write_atomically(run.traceback, "".join(traceback.format_exception(error)))
+        except OSError:  # a full disk may be what went wrong
+            where = str(run.folder.path)
+        else:
+            where = f"{run.folder.path}; all of it in {run.traceback}"
+        return cls(
+            run,
+            RunError(
+                f"{type(error).__name__}: {message.splitlines()[0]}" if message else f"{type(error).__name__}.",
+                code="out-of-memory" if no_memory else "unexpected-error",
+                where=where,
+                why="" if no_memory else "nothing that panorgan expects: the machine, or a defect",
+                fix=f"{fix or 'Mend the cause'}, then give the same command again: the run goes on where it stopped.",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """A comparison as asked for: all runs, seed by seed, and the entry that the others are tested against."""
+
+    name: str
+    folder: Path
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...]
+    reference: str
+    runs: tuple[Planned, ...]
+    kind: Kind = COMPARISON
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The methods as the tables call them."""
+        return tuple(entry.label for entry in self.entries)
+
+    @property
+    def finished(self) -> tuple[Planned, ...]:
+        """The runs that are trained and scored."""
+        return tuple(run for run in self.runs if run.folder.complete)
+
+    @property
+    def missing(self) -> tuple[Planned, ...]:
+        """The runs that are not."""
+        return tuple(run for run in self.runs if not run.folder.complete)
+
+
+def plan_comparison(
+    experiment: Experiment,
+    methods: str | Sequence[str],
+    seeds: str | Sequence[int],
+    reference: str | None = None,
+    folder: Path | None = None,
+) -> ComparisonPlan:
+    """Everything that a comparison will run, checked as far as it can be without data.
+
+    `methods` and `seeds` are lists, or written with commas as on the command line. Only the seed differs between the
+    runs of a method: phantoms stay the same.
+    """
+    entries = parse_methods(methods)
+    if reference is None:
+        labels = [entry.label for entry in entries]
+        reference = _USUAL_REFERENCE if _USUAL_REFERENCE in labels else labels[0]
+    folder = folder or Path("runs") / f"{experiment.name}-compare"
+    return plan_runs(experiment, entries, parse_seeds(seeds), reference, folder)
+
+
+def plan_runs(
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    seeds: tuple[int, ...],
+    reference: str,
+    folder: Path,
+    kind: Kind = COMPARISON,
+) -> ComparisonPlan:
+    """Every entry with every seed, checked as far as it can be without data."""
+    labels = [entry.label for entry in entries]
+    if reference not in labels:
+        raise ConfigError(
+            f"The reference {reference!r} is not among the {kind.thing}s.",
+            code="unknown-reference",
+            where="--reference",
+            why=did_you_mean(reference, labels),
+            fix=f"Use one of: {', '.join(labels)}.",
+        )
+    if Run(folder).started:
+        raise RunError(
+            f"{folder} is the folder of a single run.",
+            code="folder-is-a-run",
+            where="--run",
+            why=f"the runs of {kind.name} have folders of their own inside one",
+            fix="Name another folder, which need not exist.",
+        )
+    _refuse_shared_folders(entries, kind)
+    applied = {entry.label: entry.applied_to(experiment, kind.option) for entry in entries}
+    _refuse_twins(applied, kind)
+    runs = tuple(
+        Planned(
+            entry,
+            seed,
+            applied[entry.label].model_copy(update={"seed": seed}),
+            Run(folder / entry.folder / f"seed-{seed}"),
+        )
+        for seed in seeds
+        for entry in entries
+    )
+    return ComparisonPlan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
+
+
+def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
+    """`a,b+key=value,label=c`, or a list of such, as entries. Commas inside brackets belong to a value."""
+    text = methods if isinstance(methods, str) else ",".join(methods)
+    pieces = [piece.strip() for piece in _split_at_commas(text) if piece.strip()]
+    if not pieces:
+        raise ConfigError(
+            "No method is named.",
+            code="no-method",
+            where="--methods",
+            fix="Write them with commas: --methods solo,fedavg.",
+        )
+    return [_parse_entry(piece) for piece in pieces]
+
+
+def _split_at_commas(text: str) -> list[str]:
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
+
+
+def _parse_entry(text: str) -> Entry:
+    head, *changes = re.split(r"\+(?=[A-Za-z_])", text)  # not the plus of 1e+3
+    label, equals, method = head.partition("=")
+    if equals and (not re.fullmatch(_LABEL, label) or not method):
+        raise ConfigError(
+            f"A method cannot be written {text!r}.",
+            code="method-not-understood",
+            where="--methods",
+            fix="Use method, method+setting=value or name=method+setting=value.",
+        )
+    settings = {}
+    for change in changes:
+        key, equals_here, value = change.partition("=")
+        if not key or not equals_here:
+            raise ConfigError(
+                f"A setting must look like name=value, not {change!r}.",
+                code="setting-not-understood",
+                where=f"--methods {text}",
+                fix="Write it without spaces: flkd+local_weight=0.",
+            )
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"The value of a setting is not valid YAML: {value!r}.",
+                code="invalid-yaml",
+                where=f"--methods {text}",
+                why=str(error),
+                fix="Close its brackets and quotes.",
+            ) from error
+    return Entry(label if equals else text, method if equals else head, settings)
+
+
+def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
+    """`0,1,2`, or a list, as numbers."""
+    text = seeds if isinstance(seeds, str) else ",".join(map(str, seeds))
+    pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
+    if not pieces or not all(piece.isdecimal() for piece in pieces) or len(set(map(int, pieces))) < len(pieces):
+        raise ConfigError(
+            f"Seeds cannot be written {text!r}.",
+            code="seeds-not-understood",
+            where="--seeds",
+            why="they are different whole numbers from 0 on",
+            fix="Write them with commas: --seeds 0,1,2.",
+        )
+    return tuple(int(piece) for piece in pieces)
+
+
+def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
+    taken: dict[str, str] = {}
+    for entry in entries:
+        folder = entry.folder.lower()  # some file systems do not tell cases apart
+        if folder in taken:
+            raise ConfigError(
+                f"Two {kind.thing}s are called {entry.label!r}."
+                if taken[folder] == entry.label
+                else f"{taken[folder]!r} and {entry.label!r} would share a folder.",
+                code="same-folder",
+                where=kind.option,
+                fix=f"Leave one out, or give it a name of its own{kind.naming}.",
+            )
+        taken[folder] = entry.label
+
+
+def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
+    """Two names for one and the same thing are a slip of the pen."""
+    known: dict[str, str] = {}
+    for label, experiment in experiments.items():
+        # What a method decides itself makes no difference, whatever is written there.
+        network = experiment.build_method().network_settings(experiment.network)
+        other = known.setdefault(experiment.model_copy(update={"network": network}).fingerprint(), label)
+        if other != label:
+            raise ConfigError(
+                f"{other!r} and {label!r} are the same.",
+                code="same-experiment",
+                where=kind.option,
+                why="all of their settings are equal",
+                fix=kind.mend,
+            )
+
+
+def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool = True) -> None:
+    """What can be known to be wrong before hours of training: folders, settings, lists of cases, other test cases.
+
+    Without `data`, only finished runs are checked.
+    """
+    for run in plan.finished:
+        train(run.experiment, run.folder.path, resume=True)  # a finished run is only read, if it is the same experiment
+    for run in plan.missing if data else ():
+        check_run(run.experiment, run.folder.path, resume=True, cache=cache)
+        _check_threads(run)
+    for seed in plan.seeds:
+        _check_same_cases([run for run in plan.runs if run.seed == seed and run.folder.started])
+
+
+def _check_threads(run: Planned) -> None:
+    """A run goes on with the threads that it began with; a wish for others would be passed over in silence."""
+    begun, wished = run.begun_with, run.experiment.hardware.threads
+    if None not in (begun, wished) and begun != wished:
+        raise RunError(
+            f"{run.title} was begun with {begun} CPU thread{'' if begun == 1 else 's'}, "
+            f"hardware.threads now says {wished}.",
+            code="other-threads",
+            where=str(run.folder.path),
+            why="with another number it would not end in the same bits",
+            fix=f"Leave hardware.threads out or set it to {begun}, or remove the folder to begin that run again.",
+        )
+
+
+def _check_same_cases(runs: Sequence[Planned]) -> None:
+    """Within a seed, every method must be scored on the same cases."""
+    tested = {run.title: run.folder.manifest.get("test_fingerprint") for run in runs}
+    usual = max(tested.values(), key=list(tested.values()).count, default=None)
+    odd = [title for title, fingerprint in tested.items() if fingerprint is None or fingerprint != usual]
+    if odd:
+        raise RunError(
+            f"These runs are not scored on the same cases as the others: {', '.join(odd)}.",
+            code="other-test-cases",
+            where=", ".join(str(run.folder.path) for run in runs if run.title in odd),
+            why="the data has changed in between, or they are of an older panorgan version",
+            fix="Remove their folders to train them again, or compare in a new folder with --run.",
+        )
+
+
+Watch = Callable[[Planned, int, int], AbstractContextManager[Listener]]
+"""Called with a run, its number and the number of all runs, before it trains."""
+
+
+def run_missing(plan: ComparisonPlan, watch: Watch, cache: Path | None = None) -> list[Failure]:
+    """Train what is not finished, seed by seed. A run that fails, however it does, is passed over and told of."""
+    failures = []
+    threads = torch.get_num_threads()
+    for number, run in enumerate(plan.runs, start=1):
+        if run.folder.complete:
+            continue
+        run.traceback.unlink(missing_ok=True)
+        try:
+            with watch(run, number, len(plan.runs)) as listener:
+                train(
+                    run.with_threads(),
+                    run.folder.path,
+                    True,
+                    (listener,),
+                    cache,
+                    compared_with=finished_of_seed(plan, run),
+                )
+        except Exception as error:
+            failures.append(Failure.of(run, error))
+        finally:
+            torch.set_num_threads(threads)  # the next run does not inherit those of a resumed one
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return failures
+
+
+def finished_of_seed(plan: ComparisonPlan, run: Planned) -> Run | None:
+    """A finished run of the same seed: the new one must be scored on the same cases."""
+    return next((other.folder for other in plan.finished if other.seed == run.seed), None)

@@ -1,0 +1,245 @@
+"""The delivered model: `model.safetensors` and `model.json`, a card that says all that prediction needs to know."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+import panorgan
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.labels import CONVENTIONS
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.volume import Volume, read_scan, scan_from_array
+from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
+from panorgan.config import Agreement
+from panorgan.errors import DataError, RunError
+from panorgan.evaluation.inference import InferenceSettings, cleaned, knows, predict_volume
+from panorgan.federation.checks import is_finite
+from panorgan.federation.coordinator import Coordinator
+from panorgan.federation.files import write_atomically
+from panorgan.methods.base import Method
+from panorgan.methods.protocol import Federation, SiteInfo
+from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork, UNetSettings
+from panorgan.workflows.device import choose_device
+from panorgan.workflows.prediction import Prediction
+from panorgan.workflows.run import Run
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network ready to predict, with the plan that its scans must follow.
+
+    `load_model` reads one. `taught` are the structures that the model was taught; None means all that its channels can
+    show.
+    """
+
+    network: SegmentationNetwork
+    plan: Plan
+    inference: InferenceSettings
+    postprocess: str
+    card: dict[str, Any]
+    taught: frozenset[str] | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The organs that it segments."""
+        return self.network.vocabulary
+
+    def predict(
+        self,
+        scan: str | os.PathLike[str] | NDArray[Any],
+        affine: NDArray[Any] | None = None,
+        slices: Sequence[Path] = (),
+    ) -> Prediction:
+        """Segment one scan.
+
+        Parameters
+        ----------
+        scan : a NIfTI, MetaImage or NRRD file, a folder with one DICOM series, or the voxels themselves: [X, Y, Z] in
+            Hounsfield units for CT.
+        affine : [4, 4] from voxel indices to RAS millimetres (as nibabel has it); with an array only.
+        slices : the files of the series, where a DICOM folder holds more than one.
+
+        Returns
+        -------
+        Prediction : the label map [X, Y, Z] on the scan's own grid.
+        """
+        is_file = isinstance(scan, str | os.PathLike)
+        if is_file != (affine is None):
+            raise DataError(
+                "A file has an affine of its own." if is_file else "An array alone does not say how large voxels are.",
+                code="affine-not-needed" if is_file else "affine-missing",
+                fix="Leave the affine out: predict(path)."
+                if is_file
+                else "Pass its affine too: predict(array, affine).",
+            )
+        if isinstance(scan, str | os.PathLike):
+            name, volume = Path(scan).name, read_scan(Path(scan), slices)
+        else:
+            name, volume = "array", scan_from_array(scan, np.asarray(affine))
+        about = {"scan": name, "model": self.card["name"], "run": self.card["run"]}
+        return Prediction(self.label_map(volume), volume.affine, self.vocabulary, about)
+
+    def label_map(self, volume: Volume) -> NDArray[np.uint8]:
+        """Label map [X, Y, Z] on the scan's own grid, post-processed as the model asks."""
+        labels = predict_volume(self.network, volume, self.plan, self.inference)
+        return cleaned(labels, self.vocabulary, self.postprocess)
+
+    def can_show(self, structure: str) -> bool:
+        """Whether the model can be asked for a structure: it was taught it, or all of its parts."""
+        if not knows(self.vocabulary, structure):
+            return False
+        members = self.vocabulary.members(structure)
+        return self.taught is None or structure in self.taught or self.taught.issuperset(members)
+
+    def own_models(self) -> dict[str, Model]:
+        """Models of single sites inside this one, by site, where its method keeps them apart."""
+        networks = _method(self.card).own_models(self.network)
+        taught = {site: frozenset(self.card["sites"][site]["annotated"]) for site in networks}
+        return {site: replace(self, network=network, taught=taught[site]) for site, network in networks.items()}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device = "auto") -> Model:
+    """Read a delivered model.
+
+    Parameters
+    ----------
+    folder : a run, its folder, or the `model` folder inside.
+    device : auto (CUDA where there is some), cpu or cuda.
+    """
+    if isinstance(device, str):
+        device = choose_device(device, "device")
+    folder = _model_folder(folder.path if isinstance(folder, Run) else Path(folder))
+    try:
+        card: dict[str, Any] = read_json((folder / "model.json").read_bytes())
+        _check_format(card, folder)
+        facts = {name: SiteInfo.from_json(name, content) for name, content in card["sites"].items()}
+        federation = Federation(Vocabulary(card["organs"]), facts)
+        network = _method(card).build_network(UNetSettings(**card["network"]), federation)
+        content = (folder / "model.safetensors").read_bytes()
+        refuse_damage(content)
+        weights = load(content)
+        _check_weights(weights, folder)
+        network.load_state_dict(weights)
+        plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
+        raise RunError(
+            "The model cannot be loaded.",
+            code="model-unreadable",
+            where=str(folder),
+            why=f"{type(error).__name__}: {error}",
+            fix="Its files are damaged or from another panorgan version. Copy the folder again.",
+        ) from error
+    return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
+
+
+def _model_folder(folder: Path) -> Path:
+    """The folder itself, or the model's inside a run."""
+    for place in (folder / "model", folder):
+        if (place / "model.json").is_file():
+            return place
+    raise RunError(
+        "There is no model here.",
+        code="no-model",
+        where=str(folder),
+        why="model.json is missing",
+        fix="Point to a finished run, or to its 'model' folder.",
+    )
+
+
+def _check_format(card: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a model of another format: what its settings mean may have changed."""
+    found = card.get("format")
+    if found == FORMAT and not isinstance(found, bool):
+        return
+    raise RunError(
+        f"The model has format {found!r:.20}; this panorgan reads format {FORMAT}.",
+        code="model-format",
+        where=str(folder),
+        why=f"it was made with panorgan {card.get('panorgan', 'of unknown version')!s:.40}",
+        fix="Use that version to predict, or have the model delivered again.",
+    )
+
+
+def _check_weights(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Refuse NaN and infinity: they would paint labels at random, or none at all."""
+    bad = sorted(key for key, tensor in weights.items() if not is_finite(tensor))
+    if bad:
+        raise RunError(
+            "The model holds weights that are not finite numbers.",
+            code="weights-not-finite",
+            where=str(folder),
+            why=f"NaN or infinity in {', '.join(bad[:3])}" + (f" and {len(bad) - 3} more" if len(bad) > 3 else ""),
+            fix="Its file is damaged, or training diverged. Copy the folder again, or deliver another round.",
+        )
+
+
+def _method(card: Mapping[str, Any]) -> Method:
+    method = find_method(card["method"]["name"])
+    return method(method.Config(**{k: v for k, v in card["method"].items() if k != "name"}))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinator) -> dict[str, Any]:
+    """Write a run's model folder: the chosen round's weights and a card, which is returned.
+
+    What only further rounds would need goes: answers, and teachers (of N sites, N at each of them).
+    """
+    chosen, weights = coordinator.delivered_weights()
+    best = coordinator.state.best
+    method = experiment.build_method()
+    network = method.build_network(experiment.network, coordinator.federation)
+    card: dict[str, Any] = {
+        "name": experiment.name,
+        "organs": list(experiment.vocabulary),
+        "channels": list(network.channels),
+        "convention": CONVENTIONS[network.activation],
+        "method": experiment.method,
+        "network": experiment.network.as_json(),
+        "plan": plan.as_json(),
+        "inference": {
+            "patch_size": list(experiment.training.sampling.patch_size),
+            "overlap": experiment.training.overlap,
+        },
+        "postprocess": experiment.postprocess,
+        "sites": {name: facts.as_json() for name, facts in coordinator.federation.sites.items()},
+        "round": chosen,
+        "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "run": coordinator.setup.run,
+    }
+    save_model(run.model_folder, weights, card)
+    for spent in (run.path / "spool", coordinator.tensor_store.folder, *run.path.glob("sites/*/vault")):
+        shutil.rmtree(spent, ignore_errors=True)
+    return card
+
+
+def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:
+    """Write the model folder as a whole or not at all."""
+    scratch = folder.with_name(f".{folder.name}.incomplete")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    content = save({key: value.contiguous() for key, value in sorted(weights.items())}, {"format": "pt"})
+    write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
+    whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
+    write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(scratch, folder)

@@ -1,0 +1,83 @@
+"""A single site's folder as a source of cases: read, counted, measured, and prepared when the plan is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from panorgan.anatomy import Vocabulary
+from panorgan.cases.planning import SiteStatistics
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.store import Store
+from panorgan.config import Agreement, SiteSettings
+from panorgan.federation.site import SiteData
+from panorgan.workflows.cache import trim_cache
+from panorgan.workflows.data_watch import DataWatch
+from panorgan.workflows.parallel import InParallel, OnProgress
+from panorgan.workflows.shared_scans import check_shared_scans
+from panorgan.workflows.site_cases import SiteCases, by_split, facts_of, read_site
+
+
+class SiteFolder:
+    """Implements `federation.site.SiteSource` for a folder on this machine."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: SiteSettings,
+        agreement: Agreement,
+        cache: Path,
+        workers: int | None = None,
+        on_progress: OnProgress | None = None,
+        cache_limit_gb: float | None = None,
+    ) -> None:
+        self.name, self.settings, self.agreement = name, settings, agreement
+        self._cache, self._cache_limit_gb = cache, cache_limit_gb
+        self._store = Store(cache / "store")
+        self._work = InParallel(workers, on_progress or (lambda what, done, total: None))
+
+    @cached_property
+    def cases(self) -> SiteCases:
+        """The site's cases by split, as they lie in the folder."""
+        vocabulary = Vocabulary(self.agreement.vocabulary)
+        read = read_site(self.name, self.settings, vocabulary, "annotated")
+        cases = by_split(self.name, False, read, self.agreement)
+        # A site sees its own cases alone, so this is all that can be known of scans that are used twice.
+        check_shared_scans([cases], self._store, self._work, self.agreement.allow_shared_scans)
+        return cases
+
+    @cached_property
+    def _watch(self) -> DataWatch:
+        cases = self.cases
+        return DataWatch(self._store, {"train": cases.train, "validation": cases.validation, "test": cases.test})
+
+    def contents(self) -> Mapping[str, str]:
+        """What the cases hold now, by split."""
+        return self._watch()
+
+    def counts(self) -> tuple[int, Mapping[str, int]]:
+        """Number of training cases, and per structure of those that annotate it."""
+        facts = facts_of(self.cases)
+        return facts.train_cases, facts.annotated
+
+    def statistics(self) -> Mapping[str, float]:
+        """What the site tells for the plan, if anything has to be measured."""
+        plan = self.agreement.plan
+        if not plan.measures:
+            return {}
+        measured = self._work(
+            "measuring cases", [partial(self._store.measure, case, plan) for case in self.cases.measured]
+        )
+        return SiteStatistics.of(list(measured)).as_numbers()
+
+    def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
+        """The cases, prepared by the plan; those that the store holds already cost nothing."""
+        assert plan is not None, "a request to train says how cases are prepared"
+        agreed, cases = Plan(**plan), self.cases
+        self._store.sweep()
+        todo = [partial(self._store.add, case, agreed) for case in (*cases.train, *cases.validation)]
+        done = list(self._work("preparing cases", todo))
+        trim_cache(self._cache, self._cache_limit_gb)
+        return SiteData(done[: len(cases.train)], done[len(cases.train) :])

@@ -1,0 +1,131 @@
+"""From an experiment to prepared cases: read the folders, split by patient, agree on a plan, fill the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from panorgan.cases.case import Case
+from panorgan.cases.planning import SiteStatistics
+from panorgan.cases.preprocess import Plan
+from panorgan.cases.store import Store, StoredCase
+from panorgan.config import Experiment
+from panorgan.errors import DataError
+from panorgan.workflows.cache import trim_cache
+from panorgan.workflows.data_watch import DataWatch
+from panorgan.workflows.parallel import InParallel, OnProgress
+from panorgan.workflows.shared_scans import check_shared_scans
+from panorgan.workflows.site_cases import SiteCases, cache_folder, read_sites
+
+
+@dataclass(frozen=True)
+class PreparedSite:
+    """A site's cases by split. `test` cases carry the labels they are scored with; `content` has a key per case."""
+
+    name: str
+    external: bool
+    train: Sequence[StoredCase]
+    validation: Sequence[StoredCase]
+    test: Sequence[Case]
+    annotated: tuple[str, ...]
+    content: Mapping[str, Mapping[str, str]]
+    watch: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)
+    """What the cases hold now."""
+
+    def describe(self) -> dict[str, Any]:
+        """Counts and annotated structures, for the manifest; `train_slices` are those across R, A and S."""
+        counts = {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
+        slices = [sum(case.image.shape[axis] for case in self.train) for axis in range(3)]
+        return {
+            "external": self.external,
+            "annotated": list(self.annotated),
+            "cases": counts,
+            "train_slices": slices,
+        }
+
+
+@dataclass(frozen=True)
+class PreparedFederation:
+    """All sites, sorted by name, the plan they follow, and what they measured for it (empty where all was given).
+
+    `shared_scans` names scans that are used twice, where the experiment allows it.
+    """
+
+    sites: tuple[PreparedSite, ...]
+    plan: Plan
+    statistics: Mapping[str, SiteStatistics]
+    shared_scans: tuple[str, ...] = ()
+
+    @property
+    def training(self) -> tuple[PreparedSite, ...]:
+        """The sites that train."""
+        return tuple(site for site in self.sites if not site.external)
+
+
+def prepare(
+    experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
+) -> PreparedFederation:
+    """Read and check every site, then preprocess what the store does not hold yet."""
+    cache = cache or cache_folder()
+    progress: OnProgress = on_progress or (lambda what, done, total: None)
+    sites = read_sites(experiment, cache, progress)
+    store = Store(cache / "store")
+    store.sweep()
+    work = InParallel(experiment.hardware.workers, progress)
+    shared = check_shared_scans(sites, store, work, experiment.allow_shared_scans)
+    # What the experiment file says needs no measuring.
+    statistics = measure_sites(experiment, sites, store, work) if experiment.plan.measures else {}
+    plan = experiment.plan.resolve(statistics)
+    todo: list[Callable[[], Any]] = []
+    for site in sites:
+        todo += [partial(store.add, case, plan) for case in (*site.train, *site.validation)]
+        todo += [partial(store.check, case) for case in site.test]
+    done = iter(work("preparing cases", todo))
+    trim_cache(cache)
+    return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics, shared)
+
+
+def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSite:
+    """Takes as many results as the site has cases, in the order in which the work was given."""
+    train, validation = ([next(done) for _ in cases] for cases in (site.train, site.validation))
+    for _ in site.test:
+        next(done)
+    content = {split: {case.id: store.content_of(case) for case in cases} for split, cases in site.splits().items()}
+    watch = DataWatch(store, site.splits())
+    return PreparedSite(site.name, site.external, train, validation, site.test, site.annotated, content, watch)
+
+
+def make_plan(
+    experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
+) -> tuple[Plan, dict[str, SiteStatistics]]:
+    """The plan that training would follow, and what the sites measure, without preparing anything."""
+    cache = cache or cache_folder()
+    progress: OnProgress = on_progress or (lambda what, done, total: None)
+    sites = read_sites(experiment, cache, progress)
+    work = InParallel(experiment.hardware.workers, progress)
+    statistics = measure_sites(experiment, sites, Store(cache / "store"), work)
+    return experiment.plan.resolve(statistics), statistics
+
+
+def measure_sites(
+    experiment: Experiment, sites: Sequence[SiteCases], store: Store, work: InParallel
+) -> dict[str, SiteStatistics]:
+    """What each training site tells for the plan, except those that join when it is made already.
+
+    It goes through the numbers that would cross the network, so that a plan can rest on nothing else.
+    """
+    late = experiment.late_sites()
+    training = [site for site in sites if not site.external and site.name not in late]
+    todo = [partial(store.measure, case, experiment.plan) for site in training for case in site.measured]
+    try:
+        measured = iter(work("measuring cases", todo))
+    except DataError:
+        # Only training cases are measured, but one message should name every bad case.
+        everything = [case for site in sites for case in (*site.train, *site.validation, *site.test)]
+        work("checking cases", [partial(store.check, case) for case in everything])
+        raise
+    told = {site.name: SiteStatistics.of([next(measured) for _ in site.measured]).as_numbers() for site in training}
+    return {name: SiteStatistics.from_numbers(numbers, name) for name, numbers in told.items()}
