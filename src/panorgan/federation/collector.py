@@ -234,7 +234,7 @@ def _names(sites: Sequence[str]) -> str:
 
 
 def _requests(request: Request) -> Callable[[str], bytes]:
-    """Makes each site's encoded; the same tensors are serialised once."""
+    """Makes each site's request; the same tensors are serialised once."""
     meta = request.task.to_meta()
     last: Payload | None = None
     encoded = b""
