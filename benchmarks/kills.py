@@ -72,30 +72,41 @@ def _compare(folder: Path, method: str, kills: int, draw: random.Random) -> dict
     """One method with and without kills."""
     file = folder / f"{method}.yaml"
     file.write_text(yaml.safe_dump({**EXPERIMENT, "method": {"name": method, **EXTRA.get(method, {})}}))
-    began = time.monotonic()
-    whole = _start(file, folder / f"{method}-whole", folder)
-    if whole.wait() != 0:
-        raise SystemExit(f"{method} failed without a kill")
-    alone = time.monotonic() - began
+    _time_of_first_round(file, folder / f"{method}-first", folder)  # fills the cache: what follows takes its usual time
+    ready, whole = _time_of_first_round(file, folder / f"{method}-whole", folder)
     done, runs, same = 0, 0, True
     while done < kills and same:  # a run that survived its kills makes room for the next
         runs += 1
         run = folder / f"{method}-killed-{runs}"
-        killed, code = _run_with_kills(file, run, folder, kills - done, alone, draw)
+        killed, code = _run_with_kills(file, run, folder, kills - done, (ready, ready + (whole - ready) / 3), draw)
         done += killed
         same = code == 0 and all((folder / f"{method}-whole" / n).read_bytes() == (run / n).read_bytes() for n in FILES)
     return {"method": method, "runs": runs, "kills": done, "same": same}
 
 
+def _time_of_first_round(file: Path, run: Path, folder: Path) -> tuple[float, float]:
+    """Seconds until an undisturbed run has finished its first round, and until it has ended."""
+    began, ready = time.monotonic(), 0.0
+    process = _start(file, run, folder)
+    while process.poll() is None:
+        events = run / "events.jsonl"
+        if not ready and events.exists() and b'"round"' in events.read_bytes():
+            ready = time.monotonic() - began
+        time.sleep(0.05)
+    if process.returncode != 0:
+        raise SystemExit(f"{file.stem} failed without a kill")
+    return ready, time.monotonic() - began
+
+
 def _run_with_kills(
-    file: Path, run: Path, folder: Path, most: int, alone: float, draw: random.Random
+    file: Path, run: Path, folder: Path, most: int, when: tuple[float, float], draw: random.Random
 ) -> tuple[int, int]:
-    """How often a run was killed before it ended, and its exit code."""
+    """How often a run was killed before it ended, and its exit code. Each kill comes while rounds are trained."""
     killed = 0
     while True:
         process = _start(file, run, folder)
         try:
-            return killed, process.wait(draw.uniform(0.3, 0.9) * alone if killed < most else 600)
+            return killed, process.wait(draw.uniform(*when) if killed < most else 600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
