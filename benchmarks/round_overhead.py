@@ -101,7 +101,7 @@ def timed_rounds(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     workers = {name: Timed(name, SiteData([case]), setup, folder / name) for name in names}
     rounds: list[Event] = []
     events = EventLog(folder / "events.jsonl", (lambda event: rounds.append(event) if event.kind == "round" else None,))
-    coordinator = Coordinator(
+    coordinator = Coordinator.begin(
         CoordinatorSetup("bench", VOCABULARY, method, NETWORK, training), LocalTransport(workers), folder, events
     )
     parameters = sum(value.numel() for value in coordinator.state.weights.values())
@@ -158,7 +158,7 @@ def peak_memory(sites: int) -> float:
         training = TrainingSettings(rounds=2, validate_every=0)
         setup = CoordinatorSetup("bench", VOCABULARY, FedAvg(FedAvgConfig()), NETWORK, training)
         transport = LocalTransport({f"site{i:02d}": Echo(f"site{i:02d}") for i in range(sites)})
-        coordinator = Coordinator(setup, transport, folder, EventLog(folder / "events.jsonl"))
+        coordinator = Coordinator.begin(setup, transport, folder, EventLog(folder / "events.jsonl"))
         watcher = threading.Thread(target=sample)
         watcher.start()
         coordinator.run()

@@ -40,7 +40,7 @@ def test_a_round_from_before_a_late_join_is_not_the_best(tiny, tmp_path):
     coordinator = make_coordinator(experiment, tmp_path / "server", transport, awaited=("south",))
     coordinator.run(1)
     assert coordinator.state.best["round"] == 1
-    coordinator.transport._workers["south"] = workers["south"]
+    transport._workers["south"] = workers["south"]
     coordinator.run(1)
     assert coordinator.state.best["round"] == 2
     number, weights = coordinator.delivered_weights()

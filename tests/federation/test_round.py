@@ -12,7 +12,7 @@ from refusing import refused
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.sampling import Batch
 from panorgan.errors import ConfigError, RunError
-from panorgan.federation.coordinator import check_coverage
+from panorgan.federation.admission import check_coverage
 from panorgan.federation.events import Event
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker

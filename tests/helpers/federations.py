@@ -60,7 +60,7 @@ def make_coordinator(
     )
     folder.mkdir(parents=True, exist_ok=True)
     listeners = (heard.append,) if heard is not None else ()
-    return Coordinator(setup, transport, folder, EventLog(folder / "events.jsonl", listeners))
+    return Coordinator.begin(setup, transport, folder, EventLog(folder / "events.jsonl", listeners))
 
 
 class Tampering(LocalTransport):

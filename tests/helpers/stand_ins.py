@@ -61,7 +61,7 @@ def stand_in_coordinator(sites, folder, method="fedavg", config=None, training=N
     chosen = find_method(method)
     folder.mkdir(parents=True, exist_ok=True)
     settings = TrainingSettings(**{"rounds": 1, "validate_every": 0, "outlier_factor": None, **(training or {})})
-    return Coordinator(
+    return Coordinator.begin(
         CoordinatorSetup(
             "run", Vocabulary(["liver"]), chosen(chosen.Config(**(config or {}))), NETWORK, settings, **setup
         ),

@@ -48,12 +48,12 @@ class Trial:
             if self.restarts and number > 1:
                 coordinator = self._coordinator()
             self.number = number
-            coordinator.transport.absent = {"north"} if number in self.away else set()
+            self.transport.absent = {"north"} if number in self.away else set()
             coordinator.run(rounds=1)
         return coordinator
 
     def _coordinator(self):
-        transport = Meddling(make_workers(self.experiment, self.folder), self._meddle)
+        transport = self.transport = Meddling(make_workers(self.experiment, self.folder), self._meddle)
         return make_coordinator(self.experiment, self.folder, transport)
 
     def _meddle(self, site: str, kind: str, answer: bytes):

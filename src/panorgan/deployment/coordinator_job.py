@@ -90,7 +90,7 @@ def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport,
         mend_tail(run.events_file)
         events = EventLog(run.events_file, (JobNews(control.job), tensorboard_listener(run.tensorboard_folder)))
         events.record("resumed" if resumed else "started", run=manifest["run"], job=job)
-        coordinator = Coordinator(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
+        coordinator = Coordinator.begin(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
         coordinator.run(settings.rounds.per_segment, control.should_end)
         if coordinator.finished:
             _finish(run, control, agreement, coordinator, events)

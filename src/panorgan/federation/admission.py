@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,12 +12,19 @@ from panorgan.cases.planning import PlanSettings, SiteStatistics
 from panorgan.cases.preprocess import Plan
 from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, DataError, MessageError
+from panorgan.federation.checkpoint import CoordinatorState
 from panorgan.federation.checks import read_introduction
+from panorgan.federation.collector import Collector, Request, SitesMissingError
+from panorgan.federation.coordinator_setup import CoordinatorSetup
 from panorgan.federation.limits import LimitSettings, check_counts, check_statistics
 from panorgan.federation.tasks import Task
+from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method
-from panorgan.methods.protocol import Federation, SiteInfo
+from panorgan.methods.protocol import Federation, Payload, SiteInfo
 from panorgan.networks import UNetSettings
+
+_NEWCOMERS_ANSWER_WITHIN = 300.0
+"""Seconds. Everybody else waits meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
 
 
 class Introductions:
@@ -39,6 +47,93 @@ class Introductions:
             check_statistics(told, facts, self._limits)
             self.statistics[site] = told
         self.facts[site] = facts
+
+
+class Admission:
+    """Asks sites who they are, and admits those that are listed and have something to teach."""
+
+    def __init__(self, setup: CoordinatorSetup, transport: Transport, collector: Collector) -> None:
+        self.setup, self.transport, self._collector = setup, transport, collector
+        self._turned_away: set[str] = set()
+
+    def first_state(self) -> CoordinatorState:
+        """Ask who takes part, agree on a plan, draw the first weights."""
+        setup = self.setup
+        invited = self._invited(0)
+        # Who joins later does so when the run has begun: the plan must not depend on whether it is there already.
+        told = self._introductions([site for site in invited if not setup.required or site in setup.required])
+        facts = self._able(told.facts, 0) if setup.listed is not None else told.facts
+        if absent := sorted(set(setup.required) - facts.keys()):
+            raise SitesMissingError(
+                f"The run cannot begin without {', '.join(absent)}.",
+                absent,
+                code="cannot-begin",
+                why="they are absent, or were refused (see events.jsonl)",
+                fix="Start them, or mark them as joining later.",
+            )
+        if len(facts) < setup.training.min_sites:
+            raise SitesMissingError(
+                f"Only {len(facts)} {'site' if len(facts) == 1 else 'sites'} joined, "
+                f"{setup.training.min_sites} are needed.",
+                (),
+                code="too-few-sites",
+                why="the others are absent, or were refused (see events.jsonl)",
+                fix="Start the missing sites.",
+            )
+        check_coverage(setup.vocabulary, facts, sorted({*setup.awaited, *setup.joins_at} - facts.keys()))
+        plan = agreed_plan(setup.plan, told.statistics)
+        weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
+        sites = {name: facts[name].as_json() for name in sorted(facts)}
+        return CoordinatorState(weights, sites=sites, plan=plan)
+
+    def newcomers(self, number: int, known: Collection[str], plan: dict[str, Any] | None) -> dict[str, SiteInfo]:
+        """Sites that are not known yet and take part after `number` rounds; they follow the plan that there is."""
+        unknown = [site for site in self._invited(number) if site not in known]
+        if not unknown or self.setup.method.pooled:
+            return {}
+        told = self._introductions(unknown, plan, _NEWCOMERS_ANSWER_WITHIN).facts
+        self._turned_away |= set(unknown) - told.keys()
+        return self._able(told, number)
+
+    def _invited(self, number: int) -> list[str]:
+        """Sites within reach that may take part after `number` rounds; unlisted ones are refused by name, once."""
+        early = {site for site, first in self.setup.joins_at.items() if first > number + 1}
+        found = set(self.transport.sites) - self._turned_away - early
+        listed = found if self.setup.listed is None else self.setup.listed
+        for site in sorted(found - listed):
+            error = MessageError(
+                f"Site {site} is not in this federation.", code="site-not-listed", why="the coordinator's list lacks it"
+            )
+            self._collector.refuse(number, site, error)
+            self._turned_away.add(site)
+        return sorted(found & listed)
+
+    def _introductions(
+        self, sites: Sequence[str], plan: dict[str, Any] | None = None, deadline: float | None = None
+    ) -> Introductions:
+        """Ask sites who they are, and what they measure for the plan if there is none yet."""
+        settings = self.setup.plan
+        measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
+        task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
+        told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
+        self._collector.ask(sites, Request(task, lambda site: Payload(), 0), told.read, deadline)
+        return told
+
+    def _able(self, facts: Mapping[str, SiteInfo], number: int) -> dict[str, SiteInfo]:
+        """Those who have something to teach; the others are refused by name, unless the run cannot begin without."""
+        able = {}
+        for site, told in sorted(facts.items()):
+            if (missing := lacks(told)) and site not in self.setup.required:
+                error = MessageError(
+                    f"Site {site} cannot join.",
+                    code="annotates-nothing" if told.train_cases else "no-training-cases",
+                    why=f"it {missing}",
+                )
+                self._collector.refuse(number, site, error)
+                self._turned_away.add(site)
+            else:
+                able[site] = told
+        return able
 
 
 def agreed_plan(plan: Plan | PlanSettings | None, statistics: Mapping[str, SiteStatistics]) -> dict[str, object] | None:

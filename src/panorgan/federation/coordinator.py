@@ -5,104 +5,84 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings
-from panorgan.cases.preprocess import Plan
-from panorgan.errors import MessageError
-from panorgan.federation.admission import Introductions, agreed_plan, check_coverage, first_weights, lacks
+from panorgan.federation.admission import Admission, first_weights
 from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
 from panorgan.federation.checks import check_numbers, read_scores
 from panorgan.federation.collector import Collector, Request, SitesMissingError, Traffic
+from panorgan.federation.coordinator_setup import CoordinatorSetup
 from panorgan.federation.events import EventLog, read_events
-from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
 from panorgan.federation.notices import NoticeBoard, delivered_early, went_back
 from panorgan.federation.remedies import Remedies
-from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.base import Transport
-from panorgan.methods.base import Method, ServerRule
+from panorgan.methods.base import ServerRule
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo
-from panorgan.networks import UNetSettings
 
 BySite = dict[str, dict[str, float]]
 """Site → structure → number."""
 
 
-@dataclass(frozen=True)
-class CoordinatorSetup:
-    """What the federation trains, and how.
-
-    `experiment` is the fingerprint of what everybody agreed to. `plan` says how cases are prepared, or (as settings)
-    how that follows from what the sites measure; none where the sites' cases are prepared already.
-    """
-
-    run: str
-    vocabulary: Vocabulary
-    method: Method
-    network: UNetSettings
-    training: TrainingSettings
-    seed: int = 0
-    experiment: str = ""
-    plan: Plan | PlanSettings | None = None
-    patience: Patience = field(default_factory=Patience)
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    """What a site may claim."""
-    required: tuple[str, ...] = ()
-    """Sites without which the run does not begin."""
-    awaited: tuple[str, ...] = ()
-    """Sites that may join later, and bring organs that nobody else knows."""
-    joins_at: Mapping[str, int] = field(default_factory=dict)
-    """Sites that are not asked before a round of the whole run, though they are there: a simulation of late joining."""
-    listed: frozenset[str] | None = None
-    """Sites that may take part; whoever the transport reaches, if None. One that joined and is no longer listed has
-    left: what it taught stays, and nobody waits for it."""
-    keep_local_models: Path | None = None
-    """Folder for what each site sent in one round, as a model of its own. For simulations: between hospitals no single
-    site's model is kept."""
-    local_models_after: float = 1.0
-    """Which round that is, as a share of the training rounds."""
-
-
-_NEWCOMERS_ANSWER_WITHIN = 300.0
-"""Seconds. Everybody else waits meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
-
-
 class Coordinator:
     """Drives a run from its newest checkpoint to its last round."""
 
-    def __init__(self, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> None:
-        self.setup, self.transport, self.events = setup, transport, events
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+    def __init__(
+        self,
+        setup: CoordinatorSetup,
+        folder: Path,
+        events: EventLog,
+        collector: Collector,
+        admission: Admission,
+        checkpoints: Checkpoints,
+        state: CoordinatorState,
+    ) -> None:
+        self.setup, self.events, self.checkpoints, self.state = setup, events, checkpoints, state
         self.tensor_store = DiskTensorStore(folder / "vault")
         self._spool = folder / "spool"
         training = setup.training
         self._aggregation = Aggregation(training.aggregation, training.trimmed_share, setup.limits.largest_share)
-        self._collector = Collector(transport, events, setup.patience)
-        self._turned_away: set[str] = set()
+        self._collector, self._admission = collector, admission
         self._board = NoticeBoard(events, Remedies.of(setup.method, setup.network))
-        self.state = self.checkpoints.load_latest() or self._start()
-        self._write_missed_events()
-        self._tell_fallback()
-        facts = {name: SiteInfo.from_json(name, content) for name, content in self.state.sites.items()}
+        facts = {name: SiteInfo.from_json(name, content) for name, content in state.sites.items()}
         self.federation = Federation(setup.vocabulary, facts)
-        self.rule = self._rule_of(self.state)
-        stages = setup.method.stages(setup.training.rounds)
+        self.rule = self._rule_of(state)
+        self._stages = setup.method.stages(training.rounds)
         self.schedule = [
-            RoundInfo(stage.name, round_, stage.rounds) for stage in stages for round_ in range(1, stage.rounds + 1)
+            RoundInfo(stage.name, round_, stage.rounds)
+            for stage in self._stages
+            for round_ in range(1, stage.rounds + 1)
         ]
-        self._kept_round = kept_round(stages, setup.local_models_after)
-        self._stages = stages
+        self._kept_round = kept_round(self._stages, setup.local_models_after)
+
+    @classmethod
+    def begin(cls, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> Coordinator:
+        """Go on from the newest checkpoint in a run folder; without any, ask who takes part and write checkpoint 0."""
+        collector = Collector(transport, events, setup.patience)
+        admission = Admission(setup, transport, collector)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        state = checkpoints.load_latest()
+        if state is None:
+            state = admission.first_state()
+            checkpoints.save(state)
+            events.record("joined", sites=state.sites, plan=state.plan)
+        coordinator = cls(setup, folder, events, collector, admission, checkpoints, state)
+        coordinator._write_missed_events()
+        coordinator._tell_fallback()
+        return coordinator
+
+    @property
+    def transport(self) -> Transport:
+        """How sites are reached."""
+        return self._admission.transport
 
     @property
     def finished(self) -> bool:
@@ -164,89 +144,12 @@ class Coordinator:
     def _is_of(self, stage: str, best: Mapping[str, float]) -> bool:
         return self.schedule[int(best["round"]) - 1].stage == stage
 
-    # -- start ---------------------------------------------------------------------------------------------
-
-    def _start(self) -> CoordinatorState:
-        """Ask who takes part, agree on a plan, draw the first weights, and write checkpoint 0."""
-        setup = self.setup
-        invited = self._invited(0)
-        # Who joins later does so when the run has begun: the plan must not depend on whether it is there already.
-        told = self._introductions([site for site in invited if not setup.required or site in setup.required])
-        facts = self._able(told.facts, 0) if setup.listed is not None else told.facts
-        if absent := sorted(set(setup.required) - facts.keys()):
-            raise SitesMissingError(
-                f"The run cannot begin without {', '.join(absent)}.",
-                absent,
-                code="cannot-begin",
-                why="they are absent, or were refused (see events.jsonl)",
-                fix="Start them, or mark them as joining later.",
-            )
-        if len(facts) < setup.training.min_sites:
-            raise SitesMissingError(
-                f"Only {len(facts)} {'site' if len(facts) == 1 else 'sites'} joined, "
-                f"{setup.training.min_sites} are needed.",
-                (),
-                code="too-few-sites",
-                why="the others are absent, or were refused (see events.jsonl)",
-                fix="Start the missing sites.",
-            )
-        check_coverage(setup.vocabulary, facts, sorted({*setup.awaited, *setup.joins_at} - facts.keys()))
-        plan = agreed_plan(setup.plan, told.statistics)
-        weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
-        sites = {name: facts[name].as_json() for name in sorted(facts)}
-        state = CoordinatorState(weights, sites=sites, plan=plan)
-        self.checkpoints.save(state)
-        self.events.record("joined", sites=sites, plan=plan)
-        return state
-
-    def _invited(self, number: int) -> list[str]:
-        """Sites within reach that may take part after `number` rounds; unlisted ones are refused by name, once."""
-        early = {site for site, first in self.setup.joins_at.items() if first > number + 1}
-        found = set(self.transport.sites) - self._turned_away - early
-        listed = found if self.setup.listed is None else self.setup.listed
-        for site in sorted(found - listed):
-            error = MessageError(
-                f"Site {site} is not in this federation.", code="site-not-listed", why="the coordinator's list lacks it"
-            )
-            self._collector.refuse(number, site, error)
-            self._turned_away.add(site)
-        return sorted(found & listed)
-
-    def _introductions(
-        self, sites: Sequence[str], plan: dict[str, Any] | None = None, deadline: float | None = None
-    ) -> Introductions:
-        """Ask sites who they are, and what they measure for the plan if there is none yet."""
-        settings = self.setup.plan
-        measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
-        task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
-        told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
-        self._collector.ask(sites, Request(task, lambda site: Payload(), 0), told.read, deadline)
-        return told
-
-    def _able(self, facts: Mapping[str, SiteInfo], number: int) -> dict[str, SiteInfo]:
-        """Those who have something to teach; the others are refused by name, unless the run cannot begin without."""
-        able = {}
-        for site, told in sorted(facts.items()):
-            if (missing := lacks(told)) and site not in self.setup.required:
-                error = MessageError(
-                    f"Site {site} cannot join.",
-                    code="annotates-nothing" if told.train_cases else "no-training-cases",
-                    why=f"it {missing}",
-                )
-                self._collector.refuse(number, site, error)
-                self._turned_away.add(site)
-            else:
-                able[site] = told
-        return able
+    # -- who takes part ------------------------------------------------------------------------------------
 
     def _admit_newcomers(self) -> None:
         """Sites that were not there at the start take part from the next round; the plan stays as it is."""
-        unknown = [site for site in self._invited(self.state.rounds_done) if site not in self.federation.sites]
-        if not unknown or self.setup.method.pooled:
-            return
-        told = self._introductions(unknown, self.state.plan, _NEWCOMERS_ANSWER_WITHIN).facts
-        self._turned_away |= set(unknown) - told.keys()
-        for site, facts in self._able(told, self.state.rounds_done).items():
+        found = self._admission.newcomers(self.state.rounds_done, self.federation.sites, self.state.plan)
+        for site, facts in found.items():
             self._admit(site, facts)
 
     def _admit(self, site: str, facts: SiteInfo) -> None:
@@ -408,4 +311,4 @@ class Coordinator:
         return dict(sorted(scores.items())), dict(sorted(volume.items()))
 
 
-__all__ = ["Coordinator", "CoordinatorSetup", "SitesMissingError", "check_coverage"]
+__all__ = ["Coordinator", "CoordinatorSetup", "SitesMissingError"]

@@ -102,7 +102,7 @@ def _train_and_score(
     events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
     if prepared.shared_scans:
         events.record("shared_scans", scans=list(prepared.shared_scans))
-    coordinator = Coordinator(
+    coordinator = Coordinator.begin(
         _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
     )
     coordinator.run()
