@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/bits.py [--write] [--only NAME ...]
 
 For each registered method: SHA-256 over the delivered weights (keys, shapes, types and values, keys sorted) and over
-metrics.csv, after three rounds of two steps on one CPU thread. `--write` keeps them in results/bits.json; without it
-they are compared with that file, and the exit code is 1 if any differs. Bits are those of one torch version on one kind
-of processor: after a change of either, write the file anew from a commit that is known to be right.
+metrics.csv, after three rounds of two steps on one CPU thread. `--write` keeps them in results/bits.json, with `--only`
+beside those of the other methods; without it they are compared with that file, and the exit code is 1 if any differs.
+Bits are those of one torch version on one kind of processor: after a change of either, write the file anew from a
+commit that is known to be right.
 """
 
 from __future__ import annotations
@@ -108,14 +109,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep the hashes instead of comparing")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=list(methods()), help="methods; all by default")
     arguments = parser.parse_args()
+    others = set(methods()) - set(arguments.only)
+    kept = json.loads(RESULTS.read_text()) if others or not arguments.write else {}
+    here = {"torch": torch.__version__, "processor": platform.machine()}
+    if arguments.write and others and any(kept[key] != here[key] for key in here):
+        parser.error(f"kept: torch {kept['torch']} on {kept['processor']}; write all methods here, without --only")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         found = {name: bits_of(name, Path(folder)) for name in arguments.only}
     if arguments.write:
-        content = {"torch": torch.__version__, "processor": platform.machine(), "methods": found}
+        whole = found | {name: value for name, value in kept.get("methods", {}).items() if name in others}
+        content = {**here, "methods": dict(sorted(whole.items()))}
         RESULTS.write_text(json.dumps(content, indent=2) + "\n")
         return 0
-    kept = json.loads(RESULTS.read_text())
     if kept["torch"] != torch.__version__:
         print(f"The kept hashes are those of torch {kept['torch']}, this is {torch.__version__}.")
     differ = [name for name in found if found[name] != kept["methods"].get(name)]

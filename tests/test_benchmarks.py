@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -138,6 +139,30 @@ def test_bits_are_taken_of_one_method_and_kept_of_all(monkeypatch, tmp_path):
     found = bits.bits_of("fedavg", tmp_path)
     assert {name: len(value) for name, value in found.items()} == {"weights": 64, "metrics": 64}
     assert set(json.loads(bits.RESULTS.read_text())["methods"]) == set(bits.methods())
+
+
+def test_bits_of_one_method_are_written_beside_those_of_the_others(monkeypatch, tmp_path):
+    bits = loaded("bits", monkeypatch)
+    kept = {
+        "torch": torch.__version__,
+        "processor": platform.machine(),
+        "methods": {"fedavg": {"weights": "a"}, "solo": {"weights": "b"}},
+    }
+    monkeypatch.setattr(bits, "RESULTS", tmp_path / "bits.json")
+    bits.RESULTS.write_text(json.dumps(kept))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(bits, "bits_of", lambda name, folder: {"weights": "c"})
+    monkeypatch.setattr(sys, "argv", ["bits.py", "--write", "--only", "fedprox", "solo"])
+    assert bits.main() == 0
+    written = json.loads(bits.RESULTS.read_text())["methods"]
+    assert list(written.items()) == [
+        ("fedavg", {"weights": "a"}),
+        ("fedprox", {"weights": "c"}),
+        ("solo", {"weights": "c"}),
+    ]
+    bits.RESULTS.write_text(json.dumps({**kept, "torch": "another"}))
+    with pytest.raises(SystemExit):  # hashes of two versions do not go into one file
+        bits.main()
 
 
 def test_bits_tell_values_shapes_types_and_names_apart(monkeypatch):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 import typer
 import yaml
 from layout_folders import marks, numbered, save
+from safetensors.torch import load_file
 
+import panorgan
 from panorgan.anatomy import Vocabulary
 from panorgan.cases.layouts import find_layout, layouts, read_cases
 from panorgan.cases.sampling import Batch
@@ -22,7 +26,9 @@ from panorgan.losses.partial import marginal_cross_entropy, member_matrix
 from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods import registry
 from panorgan.methods.about.metadata import describe
+from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.networks import UNet, UNetSettings
 from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page
 
@@ -33,12 +39,19 @@ def snippets(path: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
 
 
-def test_the_example_method_works(monkeypatch):
-    (source,) = snippets("docs/add-a-method.md", "python")
+@pytest.fixture
+def example_method(monkeypatch):
+    """A method of docs/add-a-method.md by its name, registered for one test."""
     monkeypatch.setattr(registry, "_registered", dict(registry.methods()))
-    module = types.ModuleType("slow_decoder")
-    exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
-    method = registry.find_method("slow_decoder")
+    for source, name in zip(snippets("docs/add-a-method.md", "python"), ("slow_decoder", "fedbn"), strict=True):
+        module = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)  # where pydantic looks for the names in annotations
+        exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
+    return registry.find_method
+
+
+def test_the_example_method_works(example_method):
+    method = example_method("slow_decoder")
     federation = Federation(Vocabulary(["liver"]), {"a": SiteInfo("a", 1, {"liver": 1})})
     rule = method.Server(method.Config(share=0.25), federation, {"decoder.w": torch.zeros(1), "head.w": torch.zeros(1)})
     rule.round_info = RoundInfo("train", 1, 1)
@@ -60,6 +73,63 @@ def test_the_example_method_works(monkeypatch):
     assert rule.weights["head.w"].item() == 1.0
     (share,) = describe(method).own_fields
     assert (share.name, share.type, share.default) == ("share", "number ≥ 0, ≤ 1", 0.5)
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_the_example_with_a_part_that_stays_keeps_it(example_method, norm):
+    method = example_method("fedbn")
+    vocabulary, facts = Vocabulary(["liver", "spleen"]), SiteInfo("a", 1, {"liver": 1})
+
+    def site():
+        model = UNet(vocabulary, UNetSettings(features=(2, 4), norm=norm))
+        federation = Federation(vocabulary, {"a": facts, "b": SiteInfo("b", 1, {"spleen": 1})})
+        return method.Site(
+            method.Config(unlabelled="received"),
+            facts,
+            federation,
+            SiteTools(model, torch.optim.SGD(model.parameters())),
+        )
+
+    def filled(rule, value):
+        return {key: torch.full_like(tensor, value) for key, tensor in rule.model.state_dict().items()}
+
+    def play(rule, received):
+        """A round that receives one number everywhere and trains to the next; the value of each key before it."""
+        rule.received = Payload(filled(rule, received))
+        rule.before_round()
+        began = {key: int(tensor.flatten()[0]) for key, tensor in rule.model.state_dict().items()}
+        assert all(torch.equal(t, rule.model.state_dict()[k]) for k, t in rule.received_model.state_dict().items())
+        rule.model.load_state_dict(filled(rule, received + 1))
+        rule.after_round()
+        return began
+
+    first = site()
+    assert set(play(first, 1).values()) == {1}  # nothing of its own yet
+    restarted = site()
+    restarted.load_state(first.state())
+    norms = set(first.model.parts()["norm"])
+    assert {key for key in norms if key.endswith("running_mean")} or norm == "instance"
+    for rule in (first, restarted):
+        assert play(rule, 5) == {key: 2 if key in norms else 5 for key in rule.model.state_dict()}
+
+
+def test_the_example_with_a_part_that_stays_trains_on_after_a_cut(example_method, tiny, tmp_path):
+    def weights(folder, resume=False, name="fedbn", listeners=()):
+        method = {"name": name, "server_step": 1, "unlabelled": "received"}
+        training = {"rounds": 3, "validate_every": 0, "select": "last"}
+        experiment = tiny(method=method, network={"norm": "batch"}, training=training)
+        panorgan.train(experiment, tmp_path / folder, resume=resume, listeners=listeners)
+        return load_file(tmp_path / folder / "model" / "model.safetensors")
+
+    def stop(event):
+        if event.kind == "round" and event.facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        weights("cut", listeners=[stop])
+    whole, resumed, fedavg = weights("whole"), weights("cut", resume=True), weights("fedavg", name="fedavg")
+    assert [key for key in whole if not torch.equal(whole[key], resumed[key])] == []
+    assert [key for key in whole if not torch.equal(whole[key], fedavg[key])] != []
 
 
 def test_the_metadata_that_a_method_shows_is_that_of_its_file():

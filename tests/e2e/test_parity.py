@@ -40,7 +40,7 @@ def test_methods_that_stay_at_home_send_nothing_of_their_own(method, like):
     for hook in ("broadcast", "aggregate", "expects", "state", "load_state", "delivered"):
         assert getattr(own.Server, hook).__module__ != own.__module__
     assert own.tensors.items() <= other.tensors.items()
-    assert set(own.scalars) <= set(other.scalars)
+    assert set(own.numbers) <= set(other.numbers)
 
 
 @pytest.mark.slow
