@@ -7,10 +7,11 @@ DOCS_READY := $(VENV)/.docs-ready
 PIP_QUIET := --quiet --disable-pip-version-check
 LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
 
-.PHONY: help venv demo test lint docs sbom clean
+.PHONY: help venv demo quick test lint docs sbom clean
 
 help:
 	@echo "make demo   train a phantom federation, compare, and write a report (minutes on two cores)"
+	@echo "make quick  run the unit tests of the rooms that do not train (under a minute on two cores)"
 	@echo "make test   run all tests"
 	@echo "make lint   ruff, mypy and the import contract"
 	@echo "make docs   write build/site: the documentation as pages, all links checked"
@@ -36,6 +37,10 @@ demo: $(READY)
 # One thread per process: two test processes share two cores. The end-to-end tests come apart: each file there starts real
 # servers and sites, which its tests share.
 QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+UNITS := $(addprefix tests/,anatomy cases losses networks evaluation deployment test_config.py test_checksums.py test_errors.py)
+quick: $(READY)
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(UNITS)
+
 test: $(READY)
 	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/e2e
 	$(QUIET) $(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e
