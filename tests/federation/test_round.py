@@ -122,10 +122,9 @@ def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, c
     told = [event.facts for event in heard if event.kind == "refused"]
     assert [(facts["site"], facts["code"]) for facts in told] == [("north", code)]
     # what remains is exactly the round of the other site alone
-    alone = make_coordinator(
-        experiment, tmp_path / "alone", Tampering(make_workers(experiment, tmp_path), drop=("none",))
-    )
-    alone.transport.drop = ("north",)  # north joined, then fell silent
+    transport = Tampering(make_workers(experiment, tmp_path), drop=("none",))
+    alone = make_coordinator(experiment, tmp_path / "alone", transport)
+    transport.drop = ("north",)  # north joined, then fell silent
     alone.run()
     assert same(coordinator.state.weights, alone.state.weights)
     assert all(torch.isfinite(v).all() for v in coordinator.state.weights.values())

@@ -80,11 +80,6 @@ class Coordinator:
         return coordinator
 
     @property
-    def transport(self) -> Transport:
-        """How sites are reached."""
-        return self._admission.transport
-
-    @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
         return self.state.rounds_done >= len(self.schedule)
