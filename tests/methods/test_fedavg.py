@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
@@ -89,8 +90,10 @@ def test_an_organ_that_one_case_does_not_label_is_open_there():
     assert loss_at("fedavg", mixed) != loss_at("fedavg", mixed, unlabelled="marginal")
 
 
-def test_independent_channels_leave_nothing_to_share_out():
-    assert torch.equal(
-        loss_at("fedavg", {"liver": 2}, "sigmoid"),
-        loss_at("fedavg", {"liver": 2}, "sigmoid", unlabelled="marginal"),
-    )
+def test_sigmoid_channels_of_unlabelled_organs_stay_with_the_received_model():
+    """The liver as ever; the spleen, which no sample labels, by binary cross-entropy to the received sigmoid."""
+    batch, liver = batch_of({"liver": 2}), Vocabulary(["liver"])
+    own = partial_dice_ce(TRAINED[:, 1:2], batch, liver, "sigmoid", dice_over="batch")
+    held = F.binary_cross_entropy_with_logits(TRAINED[:, 2], RECEIVED[:, 2].sigmoid())
+    torch.testing.assert_close(loss_at("fedavg", {"liver": 2}, "sigmoid"), own.mean() + held)
+    torch.testing.assert_close(loss_at("fedavg", {"liver": 2}, "sigmoid", unlabelled="marginal"), own.mean())

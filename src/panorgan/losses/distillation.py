@@ -37,6 +37,16 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
     return kept / counted.sum(1).clamp(min=1)
 
 
+def distil_unlabelled(
+    logits: torch.Tensor, received: torch.Tensor, batch: Batch, vocabulary: Vocabulary
+) -> torch.Tensor:
+    """Cross-entropy to a frozen model's sigmoids on the organs that a sample does not label, [B]; FLKD's eq. 7.
+
+    Logits of both models are [B, C, *S], their channels named by the vocabulary.
+    """
+    return soft_bce(logits, received.float().sigmoid(), unlabelled(batch, vocabulary))
+
+
 def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
     """[B, C] bool: the organs that a sample's annotation says nothing about.
 
