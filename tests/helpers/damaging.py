@@ -15,14 +15,9 @@ from typing import Any
 import torch
 from federations import CPU, make_coordinator
 
-from panorgan.cases.file_hashes import FileHashes
-from panorgan.cases.phantom import write_federation
-from panorgan.cases.phantom.config import PhantomConfig
-from panorgan.cases.preprocess import PlanChoices
-from panorgan.cases.store import Store
-from panorgan.cases.teacher_predictions import TeacherPredictions
-from panorgan.cases.volume import read_volume
 from panorgan.config import Experiment
+from panorgan.data.file_hashes import FileHashes
+from panorgan.data.volume import read_volume
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.errors import PanorganError
 from panorgan.federation.audit import AuditLog, read_log
@@ -34,6 +29,11 @@ from panorgan.federation.local_state import LocalState
 from panorgan.federation.message_files import open_checked
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
+from panorgan.phantom import write_federation
+from panorgan.phantom.config import PhantomConfig
+from panorgan.preparation.preprocess import PlanChoices
+from panorgan.preparation.store import Store
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.workflows.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
 from panorgan.workflows.execute import build_workers, train
 from panorgan.workflows.model_bundle import load_model

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.table import Table
 
 from panorgan import load_experiment
-from panorgan.cases.planning import SiteStatistics, proposed_patch
-from panorgan.cases.preprocess import Plan, PlanChoices
-from panorgan.cases.sampling import sliced_axis
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.federation.events import EventLog
+from panorgan.preparation.planning import SiteStatistics, proposed_patch
+from panorgan.preparation.preprocess import Plan, PlanChoices
+from panorgan.preparation.sampling import sliced_axis
 from panorgan.workflows.prepare import make_plan
 from panorgan.workflows.site_cases import cache_folder, read_sites
 

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings, SiteStatistics
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, DataError, MessageError
 from panorgan.federation.checkpoint import CoordinatorState
 from panorgan.federation.checks import read_introduction
@@ -22,6 +19,9 @@ from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, Payload, SiteInfo
 from panorgan.networks import UNetSettings
+from panorgan.preparation.planning import PlanSettings, SiteStatistics
+from panorgan.preparation.preprocess import Plan
+from panorgan.seeds import derive_seed
 
 _NEWCOMERS_ANSWER_WITHIN = 300.0
 """Seconds. Everybody else waits meanwhile; a newcomer only counts its cases, and may try again in the next segment."""

@@ -15,8 +15,6 @@ import torch
 from pydantic import ValidationError
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import POOLED, PlanSettings
-from panorgan.cases.preprocess import Plan, PlanChoices
 from panorgan.errors import AnatomyError
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.settings import TrainingSettings
@@ -24,6 +22,8 @@ from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo, Stage, Tensors
 from panorgan.networks import UNetSettings
+from panorgan.preparation.planning import POOLED, PlanSettings
+from panorgan.preparation.preprocess import Plan, PlanChoices
 
 if TYPE_CHECKING:
     from panorgan.federation.site import SiteSetup

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings
-from panorgan.cases.preprocess import Plan
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.networks import UNetSettings
+from panorgan.preparation.planning import PlanSettings
+from panorgan.preparation.preprocess import Plan
 
 
 @dataclass(frozen=True)

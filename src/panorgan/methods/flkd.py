@@ -22,8 +22,6 @@ from typing import ClassVar, Literal
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import soft_bce, unlabelled
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, published
 from panorgan.methods.registry import register
@@ -38,6 +36,8 @@ from panorgan.methods.shared.teacher_stages import (
 )
 from panorgan.networks import SegmentationNetwork, organ_probabilities
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.sampling import Batch
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class FLKDConfig(MethodConfig):
