@@ -15,7 +15,7 @@ from panorgan.data.case import Case
 from panorgan.data.layouts import read_cases
 from panorgan.phantom import PhantomConfig, PhantomSite, write_federation
 from panorgan.preparation.augment import AugmentSettings
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.store import Store, StoredCase
 
 ORGANS = ("aorta", "kidney_left", "kidney_right", "liver", "pancreas", "spleen", "stomach")

@@ -33,7 +33,7 @@ from torch.utils.data import RandomSampler
 
 from panorgan.data.case import Case
 from panorgan.preparation.augment import AugmentSettings
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.sampling import SamplingSettings
 
 BOTH = ("image", "label")

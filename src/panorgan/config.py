@@ -28,7 +28,7 @@ from panorgan.networks import UNetSettings
 from panorgan.overrides import read_overridden, written
 from panorgan.phantom import PhantomConfig
 from panorgan.preparation.augment import refuse_swapped_sides
-from panorgan.preparation.planning import PlanSettings
+from panorgan.preparation.plan import PlanSettings
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import SettingError, Settings, validated
 

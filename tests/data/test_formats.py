@@ -18,7 +18,7 @@ from panorgan.data.case import Case, LabelMap
 from panorgan.data.formats import files_of
 from panorgan.data.layouts import read_cases
 from panorgan.data.volume import Volume, read_volume, same_grid, turned_like
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.store import Store
 
 AFFINE = np.array([[-0.7, 0, 0, 90.0], [0, -0.7, 0, 40.0], [0, 0, 2.5, -300.0], [0, 0, 0, 1]])

@@ -30,7 +30,7 @@ from panorgan.federation.tasks import Task
 from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import RoundInfo
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run
 

@@ -20,7 +20,7 @@ from panorgan.evaluation.inference import (
 )
 from panorgan.networks import UNet, UNetSettings
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 
 SETTINGS = InferenceSettings(patch_size=(8, 8, 8), overlap=0.0)
 

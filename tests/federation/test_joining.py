@@ -17,7 +17,8 @@ from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import Federation, SiteInfo
-from panorgan.preparation.planning import PlanSettings, SiteStatistics
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.site_statistics import SiteStatistics
 
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 

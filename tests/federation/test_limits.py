@@ -19,7 +19,7 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.fediod import FedIOD
 from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
-from panorgan.preparation.planning import PlanSettings
+from panorgan.preparation.plan import PlanSettings
 
 POOLED = PlanSettings(spacing_mm="pooled", window_hu="pooled", intensity="window")
 

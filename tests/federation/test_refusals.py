@@ -17,7 +17,7 @@ from panorgan.federation.collector import SitesMissingError
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta
-from panorgan.preparation.planning import PlanSettings
+from panorgan.preparation.plan import PlanSettings
 
 SMALL = {"rounds": 1, "validate_every": 0, "local_steps": 1}
 

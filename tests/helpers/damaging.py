@@ -31,7 +31,7 @@ from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.phantom import write_federation
 from panorgan.phantom.config import PhantomConfig
-from panorgan.preparation.preprocess import PlanChoices
+from panorgan.preparation.plan import PlanSettings
 from panorgan.preparation.store import Store
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.workflows.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
@@ -188,16 +188,15 @@ def unfinished_kinds(folder: Path) -> list[Kind]:
 def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]:
     """Prepared cases, what lies beside them, generated scans. What is damaged is made again.
 
-    Hashes of files that are a moment old are not remembered: `cases.file_hashes._SETTLED_SECONDS` should be negative.
+    Hashes of files that are a moment old are not remembered: `data.file_hashes._SETTLED_SECONDS` should be negative.
     """
     sites = read_sites(experiment, cache, lambda what, done, total: None)
     plan, store = prepare(experiment, cache).plan, Store(cache / "store")
     case = next(case for site in sites for case in site.train)
     stored = store.add(case, plan)
-    choices = PlanChoices()
     for path in (cache / "store").glob("*.measured"):
         path.unlink()
-    store.measure(case, choices)
+    store.measure(case, PlanSettings())
     (measured,) = (cache / "store").glob("*.measured")
     made = folder / "phantom"
     config = PhantomConfig(
@@ -216,7 +215,7 @@ def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]
         return _predictions(stored).volume(stored)[0].tobytes()
 
     def measure(path: Path) -> Any:
-        return store.measure(case, choices).as_json()
+        return store.measure(case, PlanSettings()).as_json()
 
     def phantom(path: Path) -> Any:
         write_federation(config, made, remake=True)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from panorgan.data.case import Case, LabelMap
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.store import Store, StoredCase
 
 Array = NDArray[Any]

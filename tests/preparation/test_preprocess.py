@@ -17,7 +17,8 @@ from panorgan.data.volume import Volume
 from panorgan.evaluation.inference import InferenceSettings, predict_volume
 from panorgan.evaluation.metrics import dice
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.preprocess import Grid, Plan, prepare_image, prepare_mask, to_scan_grid
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask, to_scan_grid
 
 SPACING = (2.0, 3.0, 5.0)
 ORIENTATIONS = list(product(permutations(range(3)), product((1, -1), repeat=3)))

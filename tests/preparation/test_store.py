@@ -15,7 +15,7 @@ from refusing import refused
 from panorgan.data.case import Case, LabelMap
 from panorgan.errors import DataError
 from panorgan.preparation import store as store_module
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.store import Store
 
 PLAN = Plan(spacing_mm=(1.0, 1.0, 1.0))

@@ -15,7 +15,7 @@ import torch
 from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError, DataError
 from panorgan.preparation import store as store_module
-from panorgan.preparation.planning import SiteStatistics
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.preparation.store import Store
 from panorgan.workflows.execute import train
 from panorgan.workflows.manifest import scored_fingerprint

@@ -25,7 +25,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run

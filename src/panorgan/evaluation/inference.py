@@ -15,7 +15,8 @@ from panorgan.data.volume import Volume
 from panorgan.errors import AnatomyError
 from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.preprocess import Grid, Plan, prepare_image, to_scan_grid
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import Settings
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from panorgan.errors import MessageError
 from panorgan.methods.protocol import SiteInfo
-from panorgan.preparation.planning import SiteStatistics
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.settings import SettingError, Settings
 
 Range = tuple[float, float]

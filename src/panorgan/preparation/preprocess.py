@@ -11,18 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import nibabel as nib
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 from scipy import ndimage
 
 from panorgan.data.volume import Volume
-from panorgan.settings import SettingError, Settings
+from panorgan.preparation.plan import Plan
 
 # Finding the body: denser than air and most of lung, on a coarse grid, with a little air kept around it.
 _BODY_HU = -400.0
@@ -32,54 +31,6 @@ _BODY_MARGIN_MM = 8.0
 _BODY_SHARE = 0.1
 
 Number = TypeVar("Number", int, float)
-
-
-class PlanChoices(Settings):
-    """The part of a plan that is chosen, not measured."""
-
-    crop: Literal["none", "body"] = Field(
-        "none", description="body: cut off the air (and the table) around the patient before anything else"
-    )
-    image_interpolation: Literal["linear", "cubic"] = Field("linear", description="cubic is sharper and slower")
-    label_interpolation: Literal["linear", "nearest"] = Field(
-        "linear", description="linear: each mask like an image, then one half decides; nearest: one voxel decides"
-    )
-
-
-class Plan(PlanChoices):
-    """What every site does to a scan before the network sees it."""
-
-    spacing_mm: tuple[float, float, float] = Field((3.0, 3.0, 3.0), description="voxel size after resampling (R, A, S)")
-    intensity: Literal["window", "zscore"] = Field(
-        "window", description="window: clip HU, for CT; zscore: by each scan's own mean and spread, for MR"
-    )
-    window_hu: tuple[float, float] = Field(
-        (-500.0, 500.0), description="for 'window': intensities clipped here, then mapped to [-1, 1]"
-    )
-
-    @field_validator("spacing_mm")
-    @classmethod
-    def _positive(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
-        return checked_spacing(value)
-
-    @field_validator("window_hu")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        return checked_window(value)
-
-
-def checked_spacing(value: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Refuse voxel sizes that are none."""
-    if min(value) <= 0:
-        raise SettingError("spacing must be positive millimetres", code="size-not-positive")
-    return value
-
-
-def checked_window(value: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a window without an inside."""
-    if value[0] >= value[1]:
-        raise SettingError("the window's lower end must be below its upper end", code="window-empty")
-    return value
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ from panorgan.data.formats import files_of
 from panorgan.errors import DataError
 from panorgan.preparation.cache_files import array_bytes, arrays_bytes, mark_used, write_flushed
 from panorgan.preparation.cache_use import mark_in_use
-from panorgan.preparation.planning import CaseMeasurements, measure_case
-from panorgan.preparation.preprocess import Grid, Plan, PlanChoices, prepare_image, prepare_mask
+from panorgan.preparation.measure import measure_case
+from panorgan.preparation.plan import Plan, PlanSettings
+from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask
+from panorgan.preparation.site_statistics import CaseMeasurements
 
 _FORMAT = 4
 _WHOLE = OncePerProcess()
@@ -146,13 +148,13 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             marker.touch()
 
-    def measure(self, case: Case, choices: PlanChoices) -> CaseMeasurements:
+    def measure(self, case: Case, settings: PlanSettings) -> CaseMeasurements:
         """What a plan needs to know of a case; measured once."""
-        memory = self.folder / f"{self._key(case, f'format {_FORMAT} measure {choices.crop}')}.measured"
+        memory = self.folder / f"{self._key(case, f'format {_FORMAT} measure {settings.crop}')}.measured"
         try:
             return CaseMeasurements.from_json(read_json(memory.read_bytes()))
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged
-            measured = measure_case(case, choices)
+            measured = measure_case(case, settings)
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self._scratch()
         write_flushed(scratch, (sealed_json(measured.as_json()).encode(),))

@@ -23,7 +23,7 @@ from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import use_hardware
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint

@@ -30,7 +30,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run

@@ -10,8 +10,8 @@ from typing import Any
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement, SiteSettings
 from panorgan.federation.site import SiteData
-from panorgan.preparation.planning import SiteStatistics
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.preparation.store import Store
 from panorgan.workflows.cache import trim_cache
 from panorgan.workflows.data_watch import DataWatch

@@ -11,8 +11,8 @@ from typing import Any
 from panorgan.config import Experiment
 from panorgan.data.case import Case
 from panorgan.errors import DataError
-from panorgan.preparation.planning import SiteStatistics
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.preparation.store import Store, StoredCase
 from panorgan.workflows.cache import trim_cache
 from panorgan.workflows.data_watch import DataWatch

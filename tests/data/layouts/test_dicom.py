@@ -32,7 +32,7 @@ from refusing import refused
 from panorgan.data.dicom import read_tree
 from panorgan.data.layouts import find_layout
 from panorgan.errors import DataError
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.preparation.store import Store
 
 # ---------------------------------------------------------------- which series are cases

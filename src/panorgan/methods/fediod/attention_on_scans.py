@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from panorgan.data.case import Case
 from panorgan.methods.fediod.attention_gate import mean_attention
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
-from panorgan.preparation.preprocess import Grid, Plan, prepare_image, prepare_mask
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask
 from panorgan.preparation.sampling import sliced_axis
 
 _AXIAL = 2

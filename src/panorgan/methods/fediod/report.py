@@ -29,7 +29,7 @@ from panorgan.methods.fediod.bottleneck_attention import head_of_key
 from panorgan.methods.fediod.head_attribution import head_weights
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.methods.fediod.method import ATTRIBUTION
-from panorgan.preparation.preprocess import Plan
+from panorgan.preparation.plan import Plan
 from panorgan.report.overlays import (
     MR_PERCENTILES,
     WINDOW_HU,

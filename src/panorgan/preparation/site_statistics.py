@@ -1,9 +1,9 @@
-"""A plan for everybody, from numbers that each site measures on its own training cases.
+"""Numbers that each site measures on its own training cases, and what those of all sites amount to.
 
-A site tells how many cases it has, how many of them are CT, their median voxel size and extent, and per structure the
+A site sends how many cases it has, how many of them are CT, their median voxel size and extent, and per structure the
 range of Hounsfield units inside it. No image leaves; the numbers are pooled, and the plan follows from them: a median
-voxel size, and a window in which every annotated structure can be seen. Numbers are coarse, but a site with a single
-training case tells about that patient: the docs say so.
+voxel size, and a window in which every annotated structure can be seen. Numbers are coarse, but those of a site with a
+single training case describe that patient: the docs say so.
 """
 
 from __future__ import annotations
@@ -15,65 +15,15 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
-from panorgan.data.case import Case
 from panorgan.errors import DataError
-from panorgan.preparation.pooling import MINORITY, capped, without_extremes
-from panorgan.preparation.preprocess import Grid, Plan, PlanChoices, checked_spacing, checked_window
-
-POOLED: Literal["pooled"] = "pooled"
+from panorgan.preparation.pooling import MINORITY, capped, weighted_median, without_extremes
 
 # Hounsfield units in bins of 16, from air to dense bone; what lies beyond counts in the outer bins.
 _FIRST_HU, _BIN_HU, _BINS = -1024.0, 16.0, 256
 _LOW = "plan/hu_low/"
 # Share of a structure's voxels that the window may leave out at either end, as nnU-Net clips them.
 _LEFT_OUT = 0.005
-# Fat is near -100 HU and in every CT; MR has next to nothing below zero.
-_CT_BELOW_HU, _CT_SHARE = -50.0, 0.01
-# Patches of at most this many voxels are proposed: what fits common GPUs twice with a 5-level U-Net.
-_PATCH_VOXELS = 128**3
-
-
-class PlanSettings(PlanChoices):
-    """The experiment's `plan`: what is said holds for every site, what is `pooled` is measured at the sites."""
-
-    spacing_mm: tuple[float, float, float] | Literal["pooled"] = Field(
-        POOLED, description="voxel size after resampling (R, A, S); pooled: the median of the sites' medians"
-    )
-    intensity: Literal["window", "zscore", "pooled"] = Field(
-        POOLED, description="window: clip HU, for CT; zscore: by each scan's own mean and spread, for MR"
-    )
-    window_hu: tuple[float, float] | Literal["pooled"] = Field(
-        POOLED,
-        description="for 'window': clipped here, then mapped to [-1, 1]; pooled: 99 % of every annotated structure",
-    )
-
-    @field_validator("spacing_mm")
-    @classmethod
-    def _positive(cls, value: tuple[float, float, float] | Literal["pooled"]) -> Any:
-        return value if value == POOLED else checked_spacing(value)
-
-    @field_validator("window_hu")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float] | Literal["pooled"]) -> Any:
-        return value if value == POOLED else checked_window(value)
-
-    @property
-    def measures(self) -> bool:
-        """Whether anything has to be measured at the sites."""
-        open_window = self.window_hu == POOLED and self.intensity != "zscore"
-        return POOLED in (self.spacing_mm, self.intensity) or open_window
-
-    def resolve(self, sites: Mapping[str, SiteStatistics]) -> Plan:
-        """The plan that follows from what the sites measured; `sites` may be empty where nothing is pooled."""
-        spacing = self.spacing_mm if self.spacing_mm != POOLED else pooled_spacing(sites)
-        intensity = self.intensity if self.intensity != POOLED else pooled_intensity(sites)
-        fixed = {name: getattr(self, name) for name in PlanChoices.model_fields}
-        if intensity == "zscore":
-            return Plan(spacing_mm=spacing, intensity=intensity, **fixed)
-        window = self.window_hu if self.window_hu != POOLED else pooled_window(sites)
-        return Plan(spacing_mm=spacing, intensity=intensity, window_hu=window, **fixed)
 
 
 @dataclass(frozen=True)
@@ -103,7 +53,7 @@ class CaseMeasurements:
 
 @dataclass(frozen=True)
 class SiteStatistics:
-    """What a site tells about its training cases: numbers only. `hu_ranges`: low and high per structure, CT only."""
+    """What a site sends about its training cases: numbers only. `hu_ranges`: low and high per structure, CT only."""
 
     cases: int
     ct_cases: int
@@ -171,23 +121,20 @@ def _nonsense(site: str, why: str) -> DataError:
     )
 
 
-def measure_case(case: Case, choices: PlanChoices) -> CaseMeasurements:
-    """Read a case and measure it."""
-    volume = case.read_image()
-    is_ct = float((volume.voxels < _CT_BELOW_HU).mean()) > _CT_SHARE
-    grid = Grid.of(volume, Plan(crop=choices.crop, intensity="window" if is_ct else "zscore"))
-    x, y, z = (n * mm for n, mm in zip(grid.ras_shape, grid.ras_spacing, strict=True))
-    counts = {}
-    for name, mask in case.iter_masks(volume):  # read in any case: what is wrong with a label shows here
-        if is_ct:
-            places = np.clip((volume.voxels[mask] - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
-            counts[name] = np.bincount(places, minlength=_BINS)
-    return CaseMeasurements(grid.ras_spacing, (x, y, z), is_ct, counts)
+def hu_histogram(values: NDArray[Any]) -> NDArray[np.int64]:
+    """How many of the values lie in each bin of Hounsfield units."""
+    bins = np.clip((values - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
+    return np.bincount(bins, minlength=_BINS)
 
 
 def pooled_spacing(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
     """The median of the sites' median voxel sizes, each site counting by its cases, but none for half of them all."""
-    return _median([s.spacing_mm for s in sites.values()], _weights(sites))
+    return _median([site.spacing_mm for site in sites.values()], _weights(sites))
+
+
+def pooled_extent(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
+    """The median of the sites' median extents, weighted in the same way."""
+    return _median([site.extent_mm for site in sites.values()], _weights(sites))
 
 
 def _weights(sites: Mapping[str, SiteStatistics]) -> list[float]:
@@ -218,11 +165,11 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
     bulk of the tissue would show the vessel as a flat patch. Where three or more sites know a structure, the one that
     reaches farthest is left out at either end: no single site widens the window for all.
     """
-    told: dict[str, list[tuple[float, float]]] = {}
+    measured: dict[str, list[tuple[float, float]]] = {}
     for site in sites.values():
         for structure, own in site.hu_ranges.items():
-            told.setdefault(structure, []).append(own)
-    ranges = [without_extremes([low for low, _ in own], [high for _, high in own]) for own in told.values()]
+            measured.setdefault(structure, []).append(own)
+    ranges = [without_extremes([low for low, _ in own], [high for _, high in own]) for own in measured.values()]
     if not ranges:
         raise DataError(
             "No window can be pooled: the sites have no annotated CT voxel.",
@@ -246,32 +193,7 @@ def _coarse(extent_mm: float) -> float:
     return max(10.0, round(extent_mm / 10) * 10.0)
 
 
-def proposed_patch(
-    plan: Plan, sites: Mapping[str, SiteStatistics], divisors: Sequence[int], sliced: int | None = None
-) -> tuple[int, int, int]:
-    """A patch of the scans' proportions that common GPUs can hold, no larger than the scans need it.
-
-    Sizes are multiples of the network's `divisors`, at least twice those. `sliced` is the axis that the slices of a 2D
-    network lie across; `divisors` are then those of the other two.
-    """
-    extent = _median([s.extent_mm for s in sites.values()], _weights(sites))
-    axes = [axis for axis in range(3) if axis != sliced]
-    sizes = {axis: extent[axis] / plan.spacing_mm[axis] for axis in axes}
-    while math.prod(sizes.values()) > _PATCH_VOXELS:
-        # Shorten what is longest in millimetres: context should reach equally far in every direction.
-        sizes[max(axes, key=lambda axis: sizes[axis] * plan.spacing_mm[axis])] *= 0.95
-    patch = [1, 1, 1]
-    for axis, divisor in zip(axes, divisors, strict=True):
-        patch[axis] = max(2 * divisor, round(sizes[axis] / divisor) * divisor)
-    return patch[0], patch[1], patch[2]
-
-
 def _median(values: Sequence[tuple[float, float, float]], weights: Sequence[float]) -> tuple[float, float, float]:
-    """Weighted median per axis: the smallest value that at least half of the weight does not exceed."""
-    table, weight = np.array(values), np.array(weights)
-    medians = []
-    for axis in range(3):
-        order = np.argsort(table[:, axis], kind="stable")
-        reached = np.cumsum(weight[order]) >= weight.sum() / 2
-        medians.append(float(table[order[int(reached.argmax())], axis]))
-    return medians[0], medians[1], medians[2]
+    """Weighted median per axis."""
+    x, y, z = (weighted_median(along, weights) for along in zip(*values, strict=True))
+    return x, y, z
