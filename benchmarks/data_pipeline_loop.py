@@ -35,7 +35,8 @@ from panorgan.methods.fedavg import FedAvg, FedAvgConfig
 from panorgan.methods.protocol import Federation, Payload, RoundInfo
 from panorgan.networks import UNetSettings
 from panorgan.preparation.augment import Draws, augment
-from panorgan.preparation.sampling import PackedBatch, PatchSampler, SamplingSettings
+from panorgan.preparation.batch import PackedBatch
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
 from panorgan.preparation.store import StoredCase
 
 

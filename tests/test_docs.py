@@ -28,7 +28,7 @@ from panorgan.methods.about.metadata import describe
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.networks import UNet, UNetSettings
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page
 

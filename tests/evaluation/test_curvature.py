@@ -24,7 +24,7 @@ from panorgan.evaluation.curvature import (
 from panorgan.losses import partial_dice_ce
 from panorgan.networks import UNet, UNetSettings, organ_network
 from panorgan.networks.second_derivatives import PlainInstanceNorm, use_plain_norms
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from panorgan.federation.failures import code_of
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method, MethodConfig, SiteRule
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ACCEPT = "accept-lost-state"
 

@@ -18,7 +18,7 @@ from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method, Payload, SiteRule
 from panorgan.methods.protocol import SiteInfo
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 
 def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):

@@ -16,7 +16,7 @@ from panorgan.federation.events import Event
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, ServerRule, SiteRule
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 QUICK = {"rounds": 3, "validate_every": 0, "local_steps": 1}
 

@@ -15,7 +15,7 @@ from panorgan.methods.ufps import UFPS, UFPSConfig
 from panorgan.methods.ufps.readiness import READY
 from panorgan.methods.ufps.sparse_masks import GLOBAL
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 
 OFF = {

@@ -18,7 +18,7 @@ from panorgan.losses.label_values import (
     possible_channels,
     undecided_value,
 )
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour", "spleen"])
 

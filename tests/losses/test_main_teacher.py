@@ -14,7 +14,7 @@ from panorgan.losses.main_teacher import MainTeacher, global_main_teacher
 from panorgan.losses.unified_label import merge, without_own_teachers
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.ufps.reverse_ce import reverse_cross_entropy
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])

@@ -20,7 +20,7 @@ from panorgan.losses.partial import (
     structure_bce,
     structure_probabilities,
 )
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen"])
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right"])

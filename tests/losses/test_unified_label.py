@@ -22,7 +22,7 @@ from panorgan.losses.unified_label import (
     overlap_priority,
     pseudo_label,
 )
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
 LIVER = Vocabulary(["liver", "liver_tumour", "spleen"])

@@ -15,7 +15,7 @@ from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
 RECEIVED, TRAINED = (torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

@@ -20,7 +20,7 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.shared.teacher_stages import who_teaches
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}

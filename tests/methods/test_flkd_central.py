@@ -16,7 +16,7 @@ from panorgan.methods.flkd_central import FLKDCentral, FLKDCentralConfig
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 ORGANS = ("liver", "spleen", "pancreas")
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}

@@ -20,7 +20,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.flkd import FLKD
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.preparation import teacher_predictions as predictions_module
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import PREDICTION
 from panorgan.workflows.execute import train
 

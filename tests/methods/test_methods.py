@@ -22,7 +22,7 @@ from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.workflows.execute import train
 
 PLAIN = ("central_full", "central_naive", "central_partial", "fedavg", "fedprox", "solo")

@@ -40,7 +40,7 @@ from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule
 from panorgan.methods.protocol import Federation, RoundInfo
 from panorgan.methods.registry import methods
 from panorgan.networks import UNet
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 
 FEDERATED = [name for name, method in methods().items() if not method.pooled]

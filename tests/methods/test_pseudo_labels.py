@@ -17,7 +17,7 @@ from panorgan.methods.registry import methods
 from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.networks import UNetSettings
 from panorgan.preparation import teacher_predictions as predictions_module
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import PREDICTION
 
 TRAINING: dict[str, Any] = {"rounds": 1, "validate_every": 0, "local_steps": 3}

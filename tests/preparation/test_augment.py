@@ -12,7 +12,7 @@ from refusing import refused
 
 from panorgan.preparation import augment as augment_module
 from panorgan.preparation.augment import AugmentSettings, Draws, augment, refuse_swapped_sides
-from panorgan.preparation.sampling import PackedBatch
+from panorgan.preparation.batch import PackedBatch
 
 NOTHING = {
     "rotation_degrees": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 from pydantic import ValidationError
 from refusing import refused
 
-from panorgan.errors import DataError
 from panorgan.preparation.augment import AugmentSettings, Draws, augment
-from panorgan.preparation.sampling import Batch, PackedBatch, PatchSampler, SamplingSettings, prefetched, whole_scan
+from panorgan.preparation.batch import PackedBatch
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings, whole_scan
 
 SHAPE = (20, 18, 16)
 
@@ -217,47 +216,6 @@ def test_a_small_case_is_padded_with_air(store_case) -> None:
         assert torch.equal(bits, inside.long())
 
 
-def test_unpack_by_hand() -> None:
-    bits = torch.tensor([[[0b000, 0b101], [0b010, 0b111]]])
-    annotated = torch.tensor([[True, False, True]])
-    batch = PackedBatch(torch.zeros(1, 1, 2, 2), bits, annotated, ("x", "y", "z"), ("a",)).unpack()
-    assert batch.masks.int().tolist() == [[[[0, 1], [0, 1]], [[0, 0], [1, 1]], [[0, 1], [0, 1]]]]
-    assert batch.annotated is annotated
-
-
-def test_unpack_reaches_the_highest_place() -> None:
-    bits = torch.tensor([[[1 << 62, 1]]])
-    names = tuple(f"s{t}" for t in range(63))
-    masks = (
-        PackedBatch(torch.zeros(1, 1, 1, 2), bits, torch.ones(1, 63, dtype=torch.bool), names, ("a",)).unpack().masks
-    )
-    assert masks.nonzero()[:, 1:].tolist() == [[0, 0, 1], [62, 0, 0]]
-
-
-def test_assuming_unknown_is_absent() -> None:
-    masks = torch.ones(2, 2, 1, 1, 3, dtype=torch.bool)
-    annotated = torch.tensor([[True, False], [False, True]])
-    batch = Batch(torch.zeros(2, 1, 1, 1, 3), masks, annotated, ("x", "y"), ("a", "b"))
-    naive = batch.assuming_unknown_is_absent()
-    assert naive.annotated.all()
-    assert naive.masks.flatten(2).all(2).tolist() == [[True, False], [False, True]]
-    assert naive.masks.flatten(2).any(2).tolist() == [[True, False], [False, True]]
-    assert batch.masks.all()
-    assert torch.equal(batch.annotated, annotated)
-
-
-def test_moving_to_the_cpu_changes_nothing(cases) -> None:
-    packed = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0))
-    assert packed.to(torch.device("cpu")) is packed
-
-
-def test_moving_to_another_device_moves_all_but_the_voxel_sizes(cases) -> None:
-    """Augmentation reckons with those, and does so on the CPU."""
-    moved = next(PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=0)).to(torch.device("meta"))
-    assert {t.device.type for t in (moved.image, moved.bits, moved.annotated)} == {"meta"}
-    assert moved.spacing.device.type == "cpu"
-
-
 def test_an_empty_training_set_is_an_error() -> None:
     with refused("nobody-to-train-on") as caught:
         PatchSampler([], ("liver",), settings())
@@ -277,48 +235,6 @@ def test_more_structures_than_bits_are_refused(cases) -> None:
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ValidationError):
         SamplingSettings(**wrong)
-
-
-def background_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "patches"]
-
-
-def test_prefetched_batches_are_the_same_in_the_same_order(cases) -> None:
-    sampler = PatchSampler(cases, STRUCTURES, settings())
-    plain = list(sampler.batches(9, seed=5))
-    ahead = list(prefetched(sampler.batches(9, seed=5), ahead=2))
-    assert len(ahead) == 9
-    assert all(same(a, b) for a, b in zip(plain, ahead, strict=True))
-    assert not background_threads()
-
-
-def test_an_error_in_the_thread_is_raised_where_batches_are_used(cases) -> None:
-    def break_off():
-        yield from PatchSampler(cases, STRUCTURES, settings()).batches(2, seed=0)
-        raise DataError("the disk is gone", code="no-disk")
-
-    batches = prefetched(break_off())
-    assert len([next(batches), next(batches)]) == 2
-    with refused("no-disk"):
-        next(batches)
-    assert not background_threads()
-
-
-def test_stopping_early_ends_the_thread(cases) -> None:
-    drawn = 0
-
-    def endless():
-        nonlocal drawn
-        while True:
-            drawn += 1
-            yield from PatchSampler(cases, STRUCTURES, settings()).batches(1, seed=drawn)
-
-    batches = prefetched(endless(), ahead=2)
-    next(batches)
-    assert len(background_threads()) == 1
-    batches.close()
-    assert not background_threads()
-    assert drawn <= 4  # one used, two waiting, one in the hand
 
 
 # -- where slices lie ------------------------------------------------------------------------------------------------

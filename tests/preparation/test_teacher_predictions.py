@@ -12,7 +12,9 @@ import torch
 from refusing import refused
 
 from panorgan.preparation.augment import AugmentSettings, Draws, augment
-from panorgan.preparation.sampling import PackedBatch, PatchSampler, SamplingSettings, prefetched
+from panorgan.preparation.batch import PackedBatch
+from panorgan.preparation.prefetch import prefetched
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
 from panorgan.preparation.store import Store
 from panorgan.preparation.teacher_predictions import TeacherPredictions, as_probabilities, quantised
 

@@ -33,8 +33,10 @@ from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, 
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.replay import replays_of, with_room
 from panorgan.preparation.augment import Draws, augment
+from panorgan.preparation.batch import PackedBatch
 from panorgan.preparation.plan import PlanSettings
-from panorgan.preparation.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
+from panorgan.preparation.prefetch import prefetched
+from panorgan.preparation.sampling import PatchSampler, patches_per_pass
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.seeds import derive_seed
 

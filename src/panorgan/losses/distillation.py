@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from panorgan.anatomy import Vocabulary
 from panorgan.data.labels import labelled_organs
 from panorgan.losses.partial import on_device
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 try:
     from panorgan.losses import soft_bce_kernel

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
 from panorgan.losses.unified_label import allowed_channels
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 
 def expected_cross_entropy(

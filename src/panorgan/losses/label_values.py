@@ -21,7 +21,7 @@ import torch
 from panorgan.anatomy import Vocabulary, ancestors
 from panorgan.data.labels import labelled_organs, membership
 from panorgan.losses.partial import on_device
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 Rows = tuple[tuple[bool, ...], ...]
 

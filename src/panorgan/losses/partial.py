@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from panorgan.anatomy import Vocabulary
 from panorgan.data.labels import Activation, labelled_organs, membership
 from panorgan.errors import AnatomyError
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 DiceOver = Literal["batch", "sample"]
 

@@ -27,7 +27,7 @@ from panorgan.losses.label_values import (
 )
 from panorgan.losses.main_teacher import MainTeacher, global_main_teacher
 from panorgan.losses.partial import checked_members, on_device
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 Conflicts = Literal["sequence", "confidence"]
 """When teachers claim the same voxel. *sequence*: the later one in a fixed order. *confidence*: the more probable."""

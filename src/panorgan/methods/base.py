@@ -34,7 +34,7 @@ from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
 from panorgan.networks.organ_parts import weights_for
 from panorgan.networks.settings import OrganParts
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.settings import Settings
 

@@ -22,7 +22,7 @@ from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 from panorgan.methods.shared.sharpness import asam_step
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from panorgan.methods.base import Method, ServerRule, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
 
 

@@ -36,7 +36,7 @@ from panorgan.methods.shared.teacher_stages import (
 )
 from panorgan.networks import SegmentationNetwork, organ_probabilities
 from panorgan.networks.settings import OrganParts
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 

@@ -21,7 +21,7 @@ from panorgan.methods.shared.pseudo_labels import (
     PseudoLabelSite,
 )
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 
 class UnlabelledIsBackground(SiteRule):

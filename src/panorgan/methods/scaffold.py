@@ -20,7 +20,7 @@ import torch
 from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 _PREFIX = "control/"
 _NEXT = "next_control/"

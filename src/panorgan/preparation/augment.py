@@ -20,8 +20,8 @@ from pydantic import Field
 
 from panorgan.anatomy import catalogue
 from panorgan.errors import ConfigError
+from panorgan.preparation.batch import PackedBatch
 from panorgan.preparation.host_to_device import in_one_copy
-from panorgan.preparation.sampling import PackedBatch
 from panorgan.preparation.teacher_predictions import as_probabilities
 from panorgan.settings import Settings
 

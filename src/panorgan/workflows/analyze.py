@@ -38,7 +38,8 @@ from panorgan.losses import partial_dice_ce
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.second_derivatives import use_plain_norms
-from panorgan.preparation.sampling import Batch, PatchSampler
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.sampling import PatchSampler
 from panorgan.seeds import derive_seed
 from panorgan.settings import Settings
 from panorgan.workflows.analysis_files import ALL_SITES, Analysis, Landscape, PlaceCurvature, Similarity, write_analysis

@@ -23,7 +23,8 @@ from panorgan.methods.fediod.attention_containment import missing_intersection, 
 from panorgan.methods.fediod.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
-from panorgan.preparation.sampling import Batch, PatchSampler, SamplingSettings
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
 
 
 def batch_of(rule: FedIOD.Site, seed: int = 0) -> Batch:

@@ -13,7 +13,7 @@ from panorgan.methods.fediod import FedIOD, FedIODConfig
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 SIDE = 160  # a hundred tokens
 

@@ -17,7 +17,7 @@ from panorgan.methods.ufps import UFPS
 from panorgan.methods.ufps import method as ufps_module
 from panorgan.methods.ufps.masks import pack
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 # -- the loss --------------------------------------------------------------------------------------------------------
 

@@ -71,8 +71,9 @@ from panorgan.methods.fediod.settings import FedIODConfig
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.networks.settings import OrganParts, UNetSettings
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.pooling import MINORITY, capped, weighted_median
-from panorgan.preparation.sampling import Batch, sliced_axis
+from panorgan.preparation.sampling import sliced_axis
 
 INTERSECTION, UNION = "attention/intersection", "attention/union"
 DEPTH, TOKENS = "attention/depth", "attention/tokens"

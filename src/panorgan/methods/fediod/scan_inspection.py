@@ -25,7 +25,8 @@ from panorgan.methods.fediod.head_attribution import (
     largest_entries,
 )
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
-from panorgan.preparation.sampling import Batch, PackedBatch, sliced_axis, whole_scan
+from panorgan.preparation.batch import Batch, PackedBatch
+from panorgan.preparation.sampling import sliced_axis, whole_scan
 from panorgan.preparation.store import StoredCase
 
 _AT_ONCE = 16

@@ -21,7 +21,7 @@ from panorgan.methods.shared.teacher_stages import PRETRAIN, TEACHERS, TeacherSe
 from panorgan.methods.shared.teachers import PREFIX
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 

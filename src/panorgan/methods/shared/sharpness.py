@@ -25,7 +25,7 @@ from torch import nn
 
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteRule
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 
 def asam_step(rule: SiteRule, batch: Batch, rho: float, eta: float) -> torch.Tensor:

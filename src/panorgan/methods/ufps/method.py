@@ -70,7 +70,7 @@ from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
 from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 from panorgan.methods.ufps.weight_schedules import sample_weights
 from panorgan.networks import SegmentationNetwork
-from panorgan.preparation.sampling import Batch
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
