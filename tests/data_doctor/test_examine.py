@@ -13,7 +13,7 @@ import pytest
 from faults import FAULTS, SITE, Bench, load
 
 from panorgan.anatomy import Vocabulary
-from panorgan.data_doctor import Checkup, Finding, Severity, Source, examine, facts, memory
+from panorgan.data_doctor import Checkup, Finding, Severity, Source, examine, memory, read_case
 from panorgan.data_doctor.folders import open_source
 
 
@@ -123,7 +123,7 @@ def test_facts_of_a_structure(make_bench):
 def test_workers_start_without_torch():
     """A worker imports the doctor anew; torch would cost it seconds."""
     heavy = "('torch', 'monai', 'SimpleITK')"
-    look = f"import sys, panorgan.data_doctor.facts; print([m for m in {heavy} if m in sys.modules])"
+    look = f"import sys, panorgan.data_doctor.read_case; print([m for m in {heavy} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
@@ -157,7 +157,7 @@ def only(checkup: Checkup, code: str) -> Finding:
 
 def test_one_broken_case_does_not_stop_the_others(make_bench, monkeypatch):
     bench: Bench = make_bench()
-    draw = facts.thumbnail.draw
+    draw = read_case.thumbnail.draw
     calls = []
 
     def fail_once(*about):
@@ -166,7 +166,7 @@ def test_one_broken_case_does_not_stop_the_others(make_bench, monkeypatch):
             raise MemoryError("no room")
         return draw(*about)
 
-    monkeypatch.setattr(facts.thumbnail, "draw", fail_once)
+    monkeypatch.setattr(read_case.thumbnail, "draw", fail_once)
     checkup = examine([bench.source], workers=1)
     found = only(checkup, "file-unreadable")
     assert (found.case, found.why) == (bench.cases[1], "MemoryError: no room")

@@ -7,17 +7,23 @@ import pytest
 
 from panorgan.anatomy import catalogue
 from panorgan.data.volume import Volume
-from panorgan.data_doctor import intensity, placement, plausible, thumbnail
+from panorgan.data_doctor import intensity, label_placement, plausible, thumbnail
 from panorgan.data_doctor.findings import StructureFacts
+from panorgan.data_doctor.label_placement import check_placement
 from panorgan.data_doctor.labels import content_hash, whole_numbers
 from panorgan.data_doctor.masks import Mask, check_one, check_overlaps, describe
-from panorgan.data_doctor.placement import check_placement
-from panorgan.data_doctor.places import Body, check_order, check_sides
+from panorgan.data_doctor.organ_positions import Body, check_order, check_sides
 from panorgan.data_doctor.slices import check_slices
 
 
 def test_the_tables_speak_of_organs_of_the_catalogue():
-    named = {*plausible._HU, *plausible._VOLUME_ML, *plausible.ONE_PIECE, *plausible.AIRY, *plausible.STEADY}
+    named = {
+        *plausible._HU,
+        *plausible._VOLUME_ML,
+        *plausible.ONE_PIECE,
+        *plausible.AIRY,
+        *plausible.STEADY,
+    }
     named |= {
         *plausible.TYPICAL_SIDE,
         *(n for pair in (*plausible.ABOVE, *plausible.IN_FRONT, *plausible.LEFT_OF) for n in pair),
@@ -284,7 +290,7 @@ def test_a_label_beside_its_organ_is_told_where_it_belongs():
 def test_spread_by_hand():
     """Classes (0, 0, 10) and (5, 9, 9): 10 and 4 from their medians 0 and 9; from the median 9 of all: 9+9+1+4 = 23."""
     values, classes = np.array([0.0, 0.0, 10.0, 5.0, 9.0, 9.0]), np.array([0, 0, 0, 1, 1, 1], np.uint8)
-    assert placement._spread(values, classes) == pytest.approx(14 / 23)
+    assert label_placement._spread(values, classes) == pytest.approx(14 / 23)
 
 
 def test_slices_in_a_row():

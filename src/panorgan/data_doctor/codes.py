@@ -127,7 +127,7 @@ FINDING_OF = {
     "several-series-fit": "labels-unusable",
     "labels-in-several-places": "labels-unusable",
 }
-"""Errors of reading that are told apart for a program, and are one kind of finding for whoever mends the folder."""
+"""Errors of reading that a program distinguishes, and that are one kind of finding for those who mend the folder."""
 
 
 def finding(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from panorgan.data_doctor.across import compare_cases
-from panorgan.data_doctor.facts import CaseTask, read_case
+from panorgan.data_doctor.cross_case import compare_cases
 from panorgan.data_doctor.findings import CaseFacts, Checkup, Finding, Source
 from panorgan.data_doctor.folders import open_source
 from panorgan.data_doctor.memory import fitting_workers
+from panorgan.data_doctor.read_case import CaseTask, read_case
 from panorgan.errors import DataError
 
 
@@ -49,7 +49,7 @@ def _worst_first(found: Finding) -> tuple[int, str, str, str, str, str]:
 
 
 def _read_all(tasks: Sequence[CaseTask], workers: int | None) -> Iterator[tuple[CaseFacts, list[Finding]]]:
-    """Results in the order of the tasks, whoever is ready first."""
+    """Results in the order of the tasks, whichever is ready first."""
     wanted = min(workers or fitting_workers(tasks, os.cpu_count() or 1), max(len(tasks), 1))
     if wanted <= 1:
         yield from map(read_case, tasks)

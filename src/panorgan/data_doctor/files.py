@@ -19,7 +19,7 @@ from panorgan.errors import DataError
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 # No scan of a person is smaller as a whole; voxels of 12 mm written in metres would pass every other test.
 _SMALLEST_EXTENT_MM = 10.0
-# Body parts and voxels of everyday scans, to tell a header in other units from one that is broken.
+# Body parts and voxels of everyday scans, to distinguish a header in other units from one that is broken.
 _USUAL_VOXEL_MM = (0.05, 30.0)
 _USUAL_EXTENT_MM = (10.0, 3000.0)
 

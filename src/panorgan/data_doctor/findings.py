@@ -1,4 +1,4 @@
-"""What the doctor looks at, and what it tells: plain data that a table, a page or a program can show."""
+"""What the doctor looks at, and what it finds: plain data that a table, a page or a program can show."""
 
 from __future__ import annotations
 

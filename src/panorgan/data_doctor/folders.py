@@ -10,12 +10,12 @@ from pathlib import Path
 from panorgan.data.formats import ITK_ENDINGS
 from panorgan.data.layouts import AUTO, find_layout, find_problems
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
-from panorgan.data_doctor.facts import CaseTask
 from panorgan.data_doctor.files import NIFTI_ENDINGS, code_of
 from panorgan.data_doctor.findings import Source
 from panorgan.data_doctor.labels import label_names
-from panorgan.data_doctor.names import name_organs, tell_nothing_annotated
-from panorgan.data_doctor.opened import Opened
+from panorgan.data_doctor.names import name_organs, report_nothing_annotated
+from panorgan.data_doctor.opened_source import OpenedSource
+from panorgan.data_doctor.read_case import CaseTask
 from panorgan.errors import DataError, PanorganError
 
 _OF_LAYOUT = {"kits": "CT", "lits": "CT", "acdc": "MR"}
@@ -23,31 +23,31 @@ _NNUNET = ("nnunet", "msd")
 _MR_WORDS = ("mr", "t1", "t2", "flair", "adc", "dwi")
 _TEST = "imagesTs"
 _SCAN_ENDINGS = (*NIFTI_ENDINGS, *ITK_ENDINGS)
-# What damaged tables and descriptions raise before anybody could have checked them.
+# What damaged tables and descriptions raise before they can be checked.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error)
 
 
-def open_source(source: Source) -> Opened:
+def open_source(source: Source) -> OpenedSource:
     """Find layout, cases and names; what stops `read_cases` becomes a finding."""
-    opened = Opened(source)
+    opened = OpenedSource(source)
     folder = source.folder
     found_there = _look_into(opened)
     if found_there is None:
         return opened
     images, labels = found_there
-    _tell_orphans(opened, images, labels)
+    _report_orphans(opened, images, labels)
     mine = {case: image for case, image in sorted(images.items()) if source.uses(case, image.patient)}
     if not mine:
-        if images or not opened.findings:  # else it was told what is wrong with them
-            _tell_no_scans(opened, len(images))
+        if images or not opened.findings:  # otherwise a finding says what is wrong with them
+            _report_no_scans(opened, len(images))
         return opened
     if labels and not any(map(label_names, labels.values())) and source.vocabulary is None and not source.external:
-        tell_nothing_annotated(opened, "label files are there, but no label is declared")
+        report_nothing_annotated(opened, "label files are there, but no label is declared")
     labels = {case: found for case, found in labels.items() if case in mine and label_names(found)}
-    _tell_unlabelled(opened, mine, labels)
+    _report_unlabelled(opened, mine, labels)
     organs = name_organs(opened, labels)
     channels = _channels(folder) if opened.layout in _NNUNET else ()
-    _tell_channels(opened, channels)
+    _report_channels(opened, channels)
     for case, image in mine.items():
         found = labels.get(case)
         own = {name: organs[name] for name in label_names(found) if name in organs} if found else {}
@@ -60,7 +60,7 @@ def open_source(source: Source) -> Opened:
     return opened
 
 
-def _look_into(opened: Opened) -> tuple[dict[str, FoundImage], dict[str, FoundLabels]] | None:
+def _look_into(opened: OpenedSource) -> tuple[dict[str, FoundImage], dict[str, FoundLabels]] | None:
     """Scans and labels by case; None, and a finding, where the folder cannot be understood."""
     folder = opened.source.folder
     code = "no-layout" if folder.exists() else "folder-missing"
@@ -73,18 +73,18 @@ def _look_into(opened: Opened) -> tuple[dict[str, FoundImage], dict[str, FoundLa
         for problem in find_problems(layout, folder):
             case = _case_of(problem, images)
             code = code_of(problem, "folder-unreadable")
-            opened.tell(code, problem.what, problem.why, problem.fix, problem.where or folder, case)
+            opened.add(code, problem.what, problem.why, problem.fix, problem.where or folder, case)
         code = "folder-unreadable"
         return images, layout.labels(folder)
     except PanorganError as error:
         code = code_of(error, code) if isinstance(error, DataError) else code
-        opened.tell(code, error.what, error.why, error.fix, error.where or folder)
+        opened.add(code, error.what, error.why, error.fix, error.where or folder)
     except _UNREADABLE as error:
         what, fix = (
             "A file that describes the folder cannot be read.",
             "Compare the folder with its layout's documentation.",
         )
-        opened.tell("folder-unreadable", what, f"{type(error).__name__}: {error}", fix, folder)
+        opened.add("folder-unreadable", what, f"{type(error).__name__}: {error}", fix, folder)
     return None
 
 
@@ -94,7 +94,7 @@ def _case_of(problem: DataError, images: Mapping[str, FoundImage]) -> str:
     return next((case for case, image in images.items() if where & {image.path, *image.slices}), "")
 
 
-def _tell_no_scans(opened: Opened, there: int) -> None:
+def _report_no_scans(opened: OpenedSource, there: int) -> None:
     if there:
         what, why = f"No scan of the folder belongs to site {opened.source.site}.", f"the folder holds {there} scans"
         fix = "Check 'part' and 'leave_out' of the site."
@@ -105,10 +105,10 @@ def _tell_no_scans(opened: Opened, there: int) -> None:
             "msd": "List the cases under 'training' in dataset.json.",
             "csv": "Add a row per case to the table: case,image,label,annotated.",
         }.get(opened.layout, f"Compare the names of the files with the layout {opened.layout!r}.")
-    opened.tell("no-scans", what, why, fix, opened.source.folder)
+    opened.add("no-scans", what, why, fix, opened.source.folder)
 
 
-def _tell_orphans(opened: Opened, images: Mapping[str, FoundImage], labels: Mapping[str, FoundLabels]) -> None:
+def _report_orphans(opened: OpenedSource, images: Mapping[str, FoundImage], labels: Mapping[str, FoundLabels]) -> None:
     """Labels without an image."""
     orphans = {case: "" for case in labels if case not in images}
     if opened.layout in _NNUNET and images:
@@ -118,22 +118,22 @@ def _tell_orphans(opened: Opened, images: Mapping[str, FoundImage], labels: Mapp
                 orphans[path.name.split(".")[0]] = str(path)
     for case, file in sorted(orphans.items()):
         fix = "Add its scan, or remove the label."
-        opened.tell("orphan-label", "A label belongs to no scan.", "it is never read", fix, file, case)
+        opened.add("orphan-label", "A label belongs to no scan.", "it is never read", fix, file, case)
 
 
-def _tell_unlabelled(opened: Opened, images: Mapping[str, FoundImage], labels: Mapping[str, FoundLabels]) -> None:
+def _report_unlabelled(
+    opened: OpenedSource, images: Mapping[str, FoundImage], labels: Mapping[str, FoundLabels]
+) -> None:
     """Images without a label; a table says so on purpose, and a folder without any label is a test set."""
     if not labels or opened.layout == "csv":
         return
     for case in images:
         if case not in labels:
             fix = "Add its label, or leave it: it is not trained on."
-            opened.tell(
-                "unlabelled", "A scan has no label.", "others in this folder have", fix, images[case].path, case
-            )
+            opened.add("unlabelled", "A scan has no label.", "others in this folder have", fix, images[case].path, case)
 
 
-def _modality(opened: Opened, channels: tuple[str, ...], image: FoundImage) -> tuple[str, str]:
+def _modality(opened: OpenedSource, channels: tuple[str, ...], image: FoundImage) -> tuple[str, str]:
     """CT or MR, and where that is written; both empty where nothing says it."""
     source, layout = opened.source, opened.layout
     of_file = {"csv": "the modality column of the table", "dicom": "Modality in the DICOM headers"}
@@ -167,13 +167,13 @@ def _spoken(channels: tuple[str, ...]) -> str:
     return "MR" if any(word in first for word in _MR_WORDS) else ""
 
 
-def _tell_channels(opened: Opened, channels: tuple[str, ...]) -> None:
+def _report_channels(opened: OpenedSource, channels: tuple[str, ...]) -> None:
     """The decathlon keeps its channels in one file, which is refused where it is read."""
     if opened.layout == "nnunet" and len(channels) > 1:
         what = f"Only the first of {len(channels)} channels is read: {channels[0]}."
         fix = "Leave it if that one is enough; panorgan trains on one channel."
         why = f"not used: {', '.join(channels[1:])}"
-        opened.tell("channels-unused", what, why, fix, opened.source.folder / "dataset.json")
+        opened.add("channels-unused", what, why, fix, opened.source.folder / "dataset.json")
 
 
 def _by_name(image: Path, layout: str) -> str:
@@ -187,7 +187,7 @@ def _by_name(image: Path, layout: str) -> str:
     return ""
 
 
-def _test_images(opened: Opened, modality: str) -> list[CaseTask]:
+def _test_images(opened: OpenedSource, modality: str) -> list[CaseTask]:
     """nnU-Net's and the decathlon's test images: nothing of them may be trained on."""
     if opened.layout not in _NNUNET:
         return []

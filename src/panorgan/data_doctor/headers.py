@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.data.volume import Volume, on_grid
-from panorgan.data_doctor.facts import CaseTask
 from panorgan.data_doctor.files import forms_apart_mm, is_nifti, look, unit_factor
 from panorgan.data_doctor.findings import Checkup, Source
 from panorgan.data_doctor.folders import open_source
 from panorgan.data_doctor.geometry import lies_on_voxels
 from panorgan.data_doctor.labels import label_paths, whole_numbers
-from panorgan.data_doctor.opened import Opened
+from panorgan.data_doctor.opened_source import OpenedSource
+from panorgan.data_doctor.read_case import CaseTask
 from panorgan.errors import DataError
 
 FIXABLE = frozenset(
@@ -142,7 +142,7 @@ def check_place(out: Path, sources: Sequence[Source]) -> None:
         )
 
 
-def _files_of(opened: Opened) -> list[Path]:
+def _files_of(opened: OpenedSource) -> list[Path]:
     """Every file of the folder; for a table the files that it names, which must lie beside or below it."""
     source, root = opened.source, _root(opened.source)
     if opened.layout != "csv":
@@ -175,7 +175,7 @@ def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
             yield path
 
 
-def _check_complete(opened: Opened, files: Sequence[Path]) -> None:
+def _check_complete(opened: OpenedSource, files: Sequence[Path]) -> None:
     """Nothing that a case needs may be left behind."""
     copied = set(files)
     for task in opened.tasks:
@@ -196,7 +196,7 @@ def _below(path: Path, root: Path) -> bool:
     return path.is_relative_to(root) and ".." not in path.relative_to(root).parts
 
 
-def _roles(opened: Opened, broken: set[tuple[str, str]]) -> dict[Path, _Role]:
+def _roles(opened: OpenedSource, broken: set[tuple[str, str]]) -> dict[Path, _Role]:
     """The files of cases in which something was found that can be corrected."""
     roles: dict[Path, _Role] = {}
     for task in opened.tasks:

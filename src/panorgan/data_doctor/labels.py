@@ -29,7 +29,7 @@ _NAMED_IDS = 8
 _NO_LABEL = 100
 _INT32, _INT64 = 2.0**31 - 1, 2.0**62
 
-Tell = Callable[[Problem, object], None]
+Report = Callable[[Problem, object], None]
 """Hears a problem and the file it was found in."""
 
 
@@ -59,24 +59,24 @@ def label_paths(found: FoundLabels, names: Iterable[str] | None = None) -> tuple
 
 
 def read_labels(
-    found: FoundLabels, organs: Mapping[str, str], image: Volume | None, repair: str, tell: Tell
+    found: FoundLabels, organs: Mapping[str, str], image: Volume | None, repair: str, report: Report
 ) -> ReadLabels:
     """Masks of the names in `organs`, as far as they can be read. Without an image the files are only looked at."""
     if isinstance(found, FoundLabelMap):
-        return _read_map(found, organs, image, repair, tell)
+        return _read_map(found, organs, image, repair, report)
     if isinstance(found, FoundSegments):
-        return _read_segments(found, organs, image, tell)
-    return _read_files({n: p for n, p in found.files.items() if n in organs}, image, repair, tell)
+        return _read_segments(found, organs, image, report)
+    return _read_files({n: p for n, p in found.files.items() if n in organs}, image, repair, report)
 
 
-def _read_segments(found: FoundSegments, organs: Mapping[str, str], image: Volume | None, tell: Tell) -> ReadLabels:
+def _read_segments(found: FoundSegments, organs: Mapping[str, str], image: Volume | None, report: Report) -> ReadLabels:
     """Segments of DICOM files. An organ in two of them may be two readers' opinions: cases are not read so."""
     for organ in sorted(set(organs.values())):
         paths = label_paths(found, [name for name, own in organs.items() if own == organ])
         if len(paths) > 1:
             why = ", ".join(path.name for path in paths) + ": they may be two readers' or two versions"
             fix = "Keep the right one and move the others out of the folder."
-            tell(
+            report(
                 Problem("labels-unusable", f"Several segmentations of one series hold the {organ}.", why, fix), paths[0]
             )
     if image is None:
@@ -87,7 +87,7 @@ def _read_segments(found: FoundSegments, organs: Mapping[str, str], image: Volum
             name: Mask.cut(to_ras(Volume(mask, image.affine)).voxels) for name, mask in SegmentMasks(named).read(image)
         }
     except DataError as error:
-        tell(Problem(code_of(error, "file-unreadable"), error.what, error.why, error.fix), error.where)
+        report(Problem(code_of(error, "file-unreadable"), error.what, error.why, error.fix), error.where)
         return ReadLabels()
     return _together(masks)
 
@@ -102,21 +102,23 @@ def _together(masks: dict[str, Mask]) -> ReadLabels:
     return ReadLabels(masks, hashed.hexdigest() if drawn else "")
 
 
-def _read_map(found: FoundLabelMap, names: Iterable[str], image: Volume | None, repair: str, tell: Tell) -> ReadLabels:
+def _read_map(
+    found: FoundLabelMap, names: Iterable[str], image: Volume | None, repair: str, report: Report
+) -> ReadLabels:
     if not found.ids:
         return ReadLabels()
-    volume = _usable(found.path, image, repair, tell)
+    volume = _usable(found.path, image, repair, report)
     if volume is None:
         return ReadLabels()
     whole, problem = whole_numbers(volume.voxels, repair)
     if problem:
-        tell(problem, found.path)
+        report(problem, found.path)
     if whole is None:
         return ReadLabels()
     present = _present(whole)
     declared = {i for ids in found.ids.values() for i in ids}
     for wrong in _undeclared(present, declared):
-        tell(wrong, found.path)
+        report(wrong, found.path)
     # An image saved as a label: what its few declared ids look like is of no interest.
     if image is None or len(present) - len(declared) > _NO_LABEL:
         return ReadLabels()
@@ -176,12 +178,12 @@ def _first(ids: list[int]) -> str:
     return ", ".join(map(str, ids[:_NAMED_IDS])) + more
 
 
-def _read_files(files: Mapping[str, Path], image: Volume | None, repair: str, tell: Tell) -> ReadLabels:
-    """One mask per file. The same trouble in many files of a case is told once."""
-    told: dict[str, tuple[Problem, list[Path]]] = {}
+def _read_files(files: Mapping[str, Path], image: Volume | None, repair: str, report: Report) -> ReadLabels:
+    """One mask per file. The same problem in many files of a case is one finding."""
+    problems: dict[str, tuple[Problem, list[Path]]] = {}
 
     def collect(problem: Problem, file: object) -> None:
-        told.setdefault(problem.code, (problem, []))[1].append(Path(str(file)))
+        problems.setdefault(problem.code, (problem, []))[1].append(Path(str(file)))
 
     masks: dict[str, Mask] = {}
     for name, path in files.items():
@@ -193,9 +195,9 @@ def _read_files(files: Mapping[str, Path], image: Volume | None, repair: str, te
             collect(problem, path)
         if image is not None:
             masks[name] = Mask.cut(to_ras(Volume(volume.voxels > _DRAWN, image.affine)).voxels)
-    for problem, paths in told.values():
+    for problem, paths in problems.values():
         others = f" (and {len(paths) - 1} more files of this case)" if len(paths) > 1 else ""
-        tell(Problem(problem.code, problem.what, problem.why + others, problem.fix), paths[0])
+        report(Problem(problem.code, problem.what, problem.why + others, problem.fix), paths[0])
     return _together(masks)
 
 
@@ -216,7 +218,7 @@ def _binary(voxels: NDArray[Any], repair: str) -> Problem | None:
     return problem
 
 
-def _usable(path: Path, image: Volume | None, repair: str, tell: Tell) -> Volume | None:
+def _usable(path: Path, image: Volume | None, repair: str, report: Report) -> Volume | None:
     """A label file with its voxels in the order of the image's."""
     label, problems = look(path, repair)
     for problem in problems:
@@ -224,12 +226,12 @@ def _usable(path: Path, image: Volume | None, repair: str, tell: Tell) -> Volume
             problem = Problem("label-missing", "A case has no label file.", problem.why, problem.fix)
         elif problem.code == "no-orientation":
             problem = replace(problem, fix="Save the label again with its image loaded, so that it gets its geometry.")
-        tell(problem, path)
+        report(problem, path)
     if label is None or image is None:
         return label
     mismatch = compare(label, image, repair)
     if mismatch:
-        tell(mismatch, path)
+        report(mismatch, path)
         return None
     return on_grid(label, image)
 

@@ -9,8 +9,8 @@ import nibabel as nib
 import numpy as np
 
 from panorgan.data.free_memory import free_memory
-from panorgan.data_doctor.facts import CaseTask
 from panorgan.data_doctor.files import is_nifti
+from panorgan.data_doctor.read_case import CaseTask
 
 _MOST_WORKERS = 8
 # The scan as stored and in RAS order, its label twice, a picture, and what the checks make of them.
@@ -42,5 +42,5 @@ def _voxels(task: CaseTask) -> int:
             return int(np.prod(image.shape, dtype=np.float64))
         files = task.image.iterdir() if task.image.is_dir() else [task.image]
         return sum(path.stat().st_size for path in files)
-    except Exception:  # what cannot be read is told when it is read
+    except Exception:  # what cannot be read becomes a finding when it is read
         return 0

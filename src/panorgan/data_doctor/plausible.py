@@ -83,7 +83,7 @@ TYPICAL_SIDE: Mapping[str, tuple[str, float]] = {
     "stomach": ("left", 0.12),
 }
 
-# Centres, first above second. Only organs far apart in everybody.
+# Centres, first above second. Only organs far apart in every patient.
 ABOVE = (
     *((upper, "urinary_bladder") for upper in ("liver", "spleen", "kidney", "stomach", "pancreas", "lung")),
     ("lung", "kidney"),
@@ -91,7 +91,7 @@ ABOVE = (
 # Centres, first in front of second: the kidneys lie behind the peritoneum, against the muscles of the back.
 IN_FRONT = tuple((front, "kidney") for front in ("stomach", "pancreas", "gallbladder", "liver"))
 
-# Centres, first left of second, in the same slices of everybody but one in three hundred.
+# Centres, first left of second, in the same slices of all patients but one in three hundred.
 LEFT_OF = (("aorta", "inferior_vena_cava"),)
 
 # Far steadier than vessels and kidneys, whose brightness follows the contrast medium.

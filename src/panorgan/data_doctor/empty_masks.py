@@ -1,4 +1,4 @@
-"""Masks that are annotated and empty: absent, or never looked at? Only a person can tell."""
+"""Masks that are annotated and empty: absent, or never looked at? Only a person can decide."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from panorgan.anatomy import ancestors, catalogue
 from panorgan.data.layouts.base import FoundLabelMap, FoundMasks
 from panorgan.data_doctor.codes import finding
-from panorgan.data_doctor.facts import CaseTask
 from panorgan.data_doctor.findings import CaseFacts, Finding, Source
+from panorgan.data_doctor.read_case import CaseTask
 
 Tasks = Mapping[tuple[str, str], CaseTask]
 """What is known of every case beside what was read, by site and case."""
@@ -24,8 +24,8 @@ def find_empty(source: Source, cases: Sequence[CaseFacts], tasks: Tasks) -> Iter
     """One line per case while they are few, else one per structure; an empty label is one line."""
     blank = [facts for facts in cases if len(facts.structures) > 1 and not any(s.voxels for s in facts.structures)]
     if len(blank) == len(cases):
-        blank = []  # then every structure is told as never annotated
-    told = {facts.case for facts in blank}
+        blank = []  # then every structure is reported as never annotated
+    reported = {facts.case for facts in blank}
     for facts in blank:
         yield _blank(facts, tasks[facts.site, facts.case])
     empty: dict[str, list[CaseFacts]] = defaultdict(list)
@@ -34,7 +34,7 @@ def find_empty(source: Source, cases: Sequence[CaseFacts], tasks: Tasks) -> Iter
         for structure in facts.structures:
             if structure.voxels:
                 drawn.add(structure.name)
-            elif facts.case not in told:
+            elif facts.case not in reported:
                 empty[structure.name].append(facts)
     for name, without in sorted(empty.items()):
         about = [tasks[facts.site, facts.case] for facts in without]

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from panorgan.data.layouts.base import FoundLabels
 from panorgan.data.volume import Volume
-from panorgan.data_doctor import intensity, masks, places, plausible, thumbnail
+from panorgan.data_doctor import intensity, masks, organ_positions, plausible, thumbnail
 from panorgan.data_doctor.codes import CODES, finding
 from panorgan.data_doctor.files import Problem, look
 from panorgan.data_doctor.findings import CaseFacts, Finding, StructureFacts
 from panorgan.data_doctor.geometry import to_ras
+from panorgan.data_doctor.label_placement import check_placement
 from panorgan.data_doctor.labels import content_hash, label_paths, read_labels
 from panorgan.data_doctor.masks import Mask
-from panorgan.data_doctor.placement import check_placement
 from panorgan.data_doctor.slices import check_slices
 
 # So many structures with the same trouble, and so large a share of all, are one trouble of the whole label.
@@ -85,7 +85,7 @@ class _Report:
 class _Image:
     """The scan as stored and in RAS order; `ct` says that its values are trusted to be HU.
 
-    Values below `air_below` are air; NaN where that cannot be told. `stack` is the RAS axis along which slices lie.
+    Values below `air_below` are air; NaN where that is unknown. `stack` is the RAS axis along which slices lie.
     """
 
     stored: Volume
@@ -102,7 +102,7 @@ def read_case(task: CaseTask) -> tuple[CaseFacts, list[Finding]]:
     facts = CaseFacts(task.site, task.case, task.patient, task.image, split=task.split, folder=task.folder)
     try:
         return _read(task, facts, report), report.findings
-    except Exception as error:  # one file that nobody thought of must not end the check-up of a thousand
+    except Exception as error:  # one unforeseen file must not end the check-up of a thousand
         why = f"{type(error).__name__}: {error}"[:300]
         report.add(Problem("file-unreadable", "A case cannot be checked.", why, _DAMAGED), task.image)
         return facts, report.findings
@@ -207,20 +207,20 @@ def _check_masks(
             continue
         odd += [(organ, problem) for problem in masks.check_one(organ, mask, image.ras, facts[organ], image.ct)]
         odd += [(organ, problem) for problem in masks.check_pieces(organ, mask, numbers, sizes, image.ras)]
-    for structure, problem in _told_once(odd, sum(bool(f.voxels) for f in facts.values())):
+    for structure, problem in _merge_shared(odd, sum(bool(f.voxels) for f in facts.values())):
         report.add(problem, structure=structure)
-    body = None if np.isnan(image.air_below) else places.find_body(image.ras, image.air_below)
+    body = None if np.isnan(image.air_below) else organ_positions.find_body(image.ras, image.air_below)
     names = {organ: name for name, organ in task.organs.items()}
-    wrong = places.check_sides(facts, body, names)
+    wrong = organ_positions.check_sides(facts, body, names)
     if wrong:
         report.add(wrong[1], structure=wrong[0])
-    for structure, problem in places.check_order(facts):
+    for structure, problem in organ_positions.check_order(facts):
         report.add(problem, structure=structure)
     return tuple(facts.values())
 
 
-def _told_once(odd: Sequence[tuple[str, Problem]], drawn: int) -> Iterator[tuple[str, Problem]]:
-    """Problems by structure; where most structures share one, it is told of the whole label."""
+def _merge_shared(odd: Sequence[tuple[str, Problem]], drawn: int) -> Iterator[tuple[str, Problem]]:
+    """Problems by structure; where most structures share one, it is one problem of the whole label."""
     organs: dict[str, set[str]] = {}
     for organ, problem in odd:
         organs.setdefault(problem.code, set()).add(organ)

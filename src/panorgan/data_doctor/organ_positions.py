@@ -80,7 +80,10 @@ def check_sides(
 
 def check_order(facts: Mapping[str, StructureFacts]) -> Iterator[tuple[str, Problem]]:
     """Head to foot and front to back."""
-    tables = ((2, plausible.ABOVE, "above", "head to foot"), (1, plausible.IN_FRONT, "in front of", "front to back"))
+    tables = (
+        (2, plausible.ABOVE, "above", "head to foot"),
+        (1, plausible.IN_FRONT, "in front of", "front to back"),
+    )
     for axis, table, relation, direction in tables:
         wrong = [pair for pair in table if _reversed(facts, pair, axis)]
         if not wrong:

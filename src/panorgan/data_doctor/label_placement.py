@@ -1,6 +1,6 @@
 """Whether a label lies where its image shows something: it must not fit far better mirrored, turned or shifted.
 
-Headers cannot tell this. A converter that flips the voxels of the image alone, or an annotation tool that writes its
+Headers do not show this. A converter that flips the voxels of the image alone, or an annotation tool that writes its
 slices in another order, leaves two files that agree in every number and show different things.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.data_doctor.codes import finding
-from panorgan.data_doctor.empty import Tasks, find_empty
+from panorgan.data_doctor.empty_masks import Tasks, find_empty
 from panorgan.data_doctor.findings import CaseFacts, Finding, Source
 from panorgan.data_doctor.plausible import STEADY
 
@@ -50,7 +50,7 @@ def _duplicate_scans(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
     """The same voxels twice; a leak where they lie in different splits."""
     for twins in _groups(cases, lambda facts: facts.content):
         if twins[0].intensity["min"] == twins[0].intensity["max"]:
-            continue  # constant scans are all alike, and are told as such
+            continue  # constant scans are all alike, and have a finding of their own
         splits = {facts.split for facts in twins} - {""}
         leak = len(splits) > 1 or ("imagesTs" in splits and any(not facts.split for facts in twins))
         first, *others = sorted(twins, key=lambda f: (f.split == "imagesTs", f.site, f.case))
@@ -67,7 +67,7 @@ def _duplicate_scans(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
 
 
 def _same_labels(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
-    """The very same label for different scans: one of them has somebody else's."""
+    """The very same label for different scans: one of them belongs to another patient."""
     for twins in _groups(cases, lambda facts: facts.label_content):
         first, *others = sorted(twins, key=lambda f: (f.site, f.case))
         for other in others:
@@ -107,7 +107,7 @@ def _few_patients(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Findin
         for structure in facts.structures:
             if structure.voxels:
                 patients[structure.name].add(facts.patient)
-    # A label that could not be read is told as such; corrected, it will count.
+    # A label that could not be read has a finding of its own; corrected, it will count.
     unread = {facts.patient for facts in cases if facts.label_files and not facts.structures}
     few = {name: len(who) for name, who in sorted(patients.items()) if len(who | unread) < _FEW_PATIENTS}
     if few and not source.external:
@@ -164,14 +164,14 @@ def _intensity_outliers(source: Source, cases: Sequence[CaseFacts]) -> Iterator[
         for structure in facts.structures:
             if facts.modality == "CT" and structure.name in STEADY and structure.voxels > 3:
                 medians[structure.name].append((facts, structure.median))
-    told: set[str] = set()
+    reported: set[str] = set()
     for name, measured in sorted(medians.items()):
         if len(measured) < _ENOUGH_SIBLINGS:
             continue
         median, limit = _robust([value for _, value in measured])
         for facts, value in measured:
-            if abs(value - median) > max(_ORGAN_HU, limit) and facts.case not in told:
-                told.add(facts.case)
+            if abs(value - median) > max(_ORGAN_HU, limit) and facts.case not in reported:
+                reported.add(facts.case)
                 yield finding(
                     "intensity-outlier",
                     source.site,
@@ -207,7 +207,7 @@ def _mixed_modality(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Find
 
 
 def _groups(cases: Sequence[CaseFacts], key: Callable[[CaseFacts], str]) -> list[list[CaseFacts]]:
-    """Cases of the same key, where there are several; an empty key is nobody's."""
+    """Cases of the same key, where there are several; an empty key counts as none."""
     by_key: dict[str, list[CaseFacts]] = defaultdict(list)
     for facts in cases:
         if key(facts):
