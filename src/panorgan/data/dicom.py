@@ -113,7 +113,7 @@ class DicomTree:
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file begins as DICOM files do; its name tells nothing."""
+    """Whether a file begins as DICOM files do; its name means nothing."""
     try:
         with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
@@ -241,7 +241,7 @@ class _Sorter:
 
 
 def _may_hold(path: Path, uid: str, series: tuple[Series, ...]) -> list[Series]:
-    """The series that lacks an unreadable file. Where several in its folder might, it cannot be told."""
+    """The series that lacks an unreadable file; empty where several in its folder might."""
     named = [one for one in series if uid and one.uid == uid]
     if named:
         return named
@@ -251,7 +251,7 @@ def _may_hold(path: Path, uid: str, series: tuple[Series, ...]) -> list[Series]:
 
 @lru_cache(maxsize=4)
 def _index(folder: Path, listing: tuple[_Listed, ...]) -> DicomTree:
-    import_pydicom()  # missing, it would be told as a fault of every file
+    import_pydicom()  # missing, it would look like a fault of every file
     sorter = _Sorter(folder)
     for path, _, _ in listing:
         sorter.add(path)
@@ -326,7 +326,7 @@ def case_names(tree: DicomTree) -> dict[str, Series]:
     """Every series under a name for people, the same each time: its folders, else patient and series number.
 
     Folders named by a UID are left out. Series that would share a name also get their number, and where that does not
-    tell them apart, some letters that stand for their UID.
+    distinguish them, some letters that stand for their UID.
     """
     per_folder = Counter(series.folder for series in tree.series)
     alone = {folder for folder, count in per_folder.items() if count == 1}

@@ -159,7 +159,7 @@ def segment_names(dataset: Any) -> dict[int, str]:
 def segment_name(segment: Any) -> str:
     """The name of a segment: its label where that says as much as its code, else the organ that it is coded as.
 
-    A label that contradicts the code gives a name that says both, which nobody knows: a person has to decide.
+    A label that contradicts the code gives a name that says both and is no organ: a person has to decide.
     """
     label = str(segment.get("SegmentLabel") or f"segment {segment.SegmentNumber}").strip()
     coded = _coded_organ(segment)

@@ -1,4 +1,4 @@
-"""What a file holds, as a hash. It is computed once; afterwards size, time and inode tell that nothing changed.
+"""Hashes of files. One is computed once; afterwards equal size, times and inode mean that nothing changed.
 
 What is remembered has a checksum behind it: a hash with a flipped bit would look like changed data.
 """

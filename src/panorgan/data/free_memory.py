@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def free_memory(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Bytes that may be used, also by the limit of a container; None on systems that do not tell."""
+    """Bytes that may be used, also by the limit of a container; None where the system does not report it."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in proc.read_text().splitlines() if ":" in line)

@@ -1,7 +1,7 @@
 """Deterministic train / validation / test splits by patient, which hold when patients are added.
 
 A patient's place is a number in [0, 1): a hash of seed, site and patient. Test begins at 0, validation follows, the
-rest trains. So a new patient finds a place without moving anybody else's.
+rest trains. So a new patient finds a place and moves no other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def split_cases(cases: Sequence[Case], settings: SplitSettings, seed: int) -> di
     named = (_by_rank if settings.balanced else _by_place)(places, settings)
     if places and "train" not in named.values():
         raise DataError(
-            f"The split leaves site {site} nobody to train on.",
+            f"The split leaves site {site} no patient to train on.",
             where="splits",
             why=f"the hashes of all {len(places)} patients fall into the test share, which happens at very small sites",
             fix="Choose another 'splits.seed', lower 'splits.test', add patients, or set 'splits.balanced: true'.",
@@ -77,11 +77,11 @@ def _in_order(places: Mapping[str, float]) -> list[str]:
 
 
 def _by_place(places: Mapping[str, float], settings: SplitSettings) -> dict[str, Split]:
-    """By thresholds. A split that would be empty takes the patient nearest to it, if somebody is left to train.
+    """By thresholds. A split that would be empty takes the patient nearest to it, if one is left to train.
 
-    Who is tested here was tested in every smaller site of two or more: an addition may send the patient that filled an
-    empty test split back to training, and never the other way. That is why nobody of the test share is lent to
-    validation or training, however few there are.
+    A patient that is tested here was tested in every smaller site of two or more: an addition may send the patient that
+    filled an empty test split back to training, and never the other way. That is why no patient of the test share is
+    lent to validation or training, however few there are.
     """
     order = _in_order(places)
     if len(order) < 2:
@@ -98,7 +98,7 @@ def _by_place(places: Mapping[str, float], settings: SplitSettings) -> dict[str,
 def _by_rank(places: Mapping[str, float], settings: SplitSettings) -> dict[str, Split]:
     """Exact shares. Every split with a share gets at least one patient, as long as one is left for training.
 
-    One addition moves borders by one patient at most, so that nobody goes from training straight to test.
+    One addition moves borders by one patient at most, so that no patient goes from training straight to test.
     """
     count = len(places)
 

@@ -18,7 +18,7 @@ from panorgan.data.scan_size import check_nifti_room
 from panorgan.data.whole_gzip import whole_gzip
 from panorgan.errors import DataError
 
-# Nobody is scanned with finer voxels or over a longer way: such a header is in other units than millimetres.
+# No scan has finer voxels or reaches farther: such a header is in other units than millimetres.
 FINEST_MM = 0.01
 LONGEST_MM = 5000.0
 # How far axes may be from right angles. Resampling takes them for right ones.
@@ -187,7 +187,7 @@ def _scaled(stored: Any) -> NDArray[Any]:
     unscaled: NDArray[Any] = stored.get_unscaled()
     if unscaled.dtype.kind not in "iuf":
         return unscaled
-    with np.errstate(over="ignore"):  # infinity is told of where it matters
+    with np.errstate(over="ignore"):  # infinity is refused where it matters
         voxels = unscaled.astype(np.float32)
         voxels *= np.float32(stored.slope)
         voxels += np.float32(stored.inter)

@@ -88,7 +88,7 @@ def write_federation(
         try:
             os.rename(building, folder)
         except OSError:
-            # Someone else may have finished the same federation meanwhile.
+            # Another process may have finished the same federation meanwhile.
             if not _is_there(wanted, folder):
                 raise
     finally:

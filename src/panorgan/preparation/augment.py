@@ -65,8 +65,8 @@ class Draws:
     """Where augmentation gets its random numbers from.
 
     How much each sample is turned, scaled or brightened is a handful of numbers: they are drawn on the CPU, and reach
-    the images in one copy. Drawn on a GPU they would cost a hundred tiny kernels per batch, and nobody here would know
-    which samples are left as they are. Noise is drawn where the images are.
+    the images in one copy. Drawn on a GPU they would cost a hundred tiny kernels per batch, and the CPU would not
+    know which samples are left as they are. Noise is drawn where the images are.
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:

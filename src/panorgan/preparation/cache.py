@@ -1,4 +1,4 @@
-"""What lies in the cache, and what goes when it holds more than it may: entries that were not used for longest.
+"""What lies in the cache, and what is removed when it is full: the entries that were unused for longest.
 
 Entries are prepared cases (`store/<key>`, with the predictions of teachers beside them) and generated hospitals
 (`phantom/<key>`). All of them can be made again. What a running process uses stays.
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from panorgan.checksums import read_json
-from panorgan.preparation.cache_use import nobody_marks
+from panorgan.preparation.cache_use import entries_in_use
 from panorgan.preparation.store import INCOMPLETE
 
 STORE, PHANTOM = "store", "phantom"
-# Files in the store that tell about single scans and cost next to nothing: they go when everything goes.
+# Notes about single scans in the store, which cost next to nothing: they are removed when everything is.
 _NOTES = ("*.measured", "*.checked", "hashes/*")
 
 
@@ -49,7 +49,7 @@ def size_of(cache: Path) -> int:
 
 
 def trim(cache: Path, limit: int) -> list[CacheEntry]:
-    """Remove entries until the cache holds at most so many bytes, or nothing is left that may go; returns those."""
+    """Remove entries until the cache holds at most `limit` bytes, or the rest is in use; returns those removed."""
     too_much = size_of(cache) - limit
 
     def must_go(entry: CacheEntry) -> bool:
@@ -75,10 +75,10 @@ def clear(cache: Path, unused_days: float = 0.0) -> list[CacheEntry]:
 def remove(cache: Path, wanted: Callable[[CacheEntry], bool]) -> list[CacheEntry]:
     """Remove what is wanted and not in use; asked in the order of last use, the oldest first."""
     going: list[tuple[CacheEntry, Path]] = []
-    with contextlib.suppress(OSError), _in_use(cache) as in_use:  # without locks, or somebody else's: it stays
+    with contextlib.suppress(OSError), _in_use(cache) as in_use:  # without locks, or owned by another user: it stays
         for entry in reversed(read_cache(cache)):
             if entry.path not in in_use and wanted(entry):
-                # A new name first, so that nobody ever finds half an entry.
+                # A new name first, so that no process ever finds half an entry.
                 scratch = entry.path.with_name(f"{INCOMPLETE}{uuid.uuid4().hex}")
                 with contextlib.suppress(OSError):
                     os.replace(entry.path, scratch)
@@ -93,7 +93,7 @@ def _in_use(cache: Path) -> Iterator[set[Path]]:
     """Entries that running processes use; none is added while this is open."""
     with contextlib.ExitStack() as open_:
         folders = [folder for folder in (cache / STORE, cache / PHANTOM) if folder.is_dir()]
-        yield {folder / name for folder in folders for name in open_.enter_context(nobody_marks(folder))}
+        yield {folder / name for folder in folders for name in open_.enter_context(entries_in_use(folder))}
 
 
 def _cases(store: Path) -> Iterator[CacheEntry]:
@@ -105,7 +105,7 @@ def _cases(store: Path) -> Iterator[CacheEntry]:
             try:
                 content = read_json(description.read_bytes())
                 name, source = str(content.get("site", "")), str(content.get("source", ""))
-            except (ValueError, AttributeError):  # damaged: whoever needs it makes it again
+            except (ValueError, AttributeError):  # damaged: made again when it is needed
                 name, source = "", ""
             yield CacheEntry(entry, "case", name, source, _size(entry), entry.stat().st_mtime)
 

@@ -1,8 +1,8 @@
-"""Who uses which entries of the cache: nothing is removed from under a process that runs.
+"""Which process uses which entries of the cache: nothing is removed from under a process that runs.
 
 Every process has a file in `.in-use` beside the entries, holds its lock as long as it lives, and lists what it uses.
-Whoever removes something asks for those locks: what a dead process used is free. Without locks (Windows, some network
-disks) only the time of the last use protects an entry.
+A process that removes something asks for those locks: what a dead process used is free. Without locks (Windows, some
+network disks) only the time of the last use protects an entry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mark_in_use(entry: Path) -> None:
 
 
 @contextlib.contextmanager
-def nobody_marks(folder: Path) -> Iterator[frozenset[str]]:
+def entries_in_use(folder: Path) -> Iterator[frozenset[str]]:
     """The names of all entries in a folder that a running process uses; none is added while this is open."""
     with _gate(folder, exclusive=True):
         yield _in_use(folder)
@@ -76,7 +76,7 @@ def _own_file(folder: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _gate(folder: Path, exclusive: bool) -> Iterator[None]:
-    """Many may mark at a time, or one may look for what can go."""
+    """Many processes may mark at a time, or one may look for what can be removed."""
     (folder / IN_USE).mkdir(parents=True, exist_ok=True)
     with (folder / IN_USE / _GATE).open("a") as file:
         _lock(file, exclusive, wait=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FEWEST = 3
-"""Sites among whom one can be outvoted; two cannot tell which of them is wrong."""
+"""Sites among which one can be outvoted; of two, either may be wrong."""
 
 MINORITY = 0.49
 """The largest share with which a site cannot decide a weighted median alone."""
@@ -15,7 +15,7 @@ def capped(weights: Sequence[float], largest_share: float) -> list[float]:
     """Weights of which none has more than a share of their sum; as they are where none has.
 
     The others share what is taken away in their own proportions. With fewer than three weights above zero, or a share
-    below 1/n, there is nothing to take or nobody to give it to: then all count alike at most.
+    below 1/n, there is nothing to take, or no other weight to give it to: then all count alike at most.
     """
     counting = [place for place, weight in enumerate(weights) if weight > 0]
     limit = max(largest_share, 1 / max(len(counting), 1))
@@ -45,6 +45,6 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def without_extremes(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
-    """From the lowest to the highest, where three or more were told without the one that reaches farthest."""
+    """From the lowest to the highest; of three or more, without the one that reaches farthest at either end."""
     left_out = 1 if len(lows) >= FEWEST else 0
     return sorted(lows)[left_out], sorted(highs)[-1 - left_out]

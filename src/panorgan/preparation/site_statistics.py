@@ -113,7 +113,7 @@ def _whole(number: float) -> int:
 
 def _nonsense(site: str, why: str) -> DataError:
     return DataError(
-        "A site told numbers for the plan that make no sense.",
+        "A site sent numbers for the plan that make no sense.",
         code="implausible-statistics",
         where=site,
         why=why,

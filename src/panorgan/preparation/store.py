@@ -40,7 +40,7 @@ from panorgan.preparation.site_statistics import CaseMeasurements
 _FORMAT = 4
 _WHOLE = OncePerProcess()
 _log = logging.getLogger(__name__)
-# Half-written entries begin so; a day later nobody is writing them any more.
+# Half-written entries begin so; a day later no process is writing them any more.
 INCOMPLETE = ".incomplete-"
 _ATTEMPTS = 5
 _ABANDONED_SECONDS = 24 * 3600
@@ -173,7 +173,7 @@ class Store:
         return digest.hexdigest()[:32]
 
     def sweep(self) -> None:
-        """Remove what killed processes have left, and predictions of teachers that nobody has used for two weeks."""
+        """Remove what killed processes have left, and predictions of teachers that were unused for two weeks."""
         for path in _entries(self.folder):
             if path.name.startswith(INCOMPLETE):
                 _remove_older(path, _ABANDONED_SECONDS)
@@ -185,7 +185,7 @@ class Store:
                     _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:
-        """A name that nobody else uses. `tempfile` would do, but for its owner's eyes only: a cache may be shared."""
+        """A name of its own. `tempfile` would do, but only its owner may read what it makes: a cache may be shared."""
         return self.folder / f"{INCOMPLETE}{uuid.uuid4().hex}"
 
     def _key(self, case: Case, recipe: str) -> str:

@@ -32,7 +32,7 @@ _WHOLE = OncePerProcess()
 Predict = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
 """Takes a prepared image [X, Y, Z] and channel names; gives their probabilities [len(names), X, Y, Z]."""
 OnCase = Callable[[int, int], None]
-"""Told how many of how many cases are done."""
+"""Called with how many of how many cases are done."""
 
 
 class TeacherPredictions:
@@ -99,7 +99,7 @@ class TeacherPredictions:
         asked = tuple(name for name in names if name in own)
         if not asked:
             return patch
-        found = own if self.cached else asked  # nobody predicts what is not asked for
+        found = own if self.cached else asked  # what is not asked for is not predicted
         volume: NDArray[Any] = self._opened(case) if self.cached else self._predicted(case, asked)
         for place, name in enumerate(names):
             if name in asked:
@@ -184,7 +184,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A name that nobody else uses; what is left there in the end is removed."""
+    """A name of its own; what is left there in the end is removed."""
     scratch = path.with_name(f"{INCOMPLETE}{uuid.uuid4().hex}.npy")
     try:
         yield scratch

@@ -137,7 +137,7 @@ def _refuse_problems(layout: Layout, folder: Path) -> None:
                 dict.fromkeys(p.where if p.what == first.what else f"{p.where}: {p.what}" for p in problems)
             ),
             why=first.why,
-            fix=f"{first.fix} `panorgan doctor` tells what to do about each.",
+            fix=f"{first.fix} `panorgan doctor` says what to do about each.",
             code=first.code,
         )
 
@@ -158,7 +158,7 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
         return LabelMap(found.path, ids, declared) if ids else None
     if isinstance(found, FoundSegments):
         return _segment_masks(found, rules, folder)
-    # A file for every organ that a program knows: those that we do not know concern nobody here.
+    # A file for every organ that a program knows: those that the catalogue lacks are left out.
     structures = rules.structures(tuple(name for name in found.files if rules.knows(name)), str(folder))
     files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
     return MaskFiles(files) if files else None

@@ -113,7 +113,7 @@ def _sharing(name: str, paths: Sequence[Path]) -> DataError:
 
 
 def refuse_ignore_label(names: Iterable[str], where: Path) -> None:
-    """nnU-Net's `ignore` means that nobody knows what is there; read as background it would be learnt as such."""
+    """nnU-Net's `ignore` means that what is there is unknown; read as background it would be learnt as such."""
     found = [name for name in names if name.strip().lower() == "ignore"]
     if found:
         raise DataError(
@@ -159,7 +159,7 @@ class LabelRules:
                 fix="Correct 'annotated' of this site in the experiment file.",
                 code="not-annotated",
             )
-        # "Use the kidneys" of a folder that tells left from right does not mean to forget which is which.
+        # "Use the kidneys" of a folder that separates left from right does not mean to forget which is which.
         wanted = tuple(dict.fromkeys(s for name in wanted for s in self._as_labelled(name, set(organs.values()))))
         return {
             structure: tuple(n for n, organ in organs.items() if structure in (organ, *ancestors(organ)))

@@ -52,7 +52,7 @@ def _cases(folder: Path) -> tuple[dict[str, tuple[FoundImage, FoundLabelMap]], t
                 FoundLabelMap(path, _ids(path, folder)),
             )
         except DataError as error:
-            problems.setdefault((error.what, error.where), error)  # a bad table is told once
+            problems.setdefault((error.what, error.where), error)  # a bad table is reported once
     return found, tuple(problems.values())
 
 

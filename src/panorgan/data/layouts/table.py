@@ -20,7 +20,7 @@ _Row = dict[str, str]
 
 
 def fits(folder: Path) -> bool:
-    """A CSV file itself, or a folder with a `cases.csv` that has some of the columns; the rest is told on reading."""
+    """A CSV file itself, or a folder with a `cases.csv` that has some of the columns; reading reports the rest."""
     path = _file(folder)
     if not path.is_file():
         return False
@@ -74,12 +74,12 @@ def _sorted(folder: Path) -> tuple[list[_Row], tuple[DataError, ...]]:
     good, bad = [], []
     rows = _rows(path)
     counts = Counter(row["case"] for _, row in rows)
-    told: set[str] = set()
+    reported: set[str] = set()
     for line, row in rows:
         if row["case"] and counts[row["case"]] > 1:
-            if row["case"] not in told:
+            if row["case"] not in reported:
                 bad.append(_twice(row["case"], path))
-            told.add(row["case"])
+            reported.add(row["case"])
             continue
         try:
             _check(row, line, path)
