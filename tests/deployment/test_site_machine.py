@@ -18,7 +18,6 @@ from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
-from panorgan.cases.preprocess import Plan
 from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.site_job import SiteMachine
@@ -31,6 +30,7 @@ from panorgan.federation.tasks import Task
 from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import RoundInfo
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import Activation
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
 RECEIVED, TRAINED = (torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

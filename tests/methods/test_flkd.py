@@ -13,8 +13,6 @@ from overhearing import overheard, spooled
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.federation.events import read_events
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
@@ -22,6 +20,8 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.shared.teacher_stages import who_teaches
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}

@@ -13,15 +13,15 @@ from overhearing import overheard
 from refusing import refused
 from torch import nn
 
-from panorgan.cases import teacher_predictions as predictions_module
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import PREDICTION
 from panorgan.errors import RunError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.flkd import FLKD
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation import teacher_predictions as predictions_module
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import PREDICTION
 from panorgan.workflows.execute import train
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.preprocess import Plan
 from panorgan.checksums import sealed_json
 from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
@@ -26,6 +25,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.base import Transport
 from panorgan.federation.transports.nvflare.controller import NVFlareTransport, SegmentAbortedError, SegmentController
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.doctor import CODES, Severity, examine
-from panorgan.cases.doctor.summary import Group, group_findings
 from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.data_doctor import CODES, Severity, examine
+from panorgan.data_doctor.summary import Group, group_findings
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.certificates import Credentials, check_credentials

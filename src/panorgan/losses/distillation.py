@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import labelled_organs
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import labelled_organs
 from panorgan.losses.partial import on_device
+from panorgan.preparation.batch import Batch
 
 try:
     from panorgan.losses import soft_bce_kernel

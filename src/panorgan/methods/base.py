@@ -15,8 +15,6 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import distil_unlabelled, expected_cross_entropy, partial_dice_ce
 from panorgan.methods.protocol import (
     Federation,
@@ -36,6 +34,8 @@ from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network, select_channels
 from panorgan.networks.organ_parts import weights_for
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.settings import Settings
 
 

@@ -21,8 +21,6 @@ from typing import ClassVar, Literal
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses import distil_unlabelled, soft_bce
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, published
 from panorgan.methods.registry import register
@@ -37,6 +35,8 @@ from panorgan.methods.shared.teacher_stages import (
 )
 from panorgan.networks import select_channels
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class FLKDConfig(MethodConfig):

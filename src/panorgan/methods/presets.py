@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from panorgan.cases.sampling import Batch
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
@@ -22,6 +21,7 @@ from panorgan.methods.shared.pseudo_labels import (
     PseudoLabelSite,
 )
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+from panorgan.preparation.batch import Batch
 
 
 class HeldHeadsConfig(MethodConfig):

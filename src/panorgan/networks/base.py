@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation
+from panorgan.data.labels import Activation
 from panorgan.networks.replay import Compute, Replays
 
 BACKGROUND = "background"
