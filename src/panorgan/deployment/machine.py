@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from panorgan.config import HardwareSettings
-from panorgan.deployment.certificates import Credentials, begins, day, read_certificate
 from panorgan.deployment.check import Check
 from panorgan.deployment.control import read_json
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials, begins, day, read_certificate
+from panorgan.federation.engine import CLOCK_OFF_SECONDS
 
-CLOCK_OFF_SECONDS = 60.0
 _GB = 1e9
 _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 

@@ -13,17 +13,17 @@ from panorgan.cases.doctor import CODES, Severity, examine
 from panorgan.cases.doctor.summary import Group, group_findings
 from panorgan.config import Agreement, load_agreement, read_yaml
 from panorgan.deployment.addresses import refuse_another_address
-from panorgan.deployment.approval_check import check_approval, check_server_policy
-from panorgan.deployment.certificates import Credentials, check_credentials
+from panorgan.deployment.certificate_checks import check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
-from panorgan.deployment.open_policy import check_open_policy
+from panorgan.deployment.policy_checks import check_approval, check_open_policy, check_server_policy
 from panorgan.deployment.processes import running_process
 from panorgan.deployment.reachability import TITLES, check_reachability, parse_address
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
 from panorgan.deployment.versions import check_versions
 from panorgan.errors import PanorganError
+from panorgan.federation.certificates import Credentials
 from panorgan.workflows.site_cases import by_split, read_site
 from panorgan.workflows.sources import source_of
 

@@ -15,9 +15,9 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from panorgan.deployment.certificates import Credentials, issuer_name
 from panorgan.deployment.check import Check
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials, issuer_name
 
 TITLES = ("server name", "connection", "encryption")
 TIMEOUT_SECONDS = 10.0

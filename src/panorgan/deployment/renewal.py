@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.config import Agreement
-from panorgan.deployment.certificates import Credentials, day, ends, read_certificate
 from panorgan.deployment.kits import SERVER, newly_signed
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, did_you_mean
+from panorgan.federation.certificates import Credentials, day, ends, read_certificate
 from panorgan.federation.files import write_atomically
 
 RENEWED = "renewed"
