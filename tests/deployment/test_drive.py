@@ -16,6 +16,101 @@ from panorgan.deployment.watched_segment import Backoff
 from panorgan.errors import RunError
 from panorgan.federation.engine import NotConnectedError
 
+# -- the loop over segments --------------------------------------------------------------------------------------
+
+
+def test_after_a_segment_that_failed_the_next_one_goes_on_from_the_checkpoint(pilot):
+    """The engine ends the first one in the middle, without a word from the segment itself."""
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "ended"
+        if job == "job-1":
+            pilot.save_round(2)
+        else:
+            pilot.save_round(3)
+            pilot.finish()
+
+    pilot.server.on_submit = submitted
+    pilot.drive()
+    assert pilot.server.invited == [list(SITES)] * 2
+    assert [segment.name for segment in pilot.server.segments] == ["pilot-1", "pilot-2"]
+    assert pilot.clock.now == 1000.0, "a segment that made progress is followed at once"
+    assert read_json(pilot.control.driver)["state"] == "finished"
+
+
+def test_segments_without_progress_follow_after_longer_pauses(pilot):
+    began: list[float] = []
+
+    def submitted(job: str) -> None:
+        began.append(pilot.clock.now)
+        pilot.server.phases[job] = "ended"
+        if job == "job-5":
+            pilot.finish()
+
+    pilot.save_round(1)
+    pilot.server.on_submit = submitted
+    pilot.drive()
+    assert [later - earlier for earlier, later in pairwise(began)] == [0.0, 2.0, 4.0, 8.0]
+    assert "the last segment ended before a round was done" in pilot.said("waiting")
+
+
+def test_the_driver_waits_for_a_missing_site_and_names_it(pilot):
+    pilot.server.connected.remove("west")
+    segments_before: list[int] = []
+
+    def come() -> None:
+        segments_before.append(len(pilot.server.segments))
+        pilot.server.connected.add("west")
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "ended"
+        pilot.finish()
+
+    pilot.server.on_submit = submitted
+    at(pilot.clock, lambda: None, lambda: None, come)
+    pilot.drive()
+    assert segments_before == [0]
+    assert pilot.said("waiting")[0] == "for west"
+    assert pilot.server.required == [list(SITES)]
+
+
+def test_the_driver_says_that_the_server_is_gone_and_goes_on_when_it_is_back(pilot):
+    """The server comes back without its segments, and still reports the old one as running."""
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "running"
+        if job == "job-2":
+            pilot.server.phases[job] = "ended"
+            pilot.finish()
+
+    def back() -> None:
+        pilot.server.reachable = True
+        pilot.server.restart()
+
+    pilot.server.on_submit = submitted
+    at(pilot.clock, lambda: setattr(pilot.server, "reachable", False), lambda: None, back)
+    pilot.drive()
+    assert "the server cannot be reached: it is down" in pilot.said("waiting")
+    assert pilot.server.aborted == ["job-1"], "the old segment is in the way of the next"
+    assert len(pilot.server.segments) == 2
+    assert read_json(pilot.control.driver)["state"] == "finished"
+
+
+def test_a_driver_that_was_killed_watches_its_last_segment_on(pilot):
+    pilot.server.phases = {"job-7": "running", "job-6": "waiting"}
+    pilot.control.folder.mkdir(parents=True)
+    pilot.control.driver.write_text('{"job": "job-7", "segment": 7}')
+
+    def end() -> None:
+        pilot.server.phases["job-7"] = "ended"
+        pilot.finish()
+
+    at(pilot.clock, lambda: None, end)
+    pilot.drive()
+    assert pilot.server.segments == []
+    assert pilot.server.aborted == ["job-6"], "one that the driver did not submit last"
+
+
 # -- stop --------------------------------------------------------------------------------------------------------
 
 

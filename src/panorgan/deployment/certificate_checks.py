@@ -120,7 +120,7 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
         return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
-        who = "Everybody on this machine" if mode & 0o007 else "The group of the file"
+        who = "Every user of this machine" if mode & 0o007 else "The group of the file"
         what = f"{who} may open {path.name} (mode {mode:o})."
         return Check(title, "failed", what, f"chmod 600 {path}", "key-exposed")
     return Check(title, "ok", "fits the certificate; only its owner may read it")

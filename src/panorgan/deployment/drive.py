@@ -18,13 +18,13 @@ from panorgan.checksums import sealed_json
 from panorgan.config import load_agreement
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.disk_space import disk_full_message, is_disk_full, low_disk_message
 from panorgan.deployment.engine import network_engine
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.refusals import NewRefusals
 from panorgan.deployment.revoking import revoked_words
-from panorgan.deployment.room import little_room, no_room, no_room_words
 from panorgan.deployment.watched_segment import Backoff, WatchedSegment
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
@@ -309,16 +309,16 @@ class Driver:
         try:
             self._on_event(event)
         except OSError as error:
-            if not no_room(error):
+            if not is_disk_full(error):
                 raise
 
     def _why_unwritten(self, error: OSError) -> str:
-        return no_room_words(error, self.run_folder.path) if no_room(error) else str(error)
+        return disk_full_message(error, self.run_folder.path) if is_disk_full(error) else str(error)
 
     def _why_unreached(self, error: NotConnectedError) -> str:
         """The server, on the same machine, may have a full disk and accept no segment."""
-        if no_room(error):
-            return no_room_words(error, self.run_folder.path)
+        if is_disk_full(error):
+            return disk_full_message(error, self.run_folder.path)
         return f"the server cannot be reached: {error.why}"
 
     def _judge(self, watched: WatchedSegment) -> None:
@@ -354,7 +354,7 @@ class Driver:
     def _suspect(self, watched: WatchedSegment) -> str:
         """The engine ended the segment: one site that cannot start its process is enough for that."""
         ended = "the last segment ended before a round was done"
-        if short := little_room(self.run_folder.path):  # the segment could not even write it down
+        if short := low_disk_message(self.run_folder.path):  # the segment could not even write it down
             return f"{ended}: {short}"
         absent = sorted(self._invited - watched.seen)
         if not absent or not watched.seen:  # no site was seen: it ended before the sites could be asked

@@ -281,7 +281,7 @@ def _move_in(kit: Path, target: Path) -> None:
 
 
 def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[str]:
-    """Bring the list of sites up to date; everything else in the file is the operator's. Returns what to tell."""
+    """Bring the list of sites up to date; everything else in the file is the operator's. Returns notes."""
     there = load_coordinator_file(kit)
     wanted = {name: filled_in(name, site) for name, site in settings.sites.items()}
     notes = []

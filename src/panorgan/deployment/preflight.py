@@ -149,7 +149,7 @@ def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:
             name,
             "failed",
             f"experiment.yaml is not what was agreed: its fingerprint is {found}, not {agreed}.",
-            "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for everybody.",
+            "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for all.",
             "experiment-changed",
         )
     return agreement, Check(name, "ok", f"as agreed ({found}): {method} for {', '.join(agreement.vocabulary)}")
@@ -194,7 +194,7 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
         *(f"under 'tensors': '{json.dumps(pattern)}: {{}}'" for pattern in tensors),
         *(f"under 'numbers': '- {json.dumps(pattern)}'" for pattern in numbers),
     ]
-    # Somebody who names each number one by one may have all of them; and not every site measures for the plan.
+    # A policy that names each number one by one may have all of them; and not every site measures for the plan.
     open_to_doubt = (
         policy.weights and not tensors and all(_touches(policy.numbers, p) or p == "plan/*" for p in numbers)
     )

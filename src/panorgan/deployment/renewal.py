@@ -1,6 +1,6 @@
 """New certificates for kits that exist, from the federation's authority. All else in a kit stays as it is.
 
-Every renewal makes a new private key as well: a key that somebody copied unnoticed is of use no longer than its
+Every renewal makes a new private key as well: a key that was copied unnoticed is of use no longer than its
 certificate, and after a revocation the old key must not come back.
 """
 
@@ -75,7 +75,7 @@ def _renew(name: str, folder: Path, sources: Mapping[str, Path]) -> Renewal:
 
 
 def _credentials(startup: Path) -> list[Path]:
-    """Key first: whoever is interrupted in between sees in preflight that the two do not fit, and renews again."""
+    """Key first: after an interruption in between, preflight says that the two do not fit; renew again."""
     return [*startup.glob("*.key"), *startup.glob("*.crt"), *startup.glob("rootCA.pem")]
 
 

@@ -13,9 +13,9 @@ from panorgan.cases.preprocess import Plan
 from panorgan.checksums import sealed_json
 from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
+from panorgan.deployment.disk_space import disk_full_message, is_disk_full
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_agreed, load_coordinator_file
-from panorgan.deployment.room import no_room, no_room_words
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.deployment.versions import versions_here
 from panorgan.errors import PanorganError, RunError
@@ -55,9 +55,9 @@ def write_outcome(control: Control, job: str, error: Exception | None) -> None:
             "why": error.why,
             "sites": list(error.sites),
         }
-    elif error is not None and no_room(error):
-        words = no_room_words(error, control.folder.parent)
-        outcome |= {"kind": "retry", "what": f"The round could not be saved: {words}"}
+    elif error is not None and is_disk_full(error):
+        message = disk_full_message(error, control.folder.parent)
+        outcome |= {"kind": "retry", "what": f"The round could not be saved: {message}"}
     elif isinstance(error, OSError | BusyError):
         outcome |= {"kind": "retry", "what": f"The server could not do it just then: {error}"}
     elif isinstance(error, PanorganError):

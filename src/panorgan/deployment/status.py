@@ -102,7 +102,7 @@ class FederationStatus:
 
 
 def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
-    """Read the run folder. Starts nothing, asks nobody, and works while others write."""
+    """Read the run folder. Starts nothing, asks no other process, and works while others write."""
     from panorgan.deployment.kit_files import load_coordinator_file
 
     return status_of(kit, load_coordinator_file(kit), time.time() if now is None else now)

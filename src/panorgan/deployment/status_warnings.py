@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from panorgan.deployment.certificate_checks import DAYS_LEFT_TO_WARN
 from panorgan.deployment.control import read_json
+from panorgan.deployment.disk_space import low_disk_message
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.room import little_room
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.errors import ConfigError
 from panorgan.federation.certificates import Credentials, day, ends, read_certificate
@@ -24,7 +24,7 @@ def status_warnings(kit: ServerKit, settings: CoordinatorFile, now: float) -> tu
         for name, end in _certificates(kit, settings)
         if end - now < DAYS_LEFT_TO_WARN * _DAY
     ]
-    if short := little_room(kit.run(settings)):
+    if short := low_disk_message(kit.run(settings)):
         words.append(f"{short[0].upper()}{short[1:]}. Make room; the run goes on by itself.")
     return tuple(words)
 
