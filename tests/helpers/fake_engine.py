@@ -124,7 +124,7 @@ class FakeEngine:
     def add_message_filter(self, kit: Path) -> bool:
         return False
 
-    def server_address(self, kit: Path) -> str:
+    def server_address(self, kit: Path, role: Role) -> str:
         return ""
 
     def process(self, kit: Path, role: Role) -> EngineProcess:

@@ -11,7 +11,7 @@ from panorgan.errors import ConfigError
 
 def refuse_another_address(kit: ServerKit) -> None:
     """A port or host that was changed in `coordinator.yaml` only would be of no effect: every kit names the old one."""
-    used = network_engine().server_address(kit.path)
+    used = network_engine().server_address(kit.path, "server")
     try:
         content = yaml.safe_load(kit.settings.read_text(encoding="utf-8"))
         written = f"{content['host']}:{content['port']}"

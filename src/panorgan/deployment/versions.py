@@ -29,7 +29,8 @@ def check_versions(agreed: Mapping[str, str]) -> list[Check]:
     here = versions_here()
     if network_engine().package not in here:
         fix = "pip install 'panorgan[network]'"
-        return [Check("versions", "failed", "NVFlare is not installed here.", fix, "nvflare-missing")]
+        what = f"The network engine ({network_engine().package}) is not installed here."
+        return [Check("versions", "failed", what, fix, "nvflare-missing")]
     if not agreed:
         shown = ", ".join(f"{name} {number}" for name, number in here.items())
         return [Check("versions", "ok", f"{shown}. The kit does not say which versions the others use.")]

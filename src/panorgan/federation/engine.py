@@ -212,8 +212,8 @@ class Engine(Protocol):
     def add_message_filter(self, kit: Path) -> bool:
         """Put the message filter into a server's kit of an older version; returns whether it was missing."""
 
-    def server_address(self, kit: Path) -> str:
-        """`host:port` at which a server's kit listens; empty if that cannot be read."""
+    def server_address(self, kit: Path, role: Role) -> str:
+        """`host:port` at which a server listens, or to which a site connects; empty if the kit does not say it."""
 
     def process(self, kit: Path, role: Role) -> EngineProcess:
         """How the process of a server or a site starts from its kit."""

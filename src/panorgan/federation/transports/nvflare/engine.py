@@ -61,10 +61,10 @@ class NVFlareEngine:
         """A component in `resources.json`; the server reads it when it starts."""
         return policies.add_message_filter(kit / "local" / "resources.json")
 
-    def server_address(self, kit: Path) -> str:
+    def server_address(self, kit: Path, role: Role) -> str:
         """As provisioned."""
         try:
-            content = json.loads((kit / "startup" / _CONNECTION["server"]).read_text())
+            content = json.loads((kit / "startup" / _CONNECTION[role]).read_text())
             return str(content["servers"][0]["service"]["target"])
         except (OSError, ValueError, LookupError, TypeError):
             return ""
