@@ -20,7 +20,7 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.site_job import SiteMachine
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.federation.audit import read_log
 from panorgan.federation.coordinator import Coordinator, SitesMissingError
 from panorgan.federation.events import read_events

@@ -1,4 +1,4 @@
-"""No room on a disk, in all the ways in which libraries say it."""
+"""A full disk, in all the ways in which libraries report it, and one that is nearly full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LITTLE_MB = 100.0
 """With less than this a checkpoint may not fit any more."""
 
 
-def no_room(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether a full disk is what went wrong, or what made it go wrong."""
     cause: BaseException | None = error
     while cause is not None:
@@ -26,7 +26,7 @@ def no_room(error: BaseException) -> bool:
     return False
 
 
-def no_room_words(error: BaseException, folder: Path) -> str:
+def disk_full_message(error: BaseException, folder: Path) -> str:
     """`there is no room on the disk of …`: the file that the error names, else the folder that was being written.
 
     Without a figure: it would change from moment to moment, and the driver says the same thing only once.
@@ -35,8 +35,8 @@ def no_room_words(error: BaseException, folder: Path) -> str:
     return f"there is no room on the disk of {place}"
 
 
-def little_room(folder: Path) -> str:
-    """Words about a disk that is nearly full; empty if it is not."""
+def low_disk_message(folder: Path) -> str:
+    """A clause about a disk that is nearly full; empty if it is not."""
     free = free_mb(folder)
     if free is None or free >= LITTLE_MB:
         return ""
@@ -44,7 +44,7 @@ def little_room(folder: Path) -> str:
 
 
 def free_mb(folder: Path) -> float | None:
-    """Room at a folder, or above it where it does not exist yet; None if that cannot be known."""
+    """Free space at a folder, or above it where it does not exist yet; None if that is unknown."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

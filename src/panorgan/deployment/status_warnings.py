@@ -1,30 +1,30 @@
-"""What will go wrong soon: certificates that end, a disk that is nearly full. Each a sentence for the operator."""
+"""Warnings in `status` of what will go wrong soon: certificates that end, a disk that is nearly full."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from panorgan.deployment.certificates import DAYS_LEFT_TO_WARN, Credentials, day, ends, read_certificate
+from panorgan.deployment.certificate_checks import DAYS_LEFT_TO_WARN
 from panorgan.deployment.control import read_json
+from panorgan.deployment.disk_space import low_disk_message
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.room import little_room
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials, day, ends, read_certificate
+from panorgan.federation.engine import CERTIFICATES
 
-CERTIFICATES = "certificates.json"
-"""In the server's kit: until when the certificates are valid that sites have shown."""
 _DAY = 24 * 3600.0
 
 
-def outlook(kit: ServerKit, settings: CoordinatorFile, now: float) -> tuple[str, ...]:
-    """Warnings for `status`."""
+def status_warnings(kit: ServerKit, settings: CoordinatorFile, now: float) -> tuple[str, ...]:
+    """A sentence for each, for the operator."""
     words = [
         f"The certificate of {name} {_when(end, now)} on {day(end)}: panorgan federation renew {name}"
         for name, end in _certificates(kit, settings)
         if end - now < DAYS_LEFT_TO_WARN * _DAY
     ]
-    if short := little_room(kit.run(settings)):
+    if short := low_disk_message(kit.run(settings)):
         words.append(f"{short[0].upper()}{short[1:]}. Make room; the run goes on by itself.")
     return tuple(words)
 

@@ -1,42 +1,42 @@
-"""What a kit's certificates say: who signed them, for whom, until when, and whether the private key fits."""
+"""Checks of a kit's certificates: who signed them, for whom, until when, and whether the private key fits."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from panorgan.deployment.check import Check
+from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import (
+    ROOT,
+    Credentials,
+    begins,
+    common_name,
+    day,
+    ends,
+    issuer_name,
+    read_certificate,
+)
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-ROOT = "rootCA.pem"
 DAYS_LEFT_TO_WARN = 14
 _DAY = 24 * 3600.0
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """A participant's certificate, its private key, and the certificate of those who may speak to it."""
+def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
+    """A certificate that ends soon, has ended, or has not begun by this machine's clock.
 
-    certificate: Path
-    key: Path
-    root: Path
-
-    @classmethod
-    def of_site(cls, startup: Path) -> Credentials:
-        """Those by which a site, or the coordinator as a person, is known."""
-        return cls(startup / "client.crt", startup / "client.key", startup / ROOT)
-
-    @classmethod
-    def of_server(cls, startup: Path) -> Credentials:
-        """Those by which the server is known."""
-        return cls(startup / "server.crt", startup / "server.key", startup / ROOT)
+    A server or a site says it when it starts: it would otherwise wait for ever without a word.
+    """
+    own = Credentials.of_site(kit.startup) if isinstance(kit, SiteKit) else Credentials.of_server(kit.startup)
+    check = check_dates(own)
+    return [f"{check.name}: {check.what} {check.fix}"] if check.verdict in ("warning", "failed") else []
 
 
 def check_credentials(credentials: Credentials, name: str, now: float | None = None, prefix: str = "") -> list[Check]:
@@ -68,62 +68,6 @@ def check_dates(credentials: Credentials, now: float | None = None) -> Check:
     except ConfigError:
         return Check(title, "skipped", "the certificate could not be read")
     return _check_dates(title, own, root, time.time() if now is None else now)
-
-
-def read_certificate(path: Path) -> Certificate:
-    """Read a PEM file."""
-    try:
-        from cryptography import x509
-    except ImportError as error:
-        raise ConfigError(
-            "Certificates cannot be read.",
-            code="cryptography-missing",
-            where=str(path),
-            why="the package 'cryptography' is not installed",
-            fix="pip install 'panorgan[network]'",
-        ) from error
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a certificate"
-        raise ConfigError(
-            f"{path.name} cannot be read.",
-            code="certificate-unreadable",
-            where=str(path),
-            why=f"{path}: {why}",
-            fix="Copy the startup folder from the kit again, unchanged.",
-        ) from error
-
-
-def common_name(certificate: Certificate) -> str:
-    """Whom a certificate is for."""
-    return name_of(certificate.subject.rfc4514_string())
-
-
-def issuer_name(certificate: Certificate) -> str:
-    """Who signed a certificate, by its own account."""
-    return name_of(certificate.issuer.rfc4514_string())
-
-
-def name_of(distinguished: str) -> str:
-    """`CN=north,O=clinic` → `north`; the whole where there is no common name."""
-    parts = dict(part.partition("=")[::2] for part in distinguished.split(","))
-    return parts.get("CN", distinguished)
-
-
-def begins(certificate: Certificate) -> float:
-    """First moment of validity, in seconds since 1970."""
-    return certificate.not_valid_before_utc.timestamp()
-
-
-def ends(certificate: Certificate) -> float:
-    """Last moment of validity, in seconds since 1970."""
-    return certificate.not_valid_after_utc.timestamp()
-
-
-def day(moment: float) -> str:
-    """`2026-11-15`, in world time as certificates count."""
-    return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
 def _check_identity(title: str, own: Certificate, root: Certificate, name: str) -> Check:
@@ -176,7 +120,7 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
         return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
-        who = "Everybody on this machine" if mode & 0o007 else "The group of the file"
+        who = "Every user of this machine" if mode & 0o007 else "The group of the file"
         what = f"{who} may open {path.name} (mode {mode:o})."
         return Check(title, "failed", what, f"chmod 600 {path}", "key-exposed")
     return Check(title, "ok", "fits the certificate; only its owner may read it")
