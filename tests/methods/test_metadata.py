@@ -59,7 +59,7 @@ def test_a_description_is_what_the_file_says():
     assert described.explanation == "all sites share a representation block; every organ keeps a task block of its own."
     assert described.text.startswith(described.explanation + "\n\nKanhere et al.")
     assert described.summary.startswith("Selective weight synchronisation")
-    assert {field.name for field in described.own_fields} == {"weighting", "finetune_rounds"}
+    assert {field.name for field in described.own_fields} == {"weighting", "unlabelled", "finetune_rounds"}
     assert {field.name for field in described.fields} > set(MethodConfig.model_fields)
 
 

@@ -15,11 +15,12 @@ from panorgan.federation.message import Message
 from panorgan.federation.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from panorgan.federation.settings import OptimizerSettings
 from panorgan.losses import partial_dice_ce
-from panorgan.methods.base import MethodConfig, ServerRule
-from panorgan.methods.protocol import Federation, SiteInfo
+from panorgan.methods.base import MethodConfig, ServerRule, SiteTools
+from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.batch import Batch
 from panorgan.preparation.sampling import PatchSampler
 from panorgan.seeds import derive_seed
 from panorgan.workflows.execute import train
@@ -44,7 +45,7 @@ def groups(keys) -> set[str | None]:
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 @pytest.mark.parametrize("method", KINDS)
 def test_a_site_sends_and_receives_the_shared_weights_and_its_own_parts(tiny, tmp_path, method, norm):
-    experiment = tiny(method={"name": method}, training=SHORT, network={"norm": norm})
+    experiment = tiny(method={"name": method, "unlabelled": "marginal"}, training=SHORT, network={"norm": norm})
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
     weights = coordinator.state.weights
@@ -62,10 +63,66 @@ def test_a_site_sends_and_receives_the_shared_weights_and_its_own_parts(tiny, tm
         assert all(key.startswith(f"{KINDS[method]}.") for key in own)
 
 
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize("method", KINDS)
+def test_with_the_received_model_a_site_gets_foreign_parts_and_neither_moves_nor_sends_them(
+    tiny, tmp_path, method, norm
+):
+    settings = {"name": method, "unlabelled": "received"}
+    coordinator, sites = overheard(tiny(method=settings, training=SHORT, network={"norm": norm}), tmp_path)
+    coordinator.run()
+    for name, site in sites.items():
+        sent = {key for key in coordinator.state.weights if group_of_key(key) in {None, *OWN[name]}}
+        for message in site.received:
+            assert set(message.tensors) == set(coordinator.state.weights)
+        for message in site.sent:
+            assert set(message.tensors) == sent
+        parameters = dict(site.worker._rule.model.named_parameters())
+        last = site.received[-1].tensors
+        foreign = parameters.keys() - sent
+        assert foreign
+        assert all(torch.equal(parameters[key], last[key]) for key in foreign)
+
+
+@pytest.mark.parametrize("method", ["multihead", "segviz"])
+def test_heads_and_task_blocks_are_held_unless_the_paper_is_asked_for(method):
+    assert find_method(method).Config().unlabelled == "received"
+    assert find_method("multidecoder").Config().unlabelled == "marginal"
+    if method == "segviz":
+        assert find_method(method).recipe["method.unlabelled"] == "marginal"
+
+
+@pytest.mark.parametrize("method", ["multihead", "segviz"])
+def test_shared_weights_are_drawn_back_to_what_foreign_parts_said(method):
+    """Without a label at all, a site that has moved away is drawn back, in shared weights and in no part."""
+    federation = Federation(Vocabulary(["liver", "spleen"]), facts(a=(1, {"liver": 1}), b=(1, {"spleen": 1})))
+    built = find_method(method)(find_method(method).Config())
+    torch.manual_seed(0)
+    model = built.build_network(UNetSettings(features=(4, 8)), federation, "a")
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    site = built.Site(built.config, federation.sites["a"], federation, tools)
+    site.round_info = RoundInfo("train", 1, 1)
+    site.received = Payload({key: value.clone() for key, value in model.state_dict().items()})
+    site.before_round()
+    image, masks = torch.randn(1, 1, 8, 8, 8), torch.zeros(1, 1, 8, 8, 8, dtype=torch.bool)
+    batch = Batch(image, masks, torch.tensor([[False]]), ("liver",), ("case",))
+    site.loss(batch).backward()
+    assert all(p.grad is None or p.grad.abs().max() < 1e-6 for p in model.parameters()), "it is where it was"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if group_of_key(name) is None:
+                parameter.mul_(1.1)
+    model.zero_grad()
+    site.loss(batch).backward()
+    moved = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-7}
+    assert {group_of_key(name) for name in moved} == {None}
+
+
 @pytest.mark.parametrize("method", KINDS)
 def test_everyone_sends_everything_when_asked_to(tiny, tmp_path, method):
     """A part that a site has no label for comes back as it was."""
-    experiment = tiny(method={"name": method, "organ_parts": "everyone"}, training=SHORT)
+    settings = {"name": method, "organ_parts": "everyone", "unlabelled": "marginal"}
+    experiment = tiny(method=settings, training=SHORT)
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
     for name, site in sites.items():
@@ -176,7 +233,7 @@ def test_owners_of_tumours_and_unions():
 def test_networks_of_sites_and_of_the_federation_have_equal_names_and_shapes(method):
     vocabulary = Vocabulary(["liver", "liver_tumour", "spleen", "pancreas"])
     federation = Federation(vocabulary, facts(a=(1, {"liver": 1}), b=(1, {"spleen": 1, "liver_tumour": 1})))
-    built = find_method(method)(find_method(method).Config())
+    built = find_method(method)(find_method(method).Config(unlabelled="marginal"))
     whole = built.build_network(UNetSettings(features=(4, 8)), federation)
     assert whole.groups == ("liver", "spleen")  # nobody teaches the pancreas yet
     assert tuple(whole.vocabulary) == tuple(vocabulary)

@@ -68,7 +68,7 @@ def test_a_supervision_that_needs_channels_has_no_heads():
 
 def test_fedprox_with_heads_is_one_row(added, tiny, tmp_path):
     added(local_step=PROXIMAL, organs="heads")
-    plain = trained(tiny, tmp_path / "plain", {"name": "multihead"})
+    plain = trained(tiny, tmp_path / "plain", {"name": "multihead", "unlabelled": "marginal"})
     assert same(trained(tiny, tmp_path / "mu0", {"name": "new", "mu": 0}).state.weights, plain.state.weights)
     held = trained(tiny, tmp_path / "mu1", {"name": "new", "mu": 1}).state.weights
     assert held.keys() == plain.state.weights.keys()

@@ -310,8 +310,11 @@ def test_heads_of_owners_have_control_variates_of_owners(tiny, tmp_path):
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
     for name, own in {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}.items():
-        for message in (*sites[name].received, *sites[name].sent):
+        for message in sites[name].sent:
             assert {group_of_key(key.removeprefix("control/")) for key in message.tensors} == {None, *own}
+        for message in sites[name].received[1:]:
+            controls_of = {key for key in message.tensors if key.startswith("control/")}
+            assert {group_of_key(key.removeprefix("control/")) for key in controls_of} == {None, *own}
     known = controls(coordinator, {name: site.worker for name, site in sites.items()})
     for name, value in coordinator.rule.control.items():
         owners = [own[name] for own in known.values() if name in own]
@@ -321,7 +324,7 @@ def test_heads_of_owners_have_control_variates_of_owners(tiny, tmp_path):
 
 def test_with_everyone_a_site_moves_foreign_heads_along_with_their_owners(tiny, tmp_path):
     """North has no label for the spleen. From the second round on, SCAFFOLD tells it where the others go."""
-    method = {"name": "scaffold", "organ_parts": "everyone"}
+    method = {"name": "scaffold", "organ_parts": "everyone", "unlabelled": "marginal"}
     coordinator, sites = overheard(tiny(method=method, network={"organs": "heads"}, training=TRAINING), tmp_path)
     coordinator.run()
     north = sites["north"]

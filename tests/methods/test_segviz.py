@@ -135,7 +135,7 @@ NEW = ("spleen", "kidney_left", "kidney_right")
 
 
 def test_a_new_organ_is_nowhere_before_its_site_joins_and_has_a_task_block_after(tiny, tmp_path):
-    experiment = tiny(method={"name": "segviz"}, training=FOUR)
+    experiment = tiny(method={"name": "segviz", "unlabelled": "marginal"}, training=FOUR)
     coordinator, sites = overheard(experiment, tmp_path / "late", joins_at=LATE)
     # The same federation, but the newcomer never comes.
     alone = make_coordinator(

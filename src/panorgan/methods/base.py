@@ -32,7 +32,7 @@ from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
 from panorgan.methods.shared.site_tools import SiteTools
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network, select_channels
-from panorgan.networks.organ_parts import weights_for
+from panorgan.networks.organ_parts import group_of_key, groups_of, weights_for
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 from panorgan.preparation.teacher_predictions import TeacherPredictions
@@ -95,8 +95,15 @@ class SiteRule:
         """
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.tensors.items() if key in own})
-        if self.held_organs:
-            self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self.trains(name))
+        self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval() if self.held_organs else None
+
+    def trains(self, parameter: str) -> bool:
+        """Whether this site trains a parameter, by its name: not the parts that only other sites may change."""
+        if self.config.organ_parts == "everyone":
+            return True
+        return group_of_key(parameter) in (None, *groups_of(self.own_organs))
 
     def teacher_predictions(self) -> TeacherPredictions | None:
         """Teachers' predictions for the training cases, cut and moved with them: `batch.soft_targets`.
@@ -129,8 +136,11 @@ class SiteRule:
         """Called after the last step of a round, before `update`."""
 
     def update(self) -> Payload:
-        """What leaves the site."""
-        return Payload(self.model.state_dict(), {"cases": float(self.facts.train_cases)})
+        """What leaves the site: the weights that it trains."""
+        weights = self.model.state_dict()
+        if self.config.organ_parts == "owners":
+            weights = weights_for(weights, self.own_organs)
+        return Payload(weights, {"cases": float(self.facts.train_cases)})
 
     def state(self) -> Payload:
         """What must survive until the next round. It stays on the site's disk and never travels.
@@ -246,8 +256,11 @@ class ServerRule:
         return True
 
     def broadcast(self, site: str) -> Payload:
-        """What a site receives at the start of a round: the weights that it trains."""
-        return Payload(self.weights_of(site))
+        """What a site receives at the start of a round: the weights that it trains.
+
+        With `unlabelled: received` also the parts of other sites' organs, for the received model to speak about them.
+        """
+        return Payload(self.weights if self.config.unlabelled == "received" else self.weights_of(site))
 
     def aggregate(self, updates: Updates) -> None:
         """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it.
@@ -371,12 +384,13 @@ class Method:
     ) -> SegmentationNetwork:
         """The network that a site trains, or with `site=None` the one that the federation delivers.
 
-        Where organs have parts of their own, a site that trains only its own needs no others, and not even their names.
+        Where organs have parts of their own, a site that trains only its own needs no others, and not even their names;
+        but for `unlabelled: received`, where the received model speaks about the others.
         """
         settings = self.network_settings(settings)
         if settings.organs == "channels":
             return UNet(federation.vocabulary, settings)
-        if site is not None and self.config.organ_parts == "owners":
+        if site is not None and self.config.organ_parts == "owners" and self.config.unlabelled == "marginal":
             return organ_network(Vocabulary(federation.organs_of(site)), settings)
         return organ_network(federation.vocabulary, settings, federation.labelled_organs())
 

@@ -24,14 +24,14 @@ from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
 from panorgan.preparation.batch import Batch
 
 
-class HeldHeadsConfig(MethodConfig):
-    """Every site trains every head: its own on labels, the others towards the received model."""
+class HeldPartsConfig(MethodConfig):
+    """Parts of single organs; a site holds those of other organs, frozen, to what they said when the round began."""
 
     unlabelled: Literal["received", "marginal"] = published(
-        "received", "marginal", "what the heads of unlabelled organs learn: to stay with the received model, or nothing"
-    )
-    organ_parts: Literal["owners", "everyone"] = published(
-        "everyone", "everyone", "who trains and averages a head: the sites that annotate its organ, or every site"
+        "received",
+        "marginal",
+        "what a site's features owe to organs without a label here: the other sites' parts, frozen, should go on "
+        "saying what they said when the round began; or nothing",
     )
 
 
@@ -51,7 +51,7 @@ class WithheldLabels(Method):
 
 # Supervision; PARTIAL_LABELS is the plain one.
 PSEUDO_LABELS = Piece(PseudoLabelConfig, PseudoLabelSite, PseudoLabelServer, PseudoLabelMethod)
-HELD_HEADS = Piece(HeldHeadsConfig)
+HELD_PARTS = Piece(HeldPartsConfig)
 WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
 UNLABELLED_AS_BACKGROUND = Piece(MethodConfig, UnlabelledIsBackground)
 # Local step; PLAIN is the optimiser's own.
@@ -116,11 +116,12 @@ PRESETS = (
         "multihead",
         title="Multi-head FedAvg",
         description="one U-Net for all, a small head per organ, which only the sites that annotate it train.\n\n"
-        "The baseline of FLKD. There all heads are averaged over all sites, also over those that never touch them; to "
-        "have it\nso: `organ_parts: everyone` and `weighting: uniform`.",
+        "The baseline of FLKD. There all heads are averaged over all sites, also over those that never touch them, and "
+        "nothing\nholds the features to what the other heads need, so that organs get lost; to have it so: "
+        "`organ_parts: everyone`,\n`weighting: uniform` and `unlabelled: marginal`.",
         summary="Shared encoder and decoder, a head of 162 parameters per organ.",
         paper="the baseline of FLKD (see there), section 3.5",
-        supervision=HELD_HEADS,
+        supervision=HELD_PARTS,
         organs="heads",
     ),
     Preset(

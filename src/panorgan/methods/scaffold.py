@@ -128,7 +128,9 @@ class Scaffold(Method):
                 self.next_control[name] = state.tensors.get(_NEXT + name, zeros)
 
         def _zeros(self) -> dict[str, torch.Tensor]:
-            return {name: torch.zeros_like(value.detach()) for name, value in self.model.named_parameters()}
+            """Of what this site trains."""
+            parameters = self.model.named_parameters()
+            return {name: torch.zeros_like(value.detach()) for name, value in parameters if self.trains(name)}
 
     class Server(ServerRule):
         """The mean of the weights, and of the control variates."""
@@ -143,8 +145,8 @@ class Scaffold(Method):
 
         def broadcast(self, site: str) -> Payload:
             """The weights, c, and whether the site's last answer counted."""
-            whole = super().broadcast(site)
-            control = {_PREFIX + name: value for name, value in self.control.items() if name in whole.tensors}
+            whole, own = super().broadcast(site), self.weights_of(site)
+            control = {_PREFIX + name: value for name, value in self.control.items() if name in own}
             return Payload({**whole.tensors, **control}, {**whole.scalars, _HEARD: float(self.heard.get(site, 0))})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:

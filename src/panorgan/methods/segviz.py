@@ -6,9 +6,10 @@ unweighted, after every round (`training.local_epochs: 10` in the paper). The *t
 It is never averaged with that of another organ: a site sends its own, and only sites that annotate the same organ share
 one. The delivered model is one representation block with all task blocks attached.
 
-A site needs to know its own organs only, so one with a new organ may join at any round: it receives the representation
-block and brings its task block. Nothing changes for the others. (Requests do tell every site who takes part and what
-each annotates, here as in every method; this one makes no use of it.)
+In the paper a site knows its own task blocks only, and nothing at the other sites minds what they need: on little data
+the representation moves on without them, and organs get lost. So here a site also receives the others' task blocks,
+frozen, and its representation is held to what they said when the round began (`unlabelled: marginal` is the paper's).
+Either way a site with a new organ may join at any round: it receives the representation block and brings a task block.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class SegVizConfig(MethodConfig):
     """SegViz's numbers."""
 
     weighting: Literal["cases", "uniform"] = published("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
+    unlabelled: Literal["received", "marginal"] = published(
+        "received",
+        "marginal",
+        "what a site's representation owes to organs without a label here: the other sites' task blocks, frozen, "
+        "should go on saying what they said when the round began; or nothing",
+    )
     finetune_rounds: int = published(
         0, "0", "rounds at the end in which only task blocks train, on the frozen representation block", ge=0
     )
@@ -52,6 +59,7 @@ class SegViz(Method):
     recipe: ClassVar[Mapping[str, object]] = {
         "method.ce_weight": 0,
         "method.server_step": 1,
+        "method.unlabelled": "marginal",
         "network.features": [16, 32, 64, 128, 256],
         "network.residual": True,
         "network.norm": "batch",
@@ -68,22 +76,33 @@ class SegViz(Method):
     organs: ClassVar[OrganParts] = "task_blocks"
 
     class Site(SiteRule):
-        """Local steps on the partial loss; its network has task blocks for its own organs only."""
+        """Local steps on the partial loss of its own organs; the others' task blocks are held."""
 
         def before_round(self) -> None:
             """Take over the received weights; when fine-tuning, freeze the representation block."""
             super().before_round()
-            tuning = self.round_info.stage == FINETUNE
-            for name, parameter in self.model.named_parameters():
-                parameter.requires_grad_(not tuning or group_of_key(name) is not None)
             for name, module in self.model.named_modules():
-                if tuning and name and group_of_key(f"{name}.") is None:
+                if self.tuning and name and group_of_key(f"{name}.") is None:
                     module.eval()  # its statistics are frozen too
+
+        @property
+        def tuning(self) -> bool:
+            """Whether only task blocks train."""
+            return self.round_info.stage == FINETUNE
+
+        @property
+        def held_organs(self) -> tuple[str, ...]:
+            """None when fine-tuning: nothing that others' task blocks read moves then."""
+            return () if self.tuning else super().held_organs
+
+        def trains(self, parameter: str) -> bool:
+            """When fine-tuning, own task blocks only."""
+            return super().trains(parameter) and not (self.tuning and group_of_key(parameter) is None)
 
         def update(self) -> Payload:
             """Everything it trained: when fine-tuning, only task blocks."""
             whole = super().update()
-            if self.round_info.stage != FINETUNE:
+            if not self.tuning:
                 return whole
             return Payload({k: v for k, v in whole.tensors.items() if group_of_key(k) is not None}, whole.scalars)
 
