@@ -17,7 +17,6 @@ from federations import make_coordinator, make_workers
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from panorgan.cases.store import StoredCase
 from panorgan.config import Experiment
 from panorgan.federation.audit import AuditLog
 from panorgan.federation.egress import Egress, EgressPolicy, image_shapes, image_test, weights_of_site
@@ -26,6 +25,7 @@ from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import Federation
+from panorgan.preparation.store import StoredCase
 
 # Rows of so many voxels; a patch of the tiny federation is sixteen wide.
 _ROW = 16

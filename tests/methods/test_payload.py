@@ -14,7 +14,6 @@ from federations import make_workers
 from watching import Watched, leaks
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.config import Experiment
 from panorgan.federation.egress import EgressPolicy, TensorRule, default_policy
 from panorgan.federation.failures import EgressError
@@ -23,6 +22,7 @@ from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule
 from panorgan.methods.protocol import Federation, RoundInfo
 from panorgan.networks import UNet
+from panorgan.preparation.batch import Batch
 
 
 @pytest.fixture

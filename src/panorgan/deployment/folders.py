@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from panorgan.federation.engine import CLOCK
+
 if TYPE_CHECKING:  # the process that only keeps a site running need not load torch
     from panorgan.deployment.settings import CoordinatorFile, SiteFile
 
@@ -53,7 +55,7 @@ class ServerKit(Kit):
 
     @property
     def turned_away(self) -> Path:
-        """Who wanted to connect and could not, and why."""
+        """Which connections were refused, and why."""
         return self.path / "turned-away.log"
 
     def run(self, settings: CoordinatorFile) -> Path:
@@ -92,7 +94,7 @@ class SiteKit(Kit):
     @property
     def clock(self) -> Path:
         """How the clocks differed when the site was connected last."""
-        return self.path / "clock.json"
+        return self.path / CLOCK
 
     @property
     def model(self) -> Path:

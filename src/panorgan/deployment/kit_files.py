@@ -54,7 +54,7 @@ def load_site_file(kit: SiteKit) -> SiteFile:
 
 
 def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
-    """The kit's experiment; refuses one that was changed after everybody agreed to it."""
+    """The kit's experiment; refuses one that was changed after the agreement."""
     agreement = load_agreement(kit.experiment)
     if agreement.fingerprint() != fingerprint:
         raise ConfigError(

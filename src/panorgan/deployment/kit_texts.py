@@ -71,12 +71,12 @@ def site_texts(
 
 
 def authority_text(settings: FederationSettings) -> str:
-    """What `ca/` is, for whoever finds it."""
+    """What `ca/` is, for its finder."""
     return _fill_in("ca_README.md.j2", {"federation": settings.name})
 
 
 def experiment_text(federation: str, experiment: Agreement) -> str:
-    """The agreed experiment as YAML: the same bytes for everybody."""
+    """The agreed experiment as YAML: the same bytes in every kit."""
     return (
         f"# The experiment of the federation {federation}, the same file for the server and every site.\n"
         f"# Fingerprint {experiment.fingerprint()}: a changed file is another experiment, and is refused.\n"
@@ -110,7 +110,7 @@ def what_leaves(policy: EgressPolicy, method_name: str) -> list[str]:
         lines.append("If something goes wrong: a code of one word, such as `data` or `disk`.")
     lines.append(
         "The name and local address of this site, that it is connected, the version of the network engine, and a "
-        "number by which the server tells a second machine with the same kit from a restart."
+        "number by which the server distinguishes a second machine with the same kit from a restart."
     )
     return lines
 

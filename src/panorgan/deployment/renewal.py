@@ -1,6 +1,6 @@
 """New certificates for kits that exist, from the federation's authority. All else in a kit stays as it is.
 
-Every renewal makes a new private key as well: a key that somebody copied unnoticed is of use no longer than its
+Every renewal makes a new private key as well: a key that was copied unnoticed is of use no longer than its
 certificate, and after a revocation the old key must not come back.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.config import Agreement
-from panorgan.deployment.certificates import Credentials, day, ends, read_certificate
 from panorgan.deployment.kits import SERVER, newly_signed
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, did_you_mean
+from panorgan.federation.certificates import Credentials, day, ends, read_certificate
 from panorgan.federation.files import write_atomically
 
 RENEWED = "renewed"
@@ -75,7 +75,7 @@ def _renew(name: str, folder: Path, sources: Mapping[str, Path]) -> Renewal:
 
 
 def _credentials(startup: Path) -> list[Path]:
-    """Key first: whoever is interrupted in between sees in preflight that the two do not fit, and renews again."""
+    """Key first: after an interruption in between, preflight says that the two do not fit; renew again."""
     return [*startup.glob("*.key"), *startup.glob("*.crt"), *startup.glob("rootCA.pem")]
 
 

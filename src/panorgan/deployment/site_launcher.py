@@ -1,4 +1,4 @@
-"""How a site's engine starts a job: from a kit whose engine files are those that the hospital approved."""
+"""How a site's engine starts a job: from a kit whose engine files the hospital approved. Kits name it by this path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from panorgan.federation.transports.nvflare.launcher import SiteProcessLauncher
 
 
 class SiteLauncher(SiteProcessLauncher):
-    """Named in the site's `resources.json`. Settings and egress policy are the job's own affair: it tells by a code."""
+    """Named in the site's `resources.json`. `SiteMachine` checks settings and egress policy; it answers by a code."""
 
     def check_kit(self, kit: Path) -> None:
         """No job starts while what decides what it may run is not as it was approved."""
