@@ -52,6 +52,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cuts() -> Iterator[None]:
+    """Do not wait for the disk: a flush matters only to a power cut, and tests would wait for thousands of them.
+
+    Of a flush there remains that its file must be open. Tests of flushing look at the calls; processes that tests start
+    flush as ever.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: os.fstat(handle) and None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def ordinary_floats() -> Iterator[None]:
     """Training lets the processor flush tiny numbers to zero; tests that come after must not notice."""

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +63,18 @@ def test_the_files_are_complete():
                 found = pinned.get(lock.normalised(needed.name))
                 assert found is not None, f"{name} needs {text}"
                 assert needed.specifier.contains(found[0], prereleases=True), f"{name} needs {text}"
+
+
+def test_what_the_project_asks_for_is_pinned():
+    from packaging.requirements import Requirement
+
+    project, pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], sbom.pins()
+    scopes = {"required": project["dependencies"], "optional": project["optional-dependencies"]["network"]}
+    for scope, texts in scopes.items():
+        for needed in map(Requirement, texts):
+            version, found, _ = pinned[lock.normalised(needed.name)]
+            assert found == scope, needed
+            assert needed.specifier.contains(version), needed
 
 
 INDEX = """<a href="https://x/numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl#sha256={a}">n</a>

@@ -17,7 +17,7 @@ QUICK = ("--eigenvalues", "1", "--probes", "2", "--grid", "3", "--batches", "1",
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "run"
-    train(tiny(training={"rounds": 1}), folder)
+    train(tiny(training={"rounds": 1, "sampling": {"patch_size": [8, 8, 8]}}), folder)
     return folder
 
 

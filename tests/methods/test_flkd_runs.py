@@ -355,7 +355,7 @@ def test_lower_precision(tiny, tmp_path, steps):
 
 @pytest.mark.slow
 def test_it_learns(tiny, tmp_path):
-    training = {"rounds": 12, "local_steps": 6, "validate_every": 4, "optimizer": {"learning_rate": 0.02}}
+    training = {"rounds": 8, "local_steps": 6, "validate_every": 4, "optimizer": {"learning_rate": 0.02}}
     run(tiny(method=FLKD_BOTH, training=training), tmp_path)
     rounds = [event.facts for event in read_events(tmp_path / "events.jsonl") if event.kind == "round"]
     rounds = [facts for facts in rounds if facts["stage"] == "train"]

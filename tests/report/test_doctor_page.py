@@ -189,7 +189,7 @@ def test_same_checkup_gives_the_same_bytes() -> None:
 
 
 def pixels_of(content: bytes) -> np.ndarray:
-    """Decoded by another program than the one that wrote it; [rows, columns] or [rows, columns, 4], 0–255."""
+    """As matplotlib decodes it; [rows, columns] or [rows, columns, 4], 0–255."""
     return np.rint(matplotlib.image.imread(io.BytesIO(content), format="png") * 255).astype(int)
 
 
@@ -207,6 +207,7 @@ def test_tint_has_the_colours_of_the_labels_and_is_clear_elsewhere() -> None:
     assert decoded[0, 1, :3].tolist() == [0xD5, 0x5E, 0x00]
     assert decoded[1, 0, :3].tolist() == [1, 2, 3]
     assert decoded[..., 3].tolist() == [[0, 72], [72, 0]]
+    assert pixels_of(png(labels, {1: "#d55e00"}))[..., 3].tolist() == [[0, 72], [0, 0]], "a label without a colour"
 
 
 def test_edges_run_along_the_voxels() -> None:

@@ -25,6 +25,8 @@ from panorgan.workflows.model_bundle import save_model
 from panorgan.workflows.run import Run
 
 QUICK = AnalysisSettings(eigenvalues=2, probes=3, grid=3, batches=2, batch_size=1, places=64)
+# Patches of an analysis are those of training: small ones, of which many derivatives are taken.
+SMALL = {"patch_size": [8, 8, 8]}
 LAYERS_ONLY = AnalysisSettings(eigenvalues=0, probes=0, grid=0, batches=1, places=64)
 
 
@@ -32,7 +34,7 @@ LAYERS_ONLY = AnalysisSettings(eigenvalues=0, probes=0, grid=0, batches=1, place
 def finished(tiny, tmp_path_factory) -> Path:
     """Two rounds of FedAvg, with the sites' models of the last one."""
     folder = tmp_path_factory.mktemp("analyze") / "run"
-    train(tiny(training={"rounds": 2}, local_models=True), folder)
+    train(tiny(training={"rounds": 2, "sampling": SMALL}, local_models=True), folder)
     return folder
 
 
@@ -204,7 +206,7 @@ def test_without_validation_cases_the_training_cases_are_offered(tiny, tmp_path)
 @pytest.mark.parametrize("method", ["solo", "flkd", "central_full"])
 def test_every_kind_of_delivered_model_can_be_analysed(method, tiny, tmp_path):
     folder = tmp_path / "run"
-    train(tiny(method={"name": method}, training={"rounds": 1}), folder)
+    train(tiny(method={"name": method}, training={"rounds": 1, "sampling": SMALL}), folder)
     settings = QUICK.model_copy(update={"eigenvalues": 1, "probes": 1, "batches": 1, "grid": 0})
     found = analyze(folder, settings, device="cpu")
     assert all(place.largest > 0 for place in found.curvature)

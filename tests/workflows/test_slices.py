@@ -8,6 +8,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from fediod_pieces import SMALL as NARROW
 
 from panorgan.methods.registry import methods
 from panorgan.workflows.device import choose_device
@@ -33,7 +34,8 @@ def check_predictions(run: Path, experiment) -> None:
 
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_trains_on_slices(tiny, tmp_path, method):
-    experiment = tiny(network=SLICES, training=AXIAL, method={"name": method})
+    narrow = NARROW if method == "fediod" else {}
+    experiment = tiny(network=SLICES, training=AXIAL, method={"name": method, **narrow})
     result = train(experiment, tmp_path / "run")
     assert {row["organ"] for row in result.scores} == set(experiment.vocabulary)
     card = json.loads((tmp_path / "run" / "model" / "model.json").read_text())

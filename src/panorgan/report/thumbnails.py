@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from panorgan.anatomy import catalogue
 from panorgan.data_doctor import Thumbnail
@@ -101,26 +101,15 @@ def _short(value: float) -> str:
 
 def png(pixels: NDArray[np.uint8], colours: Mapping[int, str] | None = None) -> bytes:
     """A lossless PNG of [rows, columns]: grey, or with `colours` (``#rrggbb`` by value) tinted, the rest clear."""
-    rows, columns = pixels.shape
-    kind = 3 if colours is not None else 0
-    header = struct.pack(">IIBBBBB", columns, rows, 8, kind, 0, 0, 0)
-    body = np.ascontiguousarray(pixels, dtype=np.uint8)
-    if colours is None:
-        # Neighbouring greys are alike: their differences pack better than they do (PNG's filter "sub").
-        body = np.diff(body, axis=1, prepend=np.uint8(0))
-    lines = np.insert(body, 0, 0 if colours is not None else 1, axis=1)
-    parts = [_chunk(b"IHDR", header)]
+    image = Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
+    options = {}
     if colours is not None:
-        entries = [colours.get(value, "#000000") for value in range(max(colours, default=0) + 1)]
-        body_values = range(len(entries))
-        parts.append(_chunk(b"PLTE", b"".join(bytes.fromhex(entry[1:]) for entry in entries)))
-        parts.append(_chunk(b"tRNS", bytes(_TINT if value in colours else 0 for value in body_values)))
-    parts += [_chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)), _chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        values = range(max(*colours, int(pixels.max())) + 1)
+        image.putpalette(b"".join(bytes.fromhex(colours.get(value, "#000000")[1:]) for value in values))
+        options["transparency"] = bytes(_TINT if value in colours else 0 for value in values)
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True, **options)
+    return content.getvalue()
 
 
 def _data_uri(content: bytes) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from panorgan.errors import RunError
 
@@ -23,32 +24,26 @@ def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
     `wait`: seconds to give another process that is about to end.
     """
+    # One thread may enter and another leave. A disk without locks is an error: a mere file would outlive a kill.
+    lock = FileLock(folder / ".lock", thread_local=False, fallback_to_soft=False)
     try:
-        import fcntl
-    except ImportError:  # Windows: no lock, no protection
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        ends = time.monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() < ends:
-                    time.sleep(0.1)
-                    continue
-                raise BusyError(
-                    "Another process is working in this run folder.",
-                    code="run-busy",
-                    where=str(folder),
-                    fix="Wait until it has finished, or stop it, then resume.",
-                ) from error
+        held = lock.acquire(timeout=wait, poll_interval=0.1)
+    except Timeout as error:
+        raise BusyError(
+            "Another process is working in this run folder.",
+            code="run-busy",
+            where=str(folder),
+            fix="Wait until it has finished, or stop it, then resume.",
+        ) from error
+    with held:
         yield
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does some process hold the folder's lock? Holds across containers too. None where it cannot be known."""
+    """Does some process hold the folder's lock? Holds across containers too. None where it cannot be known.
+
+    Whoever asks may have no right to write here, so it does not try to take the lock (`FileLock` opens for writing).
+    """
     try:
         import fcntl
     except ImportError:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement, Experiment, SiteSettings
 from panorgan.data.case import Case
@@ -53,7 +55,7 @@ def cache_folder() -> Path:
     """Where prepared cases and phantoms are kept: `PANORGAN_CACHE`, or the user's cache."""
     if "PANORGAN_CACHE" in os.environ:
         return Path(os.environ["PANORGAN_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "panorgan"
+    return user_cache_path("panorgan", appauthor=False)
 
 
 def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tuple[SiteCases, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import torch
 
 from panorgan.errors import ConfigError, MessageError, RunError
@@ -121,15 +122,11 @@ class Momentum:
 
 def pack(mask: torch.Tensor) -> torch.Tensor:
     """[n] bool as bits, [ceil(n/8)] uint8; position i is bit i % 8 of byte i // 8, unused bits are 0."""
-    padded = torch.zeros(_bytes_for(len(mask)) * 8, dtype=torch.bool, device=mask.device)
-    padded[: len(mask)] = mask
-    # Eight bytes 0 or 1 are one number. The factor moves byte i to bit 56 + i, where no two of them meet.
-    gathered = (padded.view(torch.int64) * 0x0102040810204080) >> 56
-    return gathered.bitwise_and_(0xFF).to(torch.uint8)
+    return torch.from_numpy(np.packbits(mask.cpu().numpy(), bitorder="little")).to(mask.device)
 
 
 def unpack(bits: torch.Tensor, n: int) -> torch.Tensor:
-    """The [n] bool that `pack` was given."""
+    """The [n] bool that `pack` was given. Steps do this, so a GPU does it by itself and nobody waits for it."""
     _check_length(bits, n)
     table = (torch.arange(256, device=bits.device)[:, None] >> torch.arange(8, device=bits.device)) & 1
     words = table.bool().view(torch.int64).squeeze(1)

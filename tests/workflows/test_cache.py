@@ -1,12 +1,30 @@
-"""How large the cache may grow, and that preparing lets go of what is too much."""
+"""Where the cache lies, how large it may grow, and that preparing lets go of what is too much."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from panorgan.errors import ConfigError
 from panorgan.workflows.cache import VARIABLE, cache_limit
 from panorgan.workflows.prepare import prepare
+from panorgan.workflows.site_cases import cache_folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep caches elsewhere")
+def test_the_cache_is_the_users_unless_the_environment_names_another(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("PANORGAN_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path("/home/ada/.cache/panorgan")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == Path("/home/ada/.cache/panorgan"), "not the working folder"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
+    assert cache_folder() == Path("/fast/panorgan")
+    monkeypatch.setenv("PANORGAN_CACHE", "/large")
+    assert cache_folder() == Path("/large")
 
 
 @pytest.mark.parametrize(
