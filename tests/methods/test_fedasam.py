@@ -21,7 +21,7 @@ from panorgan.methods.fedasam import FedASAM, FedASAMConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
-from panorgan.methods.shared.sharpness import asam_step, statistics_kept
+from panorgan.methods.shared.sharpness import asam_step, preserve_statistics
 from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.workflows.execute import train
@@ -141,7 +141,7 @@ def test_statistics_come_back_after_an_error_too():
     before = {key: value.clone() for key, value in norm.state_dict().items()}
 
     def break_off() -> None:
-        with statistics_kept(norm):
+        with preserve_statistics(norm):
             norm(torch.tensor([[1.0], [3.0]]))
             assert not same(norm.state_dict(), before)
             raise ZeroDivisionError

@@ -19,7 +19,7 @@ from panorgan.federation.events import read_events
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
-from panorgan.methods.shared.teacher_stages import who_teaches
+from panorgan.methods.shared.teacher_stages import organs_by_teacher
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
 
@@ -302,7 +302,7 @@ WHO = {
 def test_a_union_is_heard_only_where_no_teacher_knows_the_parts_by_name(annotated, present, expected):
     sites = {name: SiteInfo(name, 1, dict.fromkeys(own, 1)) for name, own in annotated.items()}
     letters = dict(zip("LTlr", SIDES, strict=True))
-    found = who_teaches(Federation(SIDES, sites), present)
+    found = organs_by_teacher(Federation(SIDES, sites), present)
     assert found == {site: tuple(letters[letter] for letter in own) for site, own in expected.items()}
 
 

@@ -10,7 +10,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import overlap_priority
 from panorgan.methods.protocol import Federation, SiteInfo
-from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measure_volumes
 
 FACTS = {
     "a": SiteInfo("a", 2, {"spleen": 2, "kidney": 1}),
@@ -48,7 +48,7 @@ def test_a_site_measures_what_it_annotates(tmp_path):
         stored(tmp_path, "y", ("spleen", "kidney"), (45, 7)),
         stored(tmp_path, "z", ("pancreas",), (0,)),
     ]
-    assert measured_volumes(cases) == {"volume_ml/spleen": 16.0, "volume_ml/kidney": 3.5}
+    assert measure_volumes(cases) == {"volume_ml/spleen": 16.0, "volume_ml/kidney": 3.5}
 
 
 def test_volumes_are_pooled_over_sites():

@@ -36,7 +36,7 @@ from panorgan.federation.validation import validation_scores
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, Tensors
 from panorgan.networks import SegmentationNetwork, UNetSettings
-from panorgan.networks.replay import replays_of, with_room
+from panorgan.networks.cuda_graphs import graph_cache_for, retry_without_graphs
 
 OnStep = Callable[[str, int, int], None]
 
@@ -224,14 +224,14 @@ class SiteWorker:
 
     def _drop_rule(self) -> None:
         if self._rule is not None:
-            self._rule.model.replays = None  # a rule and its teachers may hold on to each other for a while
+            self._rule.model.graphs = None  # a rule and its teachers may hold on to each other for a while
         self._rule = None
 
     def _make_rule(self, federation: Federation) -> SiteRule:
         setup = self.setup
         with self._random_draws("first weights"):  # of the parts that no message brings
             model = self._placed(setup.method.build_network(setup.network, federation, site=self.name))
-            model.replays = replays_of(model, setup.device)
+            model.graphs = graph_cache_for(model, setup.device)
             settings = setup.training.optimizer
             tools = SiteTools(
                 model,
@@ -274,7 +274,7 @@ class SiteWorker:
             with self._autocast():
                 return predict_probabilities(self._placed(network), image, self._inference)
 
-        return with_room(self.setup.device, predicted)
+        return retry_without_graphs(self.setup.device, predicted)
 
     @contextmanager
     def _random_draws(self, *names: object) -> Iterator[int]:
@@ -367,7 +367,7 @@ class SiteWorker:
         network.load_state_dict(dict(payload.tensors))
 
         def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
-            return with_room(setup.device, lambda: predict_probabilities(network, image, self._inference))
+            return retry_without_graphs(setup.device, lambda: predict_probabilities(network, image, self._inference))
 
         scores = validation_scores(network, self.data.validation, predict)
         return {**scores.numbers(), "cases": float(len(self.data.validation))}

@@ -83,7 +83,7 @@ def test_when_each_module_begins(rounds, settings, starts):
 def test_in_which_rounds_heads_are_judged():
     def judged(**settings: object) -> list[int]:
         config = FedIODConfig(**settings)
-        return [number for number in range(1, 7) if config.heads_are_judged(RoundInfo("train", number, 6))]
+        return [number for number in range(1, 7) if config.sends_attributions(RoundInfo("train", number, 6))]
 
     assert judged() == [1, 2, 3, 4, 5, 6]
     assert judged(refresh_every=2) == [1, 3, 5]
@@ -91,7 +91,7 @@ def test_in_which_rounds_heads_are_judged():
     assert judged(aggregation_start=0.5, refresh_every=2) == [3, 5]
     assert judged(aggregation_start=1) == [6]
     assert judged(dynamic_aggregation=False) == []
-    long = [number for number in range(1, 501) if FedIODConfig().heads_are_judged(RoundInfo("train", number, 500))]
+    long = [number for number in range(1, 501) if FedIODConfig().sends_attributions(RoundInfo("train", number, 500))]
     assert long == list(range(15, 501))  # 0.03 · 500
 
 

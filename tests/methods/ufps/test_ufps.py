@@ -252,8 +252,8 @@ STEPS = {
         (2.85, -0.64),
     ),
     "susam, no M_G yet": ({"local_share": 0.5, "global_share": 0.5}, None, 0.25, (3.0, -1.8), (2.85, -0.64)),
-    "susam, u contested": ({"local_share": 0.5, "global_share": 0.5}, (True, False), 0.25, (4.2, -1.8), (2.79, -0.64)),
-    "susam, v contested": ({"local_share": 0.5, "global_share": 0.5}, (False, True), 0.25, (3.0, -1.8), (2.85, -0.64)),
+    "susam, u disputed": ({"local_share": 0.5, "global_share": 0.5}, (True, False), 0.25, (4.2, -1.8), (2.79, -0.64)),
+    "susam, v disputed": ({"local_share": 0.5, "global_share": 0.5}, (False, True), 0.25, (3.0, -1.8), (2.85, -0.64)),
     "susam, T_G too small": ({"local_share": 0.5, "global_share": 0}, (True, False), 0.25, (3.0, -1.8), (2.85, -0.64)),
     # On the image itself, a = ½: g = (1.5, −2), T·g = (6, −4), ‖T·g‖ = √52, ε = (12, −4)/√52.
     "asam": (
@@ -266,8 +266,8 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("config", "contested", "ascent", "there", "end"), STEPS.values(), ids=STEPS.keys())
-def test_one_step_by_hand(monkeypatch, config, contested, ascent, there, end):
+@pytest.mark.parametrize(("config", "disputed", "ascent", "there", "end"), STEPS.values(), ids=STEPS.keys())
+def test_one_step_by_hand(monkeypatch, config, disputed, ascent, there, end):
     augmented = []
 
     def half_as_bright(image, settings, generator):
@@ -277,7 +277,7 @@ def test_one_step_by_hand(monkeypatch, config, contested, ascent, there, end):
     monkeypatch.setattr(ufps_module, "cmidg", half_as_bright)
     model = Quadratic()
     site = site_of(model, QuadraticSite, **{**OFF, "sharpness": "susam", "rho": 0.5, "eta": 1.0, **config})
-    enter(site, 3, 5, None if contested is None else pack(torch.tensor(contested)))
+    enter(site, 3, 5, None if disputed is None else pack(torch.tensor(disputed)))
     told = site.step(make_batch())
     assert model.seen == [pytest.approx((ascent, *HERE)), pytest.approx((0.5, *there))]
     assert [model.u.item(), model.v.item()] == pytest.approx(end)
