@@ -24,12 +24,12 @@ from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.limits import LimitSettings
-from panorgan.federation.local_models import kept_round
+from panorgan.federation.local_models import round_to_keep
 from panorgan.federation.settings import TrainingSettings, refuse_few_sites
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
-from panorgan.overrides import read_overridden, written
+from panorgan.overrides import as_assignments, read_overridden
 from panorgan.settings import SettingError, Settings, validated
 
 
@@ -268,7 +268,7 @@ class Experiment(Agreement):
                 f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is",
                 code="reserved-site-name",
             )
-        kept = kept_round(self.build_method().stages(self.training.rounds), self.local_models)
+        kept = round_to_keep(self.build_method().stages(self.training.rounds), self.local_models)
         if self.local_models and (late := [site for site, first in self.late_sites().items() if first > kept]):
             raise SettingError(
                 f"local_models keeps those of round {kept}, when {', '.join(late)} has not joined yet",
@@ -327,7 +327,7 @@ def load_experiment(
                     site[key] = str((beside / site[key]).resolve())
         return parse_experiment(content, where)
 
-    return read_overridden(content, written(overrides), where, read)
+    return read_overridden(content, as_assignments(overrides), where, read)
 
 
 def load_agreement(path: Path) -> Agreement:

@@ -33,7 +33,7 @@ from panorgan.deployment.refusals import RefusedError
 from panorgan.deployment.renewal import renew_kits
 from panorgan.deployment.revoking import revoke_kit
 from panorgan.errors import ConfigError
-from panorgan.federation.gate import Refusal
+from panorgan.federation.identity_check import Refusal
 from panorgan.federation.revocation import read_revocations
 from panorgan.federation.transports.nvflare.door import MACHINE, Door
 from panorgan.federation.transports.nvflare.knocking import CLOCK, REFUSED, Knocking, machine_of

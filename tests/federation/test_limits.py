@@ -174,8 +174,8 @@ def test_an_update_that_rests_on_more_cases_than_the_site_has_is_refused(cases, 
     coordinator = stand_in_coordinator(sites, tmp_path)
     coordinator.run()
     assert refusals(tmp_path).keys() == {"north"}
-    assert coordinator.state.told is not None
-    assert coordinator.state.told["sites"].keys() == {"east"}
+    assert coordinator.state.last_round is not None
+    assert coordinator.state.last_round["sites"].keys() == {"east"}
 
 
 @pytest.mark.parametrize(

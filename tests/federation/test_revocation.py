@@ -8,7 +8,7 @@ import pytest
 from refusing import refused
 
 from panorgan.errors import ConfigError
-from panorgan.federation.gate import ALIVE_SECONDS, Gate, Refusal
+from panorgan.federation.identity_check import ALIVE_SECONDS, IdentityCheck, Refusal
 from panorgan.federation.revocation import RevocationList, read_revocations, revoke
 
 OLD, NEW = 1_000_000.0, 2_000_000.0
@@ -34,11 +34,13 @@ def told() -> list[Refusal]:
 
 
 @pytest.fixture
-def gate(tmp_path, clock, told) -> Gate:
-    return Gate(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
+def gate(tmp_path, clock, told) -> IdentityCheck:
+    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
 
 
-def let_in(gate: Gate, name: str, token: str, issued: float = OLD, machine: str = "", address: str = "") -> None:
+def let_in(
+    gate: IdentityCheck, name: str, token: str, issued: float = OLD, machine: str = "", address: str = ""
+) -> None:
     assert gate.register(name, issued, machine, address) is None
     gate.admit(name, token)
 

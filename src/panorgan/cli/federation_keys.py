@@ -25,16 +25,21 @@ def revoke(
     from panorgan.cli.federation import server_kit
     from panorgan.deployment.kit_files import load_coordinator_file
     from panorgan.deployment.revoking import revocation_file, revoke_kit
-    from panorgan.federation.revocation import written
+    from panorgan.federation.revocation import format_moment
 
     found = server_kit(kit, "revoke")
     done = revoke_kit(found, who)
     if as_json:
-        content = {"revoked": done.name, "until": written(done.until), "changed": done.changed, "restart": done.restart}
+        content = {
+            "revoked": done.name,
+            "until": format_moment(done.until),
+            "changed": done.changed,
+            "restart": done.restart,
+        }
         print(json.dumps(content), flush=True)
         return
     how = "are refused from now on" if done.changed else "were refused already"
-    say(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}")
+    say(f"Certificates of {done.name} up to {format_moment(done.until)} {how}: {revocation_file(found)}")
     if done.restart:
         say("This server's kit is older than revocation: restart 'panorgan federation server' once.")
     holder = "server" if done.name == load_coordinator_file(found).coordinator else done.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from panorgan.deployment.control import read_json
 from panorgan.deployment.folders import Kit, ServerKit
 from panorgan.errors import RunError
-from panorgan.federation.gate import Refusal
+from panorgan.federation.identity_check import Refusal
 
 REFUSED, DOOR = "refused.txt", "door.json"
 """As the network adapter names them; it is an optional extra, and `status` works without."""

@@ -1,4 +1,4 @@
-"""Sites in this very process, one after the other. The same bytes travel as on a network."""
+"""Sites in this process, one after the other. The same bytes travel as on a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from panorgan.federation.transports.base import MakeRequest, OnReply
 
 
 class Answering(Protocol):
-    """Something that turns a request into an answer: a `SiteWorker`."""
+    """Turns a request into an answer: a `SiteWorker`."""
 
     def handle(self, request: bytes) -> bytes:
         """Do what the request asks."""
@@ -29,6 +29,6 @@ class LocalTransport:
     def exchange(
         self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None
     ) -> None:
-        """Ask the sites in the given order. There is nobody to wait for."""
+        """Ask the sites in the given order, without waiting."""
         for site in sites:
             on_reply(site, self._workers[site].handle(make_request(site)))

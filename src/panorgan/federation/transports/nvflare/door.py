@@ -25,7 +25,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys
 
 from panorgan.federation.files import write_atomically
-from panorgan.federation.gate import Gate, Refusal
+from panorgan.federation.identity_check import IdentityCheck, Refusal
 from panorgan.federation.revocation import REVOKED, RevocationList
 
 CERTIFICATES = "certificates.json"
@@ -52,7 +52,7 @@ class Door(FLComponent):
         self._told: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, float] = {}
         self._lock = threading.Lock()
-        self.gate = Gate(RevocationList(kit / "local" / REVOKED), self._tell)
+        self.gate = IdentityCheck(RevocationList(kit / "local" / REVOKED), self._tell)
         cell.add_incoming_filter("*", "*", self._drop)
         cell.add_incoming_request_filter("*", "*", self._answer)
         cell.add_outgoing_reply_filter("*", "*", self._see_token)

@@ -24,7 +24,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 
 from panorgan.federation.files import write_atomically
-from panorgan.federation.gate import Refusal
+from panorgan.federation.identity_check import Refusal
 from panorgan.federation.transports.nvflare.door import MACHINE
 
 REFUSED = "refused.txt"

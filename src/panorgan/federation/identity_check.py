@@ -1,8 +1,8 @@
-"""Who may speak as whom at the server: revoked kits are refused, and so is the second of two machines with one kit.
+"""Checks the identity of every sender at the server: refuses revoked kits, and the second of two machines with one kit.
 
-The network adapter asks here for every message. A machine is admitted with its certificate and gets a token; what it
-says afterwards bears the token. A machine that starts again gets a new token and never uses the old one, so two tokens
-that are both in use are two machines.
+The network adapter calls this for every message. A machine is admitted with its certificate and gets a token, which all
+its later messages carry. A machine that restarts gets a new token and never uses the old one, so two tokens in use are
+two machines.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from panorgan.federation.revocation import RevocationList, written
+from panorgan.federation.revocation import RevocationList, format_moment
 
 Code = Literal["revoked", "twin", "again"]
 
 ALIVE_SECONDS = 30.0
-"""A machine that was heard within this time holds its name; it reports every ten seconds."""
+"""A machine that sent a message within this time holds its name; it reports every ten seconds."""
 
 _PREFIX = "panorgan:"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """`why` is one sentence, for both sides. `again`: nothing is wrong, but it must show its certificate again."""
+    """`why` is one sentence, for both sides. `again`: nothing is wrong, but it must present its certificate again."""
 
     code: Code
     site: str
     why: str
 
     def to_text(self) -> str:
-        """As it travels to the one who is refused."""
+        """The text that is sent to the refused machine."""
         return f"{_PREFIX}{self.code}:{self.site}:{self.why}"
 
     @classmethod
     def from_text(cls, text: str) -> Refusal | None:
-        """Read it back; None if it is another error."""
+        """Parse that text; None if it is another error."""
         parts = text.removeprefix(_PREFIX).split(":", 2)
         if not text.startswith(_PREFIX) or len(parts) != 3 or parts[0] not in ("revoked", "twin", "again"):
             return None
@@ -46,7 +46,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class _Machine:
-    """Who holds a token. `issued`: its certificate's first moment; None where the token is older than this process."""
+    """The holder of a token. `issued`: start of its certificate; None where the token is older than this process."""
 
     name: str
     token: str
@@ -56,8 +56,8 @@ class _Machine:
     heard: float
 
 
-class Gate:
-    """`report` hears of every refusal that an operator should know; calls may come from several threads."""
+class IdentityCheck:
+    """`report` gets every refusal that an operator should know; calls may come from several threads."""
 
     def __init__(
         self,
@@ -67,26 +67,26 @@ class Gate:
     ) -> None:
         self._revoked, self._report, self._clock = revoked, report, clock
         self._lock = threading.Lock()
-        self._knocking: dict[str, _Machine] = {}
+        self._registered: dict[str, _Machine] = {}
         self._tokens: dict[str, _Machine] = {}
         self._holder: dict[str, str] = {}
 
     def register(self, name: str, issued: float, machine: str = "", address: str = "") -> Refusal | None:
-        """Somebody shows a certificate for `name`. `machine` is what it says of itself, and may be empty."""
-        refusal = self._check(name, issued)
+        """A machine presents a certificate for `name`. `machine` is its own identifier, and may be empty."""
+        refusal = self._check_certificate(name, issued)
         with self._lock:
             if refusal is None:
                 refusal = self._check_twin(name, machine, address)
             if refusal is None:
-                self._knocking[name] = _Machine(name, "", issued, machine, address, self._clock())
+                self._registered[name] = _Machine(name, "", issued, machine, address, self._clock())
         if refusal is not None:
             self._report(refusal)
         return refusal
 
     def admit(self, name: str, token: str) -> None:
-        """The engine was content too, and gave it a token."""
+        """The engine has accepted it too, and issued a token."""
         with self._lock:
-            known = self._knocking.pop(name, None)
+            known = self._registered.pop(name, None)
             if known is not None:
                 before = self._holder.get(name)
                 kept = {key: other for key, other in self._tokens.items() if other.name != name or key == before}
@@ -94,7 +94,7 @@ class Gate:
                 self._holder[name] = token
 
     def hear(self, name: str, token: str, alive: bool = False, machine: str = "", address: str = "") -> Refusal | None:
-        """A message. `alive`: one by which a machine only says that it is there, so that its answer can be a reason.
+        """A message. `alive`: a heartbeat, whose answer can carry a reason.
 
         `machine` and `address` name a machine whose token is older than this process: it does not register again.
         """
@@ -102,24 +102,24 @@ class Gate:
         with self._lock:
             known = self._tokens.get(token)
             if until is not None:
-                refusal = self._judge(name, known, until)
+                refusal = self._check_token(name, known, until)
                 if refusal is not None:
                     if alive:
                         self._report(refusal)
                     return refusal
-            return self._hear_alive(known or _Machine(name, token, None, machine, address, 0.0)) if alive else None
+            return self._note_alive(known or _Machine(name, token, None, machine, address, 0.0)) if alive else None
 
-    def _judge(self, name: str, known: _Machine | None, until: float) -> Refusal | None:
+    def _check_token(self, name: str, known: _Machine | None, until: float) -> Refusal | None:
         if known is None or known.issued is None:
             return Refusal("again", name, f"A kit of {name} was revoked: show your certificate again.")
         return _revoked(name, known.issued, until) if known.issued <= until else None
 
-    def _check(self, name: str, issued: float) -> Refusal | None:
+    def _check_certificate(self, name: str, issued: float) -> Refusal | None:
         until = self._revoked.until(name)
         return _revoked(name, issued, until) if until is not None and issued <= until else None
 
     def _check_twin(self, name: str, machine: str, address: str) -> Refusal | None:
-        """A second machine that says so of itself; the same machine, started again, is welcome."""
+        """A second machine by its own identifier; the same machine may restart."""
         holder = self._tokens.get(self._holder.get(name, ""))
         if holder is None or not machine or not holder.machine or machine == holder.machine:
             return None
@@ -127,10 +127,10 @@ class Gate:
             return None
         until = self._revoked.until(name)
         if until is not None and holder.issued is not None and holder.issued <= until:
-            return None  # the place of a revoked kit is free at once
+            return None  # a revoked kit does not hold its name
         return _twin(name, holder.address, address)
 
-    def _hear_alive(self, speaker: _Machine) -> Refusal | None:
+    def _note_alive(self, speaker: _Machine) -> Refusal | None:
         now = self._clock()
         holder = self._tokens.get(self._holder.get(speaker.name, ""))
         if holder is not None and holder.token != speaker.token and now - holder.heard <= ALIVE_SECONDS:
@@ -144,8 +144,8 @@ class Gate:
 
 def _revoked(name: str, issued: float, until: float) -> Refusal:
     if until == float("inf"):
-        return Refusal("again", name, "The server cannot read its list of revoked kits, and lets nobody in until then.")
-    why = f"its certificate is of {written(issued)}, and all up to {written(until)} are refused"
+        return Refusal("again", name, "The server cannot read its list of revoked kits, and refuses all until then.")
+    why = f"its certificate is of {format_moment(issued)}, and all up to {format_moment(until)} are refused"
     return Refusal("revoked", name, f"This kit of {name} was revoked: {why}.")
 
 
