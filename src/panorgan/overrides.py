@@ -30,7 +30,7 @@ def read_overridden(
 
 
 def as_assignments(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
-    """Overrides as they are as_assignments: `{"a.b": value}` becomes `a.b=value`."""
+    """Overrides as on the command line: `{"a.b": value}` becomes `a.b=value`."""
     if not isinstance(overrides, Mapping):
         return overrides
     return [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in overrides.items()]

@@ -11,7 +11,7 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 
 from trial_federation import Authority
 
-from panorgan.deployment.before_start import warned
+from panorgan.deployment.before_start import startup_warnings
 from panorgan.deployment.certificates import Credentials, check_credentials
 from panorgan.deployment.folders import SiteKit
 
@@ -105,8 +105,8 @@ def test_a_site_says_at_its_start_what_would_otherwise_fail_without_a_word(begin
     """Soon over, over, not yet begun by this machine's clock, and in order."""
     kit = SiteKit(tmp_path)
     Authority().write(kit.startup, "north", begin=begin, end=end)
-    assert len(warned(kit)) == words
+    assert len(startup_warnings(kit)) == words
 
 
 def test_a_kit_without_a_certificate_says_nothing_at_its_start(tmp_path: Path) -> None:
-    assert warned(SiteKit(tmp_path)) == []
+    assert startup_warnings(SiteKit(tmp_path)) == []

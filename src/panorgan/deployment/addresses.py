@@ -1,4 +1,4 @@
-"""Where the server listens: the provisioned kits say it, and `coordinator.yaml` must not say otherwise."""
+"""The server's address: set by the provisioned kits, which `coordinator.yaml` must not contradict."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def listens_at(kit: ServerKit) -> str:
 
 
 def refuse_another_address(kit: ServerKit) -> None:
-    """A port or host that was changed in `coordinator.yaml` only would be of no effect: every kit names the old one."""
+    """A port or host changed only in `coordinator.yaml` would have no effect: every kit names the old one."""
     used = listens_at(kit)
     try:
         content = yaml.safe_load(kit.settings.read_text(encoding="utf-8"))
         written = f"{content['host']}:{content['port']}"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError):
-        return  # whoever reads the file as a whole says what is wrong with it
+        return  # the error is reported where the whole file is read
     if used and written != used:
         raise ConfigError(
             f"{kit.settings.name} says {written}, but the kits of this federation say {used}.",
             code="address-mismatch",
             where=f"{kit.settings}: host, port",
-            why="the server listens, and every hospital connects, as its startup folder says",
-            fix=f"Write {used} back. For another address, change federation.yaml and make new kits for everybody with "
+            why="the server listens, and every hospital connects, according to its startup folder",
+            fix=f"Restore {used}. For another address, change federation.yaml and make new kits for all sites with "
             "'panorgan federation init --out NEW-FOLDER'.",
         )

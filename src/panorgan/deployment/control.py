@@ -1,4 +1,4 @@
-"""How `start`, `stop` and `status` talk with the job that runs the rounds: small files in the run folder."""
+"""How `start`, `stop` and `status` communicate with the job that runs the rounds: small files in the run folder."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from panorgan.federation.files import write_atomically
 
 @dataclass(frozen=True)
 class Control:
-    """The `control/` folder of a run. Every file is replaced as a whole, so a reader never sees half of one."""
+    """The `control/` folder of a run. Every file is replaced as a whole, so a reader never sees a partial one."""
 
     folder: Path
 
     @property
     def job(self) -> Path:
-        """What the running job does just now."""
+        """The current activity of the running job."""
         return self.folder / "job.json"
 
     @property
     def driver(self) -> Path:
-        """What the driver does just now."""
+        """The current activity of the driver."""
         return self.folder / "driver.json"
 
     @property
     def outcome(self) -> Path:
-        """How the last segment ended, as the job itself saw it."""
+        """How the last segment ended, according to the job itself."""
         return self.folder / "outcome.json"
 
     @property
     def finished(self) -> Path:
-        """Is there once the run is done and the model delivered."""
+        """Exists once the run is done and the model delivered."""
         return self.folder / "finished.json"
 
     @property
@@ -63,15 +63,15 @@ class Control:
         write_atomically(self._stop, "")
 
     def stop_requested(self) -> bool:
-        """Whether somebody asked for an end."""
+        """Whether a stop was requested."""
         return self._stop.exists()
 
     def forget_stop(self) -> None:
-        """A new start is a new will."""
+        """A new start cancels an earlier request."""
         self._stop.unlink(missing_ok=True)
 
     def request_segment_end(self) -> None:
-        """Ask the job to end after the current round: somebody waits to come in."""
+        """Ask the job to end after the current round: a site is waiting to join."""
         write_atomically(self._end_segment, "")
 
     def should_end(self) -> bool:
@@ -79,22 +79,22 @@ class Control:
         return self._stop.exists() or self._end_segment.exists()
 
     def say_gone(self, job: str, sites: set[str]) -> None:
-        """Tell a job which sites will not answer it any more."""
+        """Report to a job which sites will not answer it any more."""
         write_atomically(self._gone, sealed_json({"job": job, "sites": sorted(sites)}))
 
     def gone(self, job: str) -> set[str]:
         """Sites that will not answer this job any more."""
-        told = read_json(self._gone)
-        return set(told["sites"]) if told.get("job") == job else set()
+        left = read_json(self._gone)
+        return set(left["sites"]) if left.get("job") == job else set()
 
     def begin_segment(self) -> None:
-        """Forget what was said to an earlier job."""
+        """Remove requests to an earlier job."""
         for path in (self._gone, self._end_segment, self.outcome):
             path.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file's content; empty where there is none, or none that can be read or is whole."""
+    """A small file's content; empty where it is missing, unreadable or damaged."""
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ class JobNews:
             self._news |= {"round": facts["number"], "total": facts["total"], "stage": facts["stage"]}
         elif event.kind == "asked":
             question = (facts["task"], facts.get("number"))
-            if question != self._question:  # else: sites that failed are asked again; the others have answered
+            if question != self._question:  # else: failed sites are asked again; the others have answered
                 self._question = question
                 self._news |= {"kind": facts["task"], "asked": facts["sites"], "answered": {}, "since": event.time}
         elif event.kind == "answered":

@@ -1,4 +1,4 @@
-"""Where things lie in a kit: the folder that each participant receives."""
+"""Paths in a kit: the folder that each participant receives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the process that only keeps a site running need not load torch
+if TYPE_CHECKING:  # the process that keeps a site running does not load torch
     from panorgan.deployment.settings import CoordinatorFile, SiteFile
 
 
@@ -18,7 +18,7 @@ class Kit:
 
     @property
     def startup(self) -> Path:
-        """Keys, certificates and connection settings, as provisioned. Signed: not to be edited."""
+        """Keys, certificates and connection settings, as provisioned. Signed: must not be edited."""
         return self.path / "startup"
 
     @property
@@ -53,7 +53,7 @@ class ServerKit(Kit):
 
     @property
     def turned_away(self) -> Path:
-        """Who wanted to connect and could not, and why."""
+        """Failed connection attempts, and why."""
         return self.path / "turned-away.log"
 
     def run(self, settings: CoordinatorFile) -> Path:
@@ -61,7 +61,7 @@ class ServerKit(Kit):
         return self.path / settings.run
 
     def control(self, settings: CoordinatorFile) -> Path:
-        """How `start` and `stop` talk to the job that runs the rounds."""
+        """How `start` and `stop` communicate with the job that runs the rounds."""
         return self.run(settings) / "control"
 
 
@@ -91,7 +91,7 @@ class SiteKit(Kit):
 
     @property
     def clock(self) -> Path:
-        """How the clocks differed when the site was connected last."""
+        """The difference of the clocks at the last connection."""
         return self.path / "clock.json"
 
     @property
@@ -101,12 +101,12 @@ class SiteKit(Kit):
 
     @property
     def previous_model(self) -> Path:
-        """The model that was there before another one was delivered."""
+        """The model from before the last delivery."""
         return self.path / "model.previous"
 
     @property
     def scores(self) -> Path:
-        """What `panorgan federation score` writes; it stays here."""
+        """The output of `panorgan federation score`; it stays here."""
         return self.path / "scores"
 
     def state(self, settings: SiteFile) -> Path:

@@ -1,4 +1,4 @@
-"""What will go wrong soon: certificates that end, a disk that is nearly full. Each a sentence for the operator."""
+"""Upcoming problems: expiring certificates, a nearly full disk. Each is a sentence for the operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from panorgan.deployment.settings import CoordinatorFile
 from panorgan.errors import ConfigError
 
 CERTIFICATES = "certificates.json"
-"""In the server's kit: until when the certificates are valid that sites have shown."""
+"""In the server's kit: expiry dates of the certificates that sites have presented."""
 _DAY = 24 * 3600.0
 
 
@@ -25,13 +25,13 @@ def outlook(kit: ServerKit, settings: CoordinatorFile, now: float) -> tuple[str,
         if end - now < DAYS_LEFT_TO_WARN * _DAY
     ]
     if short := little_room(kit.run(settings)):
-        words.append(f"{short[0].upper()}{short[1:]}. Make room; the run goes on by itself.")
+        words.append(f"{short[0].upper()}{short[1:]}. Free some space; the run continues by itself.")
     return tuple(words)
 
 
 def _certificates(kit: ServerKit, settings: CoordinatorFile) -> Iterator[tuple[str, float]]:
     own = Credentials.of_server(kit.startup).certificate, Credentials.of_site(kit.admin / "startup").certificate
-    with contextlib.suppress(ConfigError):  # preflight says what is wrong with it
+    with contextlib.suppress(ConfigError):  # reported by preflight
         yield "server", min(ends(read_certificate(path)) for path in own)
     shown = read_json(kit.path / CERTIFICATES)
     yield from sorted((name, float(end)) for name, end in shown.items() if name in settings.sites)

@@ -18,7 +18,7 @@ from panorgan.deployment.approval import require_approved
 from panorgan.deployment.engine_command import engine_command, engine_environment
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
-from panorgan.deployment.rotation import keeping_small
+from panorgan.deployment.rotation import rotating
 from panorgan.deployment.server_log import AUDIT_LOG, ENGINE_LOG, listen
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.files import write_atomically
@@ -43,7 +43,7 @@ def run_site(kit: SiteKit, on_line: OnLine | None = None) -> int:
 
 
 def stop_process(kit: Kit) -> bool:
-    """Stop what runs from this kit on this machine; returns whether something did."""
+    """Stop the process of this kit on this machine; returns whether there was one."""
     if (process := running_process(kit)) is None:
         return False
     os.kill(process, signal.SIGTERM)
@@ -53,7 +53,7 @@ def stop_process(kit: Kit) -> bool:
             return True
         time.sleep(0.1)
     raise RunError(
-        "It does not stop.",
+        "The process does not stop.",
         code="does-not-stop",
         where=str(kit.path),
         why=f"process {process} still runs",
@@ -62,12 +62,12 @@ def stop_process(kit: Kit) -> bool:
 
 
 def write_process_id(kit: Kit, process: int) -> None:
-    """Note what runs from this kit; with its path, for a copy of the kit holds a copy of the note."""
+    """Record the process of this kit; with its path, because a copy of the kit holds a copy of the record."""
     write_atomically(kit.process_id, f"{process} {kit.path.resolve()}")
 
 
 def running_process(kit: Kit) -> int | None:
-    """Process id of what runs from this kit on this machine."""
+    """Process id of this kit on this machine."""
     try:
         number, _, place = kit.process_id.read_text().partition(" ")
         if place and Path(place) != kit.path.resolve():
@@ -75,7 +75,7 @@ def running_process(kit: Kit) -> int | None:
         process = int(number)
         os.kill(process, 0)
         command = Path(f"/proc/{process}/cmdline")
-        # After a reboot the number may belong to somebody else.
+        # After a reboot the number may belong to another process.
         return process if not command.exists() or b"panorgan" in command.read_bytes() else None
     except (OSError, ValueError):
         return None
@@ -93,7 +93,7 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         )
     if (other := running_process(kit)) is not None and other != os.getpid():
         raise RunError(
-            "Something runs from this kit already.",
+            "A process is running from this kit already.",
             code="already-running",
             where=str(kit.path),
             why=f"process {other}",
@@ -104,22 +104,22 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         while True:
             if isinstance(kit, SiteKit):
                 require_approved(kit)
-            with keeping_small([kit.path / ENGINE_LOG, kit.path / AUDIT_LOG]):
+            with rotating([kit.path / ENGINE_LOG, kit.path / AUDIT_LOG]):
                 forget_refusal(kit)
                 code, stopped = _run_once(kit, command, on_line)
             if stopped or not again:
                 return 0 if stopped else code
             raise_refusal(kit)
             if on_line:
-                on_line(f"the connection ended; trying again in {_RESTART_AFTER:.0f} seconds")
+                on_line(f"the connection ended; retrying in {_RESTART_AFTER:.0f} seconds")
             time.sleep(_RESTART_AFTER)
     finally:
         kit.process_id.unlink(missing_ok=True)
 
 
 def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int, bool]:
-    """Exit code, and whether somebody asked for the end."""
-    for folder in ("tmp", "transfer"):  # what the engine writes for a moment stays in the kit
+    """Exit code, and whether the end was requested."""
+    for folder in ("tmp", "transfer"):  # temporary files of the engine stay in the kit
         (kit.path / folder).mkdir(exist_ok=True)
     environment = engine_environment(kit)
     if isinstance(kit, ServerKit):
@@ -145,7 +145,7 @@ def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int
     before = {number: signal.signal(number, lambda *about: asked_to_stop.set()) for number in signals}
     try:
         if on_line:
-            on_line(f"running, process {process.pid}; the engine's own words are in engine.out and log.txt")
+            on_line(f"running, process {process.pid}; the engine's own output is in engine.out and log.txt")
         while process.poll() is None and not asked_to_stop.is_set():
             asked_to_stop.wait(0.2)
         return (0, True) if asked_to_stop.is_set() else (process.returncode, False)
@@ -156,16 +156,16 @@ def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the whole process group to end; insist if it does not."""
+    """Terminate the whole process group; kill it if it does not end."""
     for number, patience in ((signal.SIGTERM, _STOP_WITHIN), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)  # also what the engine left behind when it ended by itself
+            os.killpg(process.pid, number)  # includes processes left by an engine that ended by itself
             process.wait(patience)
             if number == signal.SIGTERM:
                 time.sleep(0.2)
 
 
 def _die_with_parent() -> None:
-    """On Linux: if this process is killed, its child must not go on by itself."""
+    """On Linux: if this process is killed, its child must end too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_LINUX_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the server's door refused: told at the site that was refused, and to the coordinator by name."""
+"""Refused connections: reported at the site that was refused, and to the coordinator by name."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from panorgan.errors import RunError
 from panorgan.federation.identity_check import Refusal
 
 REFUSED, DOOR = "refused.txt", "door.json"
-"""As the network adapter names them; it is an optional extra, and `status` works without."""
+"""File names of the network adapter, which is an optional extra; `status` works without it."""
 
 _TELL_AGAIN_AFTER = 600.0
 _FIXES = {
     "revoked": "Ask the coordinator for a renewed kit.",
-    "twin": "Stop one of the two; this one may start again half a minute later. If nobody of yours started another, "
-    "somebody has a copy of this kit: tell the coordinator, who can revoke it and renew yours.",
+    "twin": "Stop one of the two; this one may start again half a minute later. If no second one was started here, "
+    "the kit has been copied: inform the coordinator, who can revoke it and renew yours.",
 }
 
 
 class RefusedError(RunError):
-    """The server does not let this site in, and trying again would not help. The kit's systemd unit knows the code."""
+    """The server refuses this site, and retrying would not help. The kit's systemd unit knows the exit code."""
 
     exit_code = 77
 
 
 def forget_refusal(kit: Kit) -> None:
-    """A new start is a new try."""
+    """A new start is a new attempt."""
     (kit.path / REFUSED).unlink(missing_ok=True)
 
 
 def raise_refusal(kit: Kit) -> None:
-    """If the engine ended because the server refused it for good, say why."""
+    """If the engine ended because the server refused it permanently, raise the reason."""
     try:
         refusal = Refusal.from_text((kit.path / REFUSED).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -40,14 +40,14 @@ def raise_refusal(kit: Kit) -> None:
 
 
 class DoorNews:
-    """What the server's door has refused since somebody looked the last time."""
+    """Refusals of the server since the last call."""
 
     def __init__(self, kit: ServerKit) -> None:
         self._path = kit.path / DOOR
         self._seen = {site: (why, at) for site, _, why, at in self._refused()}
 
     def new(self) -> list[tuple[str, str, str]]:
-        """Site, code and reason. One that knocks again and again is told again after a while, or for another reason."""
+        """Site, code and reason. A site that keeps trying is reported again after a while, or for another reason."""
         found = []
         for site, code, why, at in self._refused():
             before, last = self._seen.get(site, ("", 0.0))
@@ -57,8 +57,8 @@ class DoorNews:
         return found
 
     def _refused(self) -> list[tuple[str, str, str, float]]:
-        told = {site: facts for site, facts in read_json(self._path).items() if isinstance(facts, dict)}
+        refused = {site: facts for site, facts in read_json(self._path).items() if isinstance(facts, dict)}
         return [
             (site, str(facts.get("code", "")), str(facts.get("why", "")), float(facts.get("time", 0.0)))
-            for site, facts in sorted(told.items())
+            for site, facts in sorted(refused.items())
         ]

@@ -1,4 +1,4 @@
-"""Revoke a kit: the server refuses its next message. A renewed kit of the same name is let in."""
+"""Revoke a kit: the server refuses its next message. A renewed kit of the same name is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from panorgan.federation.revocation import REVOKED, read_revocations, revoke
 
 @dataclass(frozen=True)
 class Revoked:
-    """`changed`: it was not on the list yet. `restart`: the server's kit had no door and must be started again once."""
+    """`changed`: it was not on the list yet. `restart`: the server's kit had no identity check and needs one
+    restart."""
 
     name: str
     until: float
@@ -32,18 +33,18 @@ def revocation_file(kit: ServerKit) -> Path:
 
 
 def revoke_kit(kit: ServerKit, who: str, now: float | None = None) -> Revoked:
-    """Refuse a participant's certificates: by name all that exist by now, by a kit that one and older ones."""
+    """Refuse a participant's certificates: by name all existing ones, by a kit that one and older ones."""
     place = Path(who).expanduser()
     if place.exists():
-        name, until = _shown_by(place)
+        name, until = _from_certificate(place)
     else:
         name, until = _known(kit, who), time.time() if now is None else now
     changed = revoke(revocation_file(kit), name, until)
-    return Revoked(name, until, changed, _open_door(kit))
+    return Revoked(name, until, changed, _add_identity_check(kit))
 
 
 def revoked_words(kit: ServerKit, sites: Iterable[str]) -> str:
-    """Behind a list of sites that are waited for: which of them had a kit revoked, and the ways out."""
+    """An addition to a list of awaited sites: which of them had a kit revoked, and what to do."""
     try:
         known = read_revocations(revocation_file(kit))
     except ConfigError as error:
@@ -51,10 +52,10 @@ def revoked_words(kit: ServerKit, sites: Iterable[str]) -> str:
     names = [name for name in sites if name in known]
     if not names:
         return ""
-    return f" (a kit of {', '.join(names)} was revoked: renew it, or take the site out of {kit.settings.name})"
+    return f" (a kit of {', '.join(names)} was revoked: renew it, or remove the site from {kit.settings.name})"
 
 
-def _shown_by(place: Path) -> tuple[str, float]:
+def _from_certificate(place: Path) -> tuple[str, float]:
     certificate = read_certificate(Credentials.of_site(place / "startup").certificate if place.is_dir() else place)
     return common_name(certificate), begins(certificate)
 
@@ -73,8 +74,8 @@ def _known(kit: ServerKit, name: str) -> str:
     return name
 
 
-def _open_door(kit: ServerKit) -> bool:
-    """Put the door into a kit that was made before there was one; returns whether it was missing."""
+def _add_identity_check(kit: ServerKit) -> bool:
+    """Add the identity check to a kit that was made before there was one; returns whether it was missing."""
     from panorgan.federation.transports.nvflare.policies import DOOR
 
     path = kit.local / "resources.json"
@@ -87,7 +88,7 @@ def _open_door(kit: ServerKit) -> bool:
             code="resources-unreadable",
             where=str(path),
             why=str(error),
-            fix="Bring the file back.",
+            fix="Restore the file.",
         ) from error
     if any(part.get("path") == DOOR["path"] for part in components):
         return False

@@ -1,4 +1,4 @@
-"""No room on a disk, in all the ways in which libraries say it."""
+"""A full disk, in all the forms in which libraries report it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _CODES = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = ("no space left on device", "disk quota exceeded", "os error 28", "os error 122")
 _NUMPY = ("requested and", "written")  # an OSError without a number: '4096 requested and 100 written'
 LITTLE_MB = 100.0
-"""With less than this a checkpoint may not fit any more."""
+"""With less than this a checkpoint may not fit."""
 
 
 def no_room(error: BaseException) -> bool:
-    """Whether a full disk is what went wrong, or what made it go wrong."""
+    """Whether a full disk is the error, or its cause."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()
@@ -29,22 +29,22 @@ def no_room(error: BaseException) -> bool:
 def no_room_words(error: BaseException, folder: Path) -> str:
     """`there is no room on the disk of …`: the file that the error names, else the folder that was being written.
 
-    Without a figure: it would change from moment to moment, and the driver says the same thing only once.
+    Without a figure: it would change from moment to moment, and the driver reports the same thing only once.
     """
     place = Path(str(error.filename)).parent if isinstance(error, OSError) and error.filename else folder
     return f"there is no room on the disk of {place}"
 
 
 def little_room(folder: Path) -> str:
-    """Words about a disk that is nearly full; empty if it is not."""
+    """A sentence about a nearly full disk; empty if it is not."""
     free = free_mb(folder)
     if free is None or free >= LITTLE_MB:
         return ""
-    return f"there is hardly any room on the disk of {folder} ({free:.0f} MB free)"
+    return f"there is little room on the disk of {folder} ({free:.0f} MB free)"
 
 
 def free_mb(folder: Path) -> float | None:
-    """Room at a folder, or above it where it does not exist yet; None if that cannot be known."""
+    """Free space at a folder, or its parent where it does not exist yet; None if unknown."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

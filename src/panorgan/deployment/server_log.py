@@ -1,4 +1,4 @@
-"""The log of the server's engine, from its own output: kept in a file, and searched for who was turned away."""
+"""The log of the server's engine, from its output: kept in a file, and searched for refused connections."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from panorgan.printable import PrintableFormatter
 
 ENGINE_LOG = "engine.out"
 AUDIT_LOG = "audit.log"
-"""The network engine's name for who asked it for what. The driver asks twice a second."""
+"""The network engine's log of requests. The driver sends two per second."""
 
 
 def listen(words: IO[bytes], kit: ServerKit) -> None:
-    """Listen in a thread until the engine falls silent."""
+    """Read in a thread until the engine closes its output."""
     threading.Thread(target=_keep, args=(words, kit), daemon=True, name="engine's words").start()
 
 
 def _keep(words: IO[bytes], kit: ServerKit) -> None:
-    """It must never stop listening: an engine that nobody listens to would come to a halt."""
-    log = logging.Logger("turned away")  # on its own: nobody else's settings apply
+    """Must never stop reading: an engine whose output is not read would block."""
+    log = logging.Logger("turned away")  # standalone: no other logging settings apply
     log.addHandler(RotatingFileHandler(kit.turned_away, maxBytes=1_000_000, backupCount=3, encoding="utf-8"))
     log.handlers[0].setFormatter(PrintableFormatter("%(asctime)s turned away %(message)s"))
     handshakes = Handshakes(lambda who, why: log.warning("%s: %s", who, why))

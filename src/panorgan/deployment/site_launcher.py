@@ -1,4 +1,4 @@
-"""How a site's engine starts a job: from a kit whose engine files are those that the hospital approved."""
+"""How a site's engine starts a job: only from a kit whose engine files are as the hospital approved them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from panorgan.federation.transports.nvflare.launcher import SiteProcessLauncher
 
 
 class SiteLauncher(SiteProcessLauncher):
-    """Named in the site's `resources.json`. Settings and egress policy are the job's own affair: it tells by a code."""
+    """Named in the site's `resources.json`. The job itself checks settings and egress policy, and reports by a code."""
 
     def check_kit(self, kit: Path) -> None:
-        """No job starts while what decides what it may run is not as it was approved."""
+        """No job starts while files that decide what it may run differ from the approval."""
         if found := deviations(SiteKit(kit)).of_the_engine():
             self.logger.error("no job is started: not as approved: %s", ", ".join(found))
             raise NotApprovedError("Files of the engine are not as approved.", where=", ".join(found))

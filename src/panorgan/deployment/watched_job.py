@@ -1,4 +1,4 @@
-"""What the driver knows of a running job, and of sites that make trouble. No input, no output."""
+"""The driver's view of a running job, and of failing sites. No input, no output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from panorgan.deployment.nvflare_optional import SystemState
 
 _ASK_SITES_EVERY = 4.0
 _SETTLE = 15.0
-"""Seconds after which a site that is connected, but not in the running job, is not merely slow to start."""
+"""Seconds after which a connected site that is not in the running job is more than slow to start."""
 _FIRST_PAUSE = 30.0
 _LONGEST_PAUSE = 3600.0
 
 
 class WatchedJob:
-    """A running job. The engine's word that it runs outlives the server that ran it."""
+    """A running job. The engine may still report it as running after the server restarted."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -39,7 +39,7 @@ class WatchedJob:
         return absent or self._server != system.server_started
 
     def time_to_ask(self) -> bool:
-        """Whether the sites should be asked what they run."""
+        """Whether to ask the sites what they run."""
         if self._running_since is None or time.monotonic() - self._asked < _ASK_SITES_EVERY:
             return False
         self._asked = time.monotonic()
@@ -52,23 +52,23 @@ class WatchedJob:
 
 
 class Backoff:
-    """Exponential backoff per site: every further chance comes after twice the time."""
+    """Exponential backoff per site: the time to every further attempt doubles."""
 
     def __init__(self) -> None:
         self._chances: dict[str, tuple[int, float]] = {}
 
     def ready(self, site: str) -> bool:
-        """Whether it is time for another chance. The first is at once."""
+        """Whether it is time for another attempt. The first is at once."""
         if site not in self._chances:
             return True
         count, last = self._chances[site]
         return time.monotonic() - last > min(_FIRST_PAUSE * 2.0 ** (count - 1), _LONGEST_PAUSE)
 
     def tried(self, site: str) -> None:
-        """It had its chance."""
+        """An attempt was made."""
         count, _ = self._chances.get(site, (0, 0.0))
         self._chances[site] = (count + 1, time.monotonic())
 
     def reset(self, site: str) -> None:
-        """It did well: its next trouble is its first."""
+        """It succeeded: the next failure counts as the first."""
         self._chances.pop(site, None)
