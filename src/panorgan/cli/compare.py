@@ -21,7 +21,7 @@ from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
 from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener
-from panorgan.report.comparison_figures import wrapped
+from panorgan.report.comparison_figures import wrap_label
 from panorgan.report.comparison_metrics import left_out, metric_mean, metrics_shown
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.comparison_tables import (
@@ -220,7 +220,7 @@ def summary_table(results: Results, width: int) -> Table:
             time = "shared" if cost.shared else ratio(cost.step_ratio)
             spent = [time, traffic(cost.bytes_per_round), traffic(cost.bytes_per_run)]
         table.add_row(
-            Text(wrapped(method, 16 if costs else 13)),
+            Text(wrap_label(method, 16 if costs else 13)),
             over_seeds(first),
             *(number(figure.mean if figure else None, 3) for figure in others),
             NOTHING if method == comparison.reference else signed(whole.difference if whole else None),
@@ -237,7 +237,7 @@ def organ_table(results: Results, width: int) -> Table | None:
     table = Table(title=f"Test Dice per organ, {where}", title_justify="left")
     table.add_column("organ", overflow="fold")
     for method in comparison.methods:
-        table.add_column(Text(wrapped(method, 16)), justify="right", overflow="fold", min_width=7)
+        table.add_column(Text(wrap_label(method, 16)), justify="right", overflow="fold", min_width=7)
     for organ in comparison.organs:
         figures = [comparison.figure(method, organ) for method in comparison.methods]
         cells = [f"{number(f.mean, 3)}{mark(f)}" if f else NOTHING for f in figures]
@@ -275,11 +275,11 @@ def _metric_table(results: Results, metric: Metric, width: int) -> Table:
 def _metric_columns(results: Results, metric: Metric, organs: Sequence[str], spread: bool) -> list[list[str]]:
     """Heading and cells of each column; what was missed stands below its mean."""
     methods, means = results.comparison.methods, results.means[metric.name]
-    columns = [[results.plan.kind.thing, *(wrapped(method, 16) for method in methods)]]
+    columns = [[results.plan.kind.thing, *(wrap_label(method, 16) for method in methods)]]
     for organ in organs:
         found = [means.get((method, organ, results.comparison.first_place)) for method in methods]
         cells = ["\n".join(filter(None, (metric_mean(m, metric, spread=spread), left_out(m, metric)))) for m in found]
-        columns.append([wrapped(organ.replace("_", " ") or "all organs", 11), *cells])
+        columns.append([wrap_label(organ.replace("_", " ") or "all organs", 11), *cells])
     return columns
 
 

@@ -25,7 +25,7 @@ class ForgettingRow:
 
 @dataclass(frozen=True)
 class ForgettingTable:
-    """The sites' models of a round by name, then the averaged one. `scores` hold the means that a sentence tells."""
+    """The sites' models of a round by name, then the averaged one. `scores` hold the means for the text."""
 
     round: int
 

@@ -46,7 +46,7 @@ class Picture:
 
 
 def draw(thumbnail: Thumbnail) -> Picture:
-    """The thumbnail as it is put into a page."""
+    """The thumbnail as it is embedded in a page."""
     rows, columns = thumbnail.grey.shape
     row_mm, column_mm = thumbnail.pixel_mm
     colours = {number: colour_of(name) for number, name in enumerate(thumbnail.names, start=1)}
@@ -67,7 +67,7 @@ def draw(thumbnail: Thumbnail) -> Picture:
 
 
 def colour_of(name: str) -> str:
-    """The catalogue's colour of an organ as ``#rrggbb``; grey for a name it does not know."""
+    """The catalogue's colour of an organ as ``#rrggbb``; grey for an unknown name."""
     organ = catalogue().get(name)
     return organ.colour if organ else UNKNOWN_COLOUR
 
@@ -106,7 +106,7 @@ def png(pixels: NDArray[np.uint8], colours: Mapping[int, str] | None = None) -> 
     header = struct.pack(">IIBBBBB", columns, rows, 8, kind, 0, 0, 0)
     body = np.ascontiguousarray(pixels, dtype=np.uint8)
     if colours is None:
-        # Neighbouring greys are alike: their differences pack better than they do (PNG's filter "sub").
+        # Neighbouring greys are similar: their differences compress better (PNG's filter "sub").
         body = np.diff(body, axis=1, prepend=np.uint8(0))
     lines = np.insert(body, 0, 0 if colours is not None else 1, axis=1)
     parts = [_chunk(b"IHDR", header)]

@@ -23,7 +23,7 @@ def columns(own_models: bool = False) -> tuple[str, ...]:
 
 
 class Table(list[Row]):
-    """A list of rows, each a dict of column → value; `pandas.DataFrame(table)` takes it as it is."""
+    """A list of rows, each a dict of column → value; `pandas.DataFrame(table)` accepts it."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def read_metrics(path: Path) -> Table:
             fix="Finish it with 'panorgan train --resume', or run 'panorgan evaluate'.",
         )
     try:
-        return Table(_parsed(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
+        return Table(_parse_rows(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
     except ValueError as error:
         raise RunError(
             "The scores of a run are damaged.",
@@ -82,6 +82,6 @@ def _as_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
+def _parse_rows(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
     for row in rows:
         yield {name: float(value) if name in METRICS else unescaped(value) for name, value in row.items()}
