@@ -206,7 +206,7 @@ def test_who_decides_about_the_network():
     assert found["fedavg"] == found["central_full"] == "any"
     assert found["solo"] == "own"
     assert found["flkd"] == found["multihead"] == "heads"
-    assert describe(methods()["solo"]).network_words == "Several networks, each for its own organs, seen as one."
+    assert describe(methods()["solo"]).network_words == "Several networks, each for its own organs, combined into one."
     assert describe(methods()["fedavg"]).network_words == ""
 
 

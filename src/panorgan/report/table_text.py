@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from panorgan.csv_cells import escaped
+from panorgan.csv_cells import escape_cell
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -28,7 +28,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     listed = list(rows)
     writer = csv.DictWriter(text, list(listed[0]) if listed else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: "" if _undefined(v) else escaped(v) for k, v in row.items()} for row in listed)
+    writer.writerows({k: "" if _undefined(v) else escape_cell(v) for k, v in row.items()} for row in listed)
     return text.getvalue()
 
 

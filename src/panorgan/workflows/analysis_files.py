@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from panorgan.checksums import read_json, sealed_json
-from panorgan.csv_cells import escaped
+from panorgan.csv_cells import escape_cell
 from panorgan.errors import RunError
 from panorgan.federation.files import write_atomically
 from panorgan.workflows.run import Run
@@ -92,7 +92,7 @@ def write_analysis(run: Run, analysis: Analysis) -> None:
         path.unlink(missing_ok=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows([escaped(cell) for cell in row] for row in rows)
+        csv.writer(text, lineterminator="\n").writerows([escape_cell(cell) for cell in row] for row in rows)
         write_atomically(run.analysis_folder / name, text.getvalue())
     content = _without_nan({"format": _FORMAT, **asdict(analysis)})
     write_atomically(run.analysis_file, sealed_json(content, indent=1, allow_nan=False))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from panorgan.csv_cells import escaped_row, unescaped
+from panorgan.csv_cells import escape_row, unescape_cell
 from panorgan.errors import RunError
 from panorgan.evaluation.metrics import METRICS
 from panorgan.federation.files import read_with_checksum, write_atomically, write_with_checksum
@@ -78,10 +78,10 @@ def _as_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     writer.writeheader()
     for row in rows:
         plain = {name: repr(float(value)) if isinstance(value, float) else value for name, value in row.items()}
-        writer.writerow(escaped_row(plain))
+        writer.writerow(escape_row(plain))
     return text.getvalue()
 
 
 def _parse_rows(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
     for row in rows:
-        yield {name: float(value) if name in METRICS else unescaped(value) for name, value in row.items()}
+        yield {name: float(value) if name in METRICS else unescape_cell(value) for name, value in row.items()}
