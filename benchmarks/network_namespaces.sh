@@ -178,7 +178,7 @@ run_federation() {
     say "While it runs: into a site, and out of it"
     try_to_break_in_and_out
     wait "$driver" || { cat driver.out && fail "the run did not end well"; }
-    say "The run, as 'panorgan federation start' told it"
+    say "The run, as 'panorgan federation start' shows it"
     cat driver.out
 }
 

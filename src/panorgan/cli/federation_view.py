@@ -240,7 +240,7 @@ def _driver_line(facts: dict[str, Any]) -> str:
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "started": lambda facts: "a new run",
-    "resumed": lambda facts: "the run goes on",
+    "resumed": lambda facts: "the run continues",
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",
     "late_join": _late_join_line,
     "round": _round_line,
