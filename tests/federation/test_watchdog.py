@@ -157,7 +157,7 @@ def test_a_round_that_happened_twice_counts_once(tmp_path):
     board = NoticeBoard(log)
     board.recall(read_events(log.path))
     assert notices(tmp_path) == []
-    board.look_after_organs({**facts, "number": 2, "round": 2})
+    board.check_organs({**facts, "number": 2, "round": 2})
     assert notices(tmp_path) == [(2, "organ-floods", "spleen")]
 
 
@@ -168,7 +168,7 @@ def test_a_log_of_before_volumes_and_codes_is_taken_up(tmp_path):
     board = NoticeBoard(log)
     board.recall(read_events(log.path))
     board.note(2, Notice("no-teacher", "No teacher knows liver."))
-    board.look_after_organs({"number": 2, "round": 2, "rounds": 4, "validation": LOST})
+    board.check_organs({"number": 2, "round": 2, "rounds": 4, "validation": LOST})
     told = [event.facts.get("code") for event in read_events(log.path) if event.kind == "notice"]
     assert told == [None, "organ-lost"]
 

@@ -135,7 +135,7 @@ def test_cases_per_organ_and_site(sick_page: Page) -> None:
 
 def test_healthy_data_gets_a_friendly_page() -> None:
     page = Page(render(checkups.healthy(1), "now"))
-    assert "Nothing was found in 1 case. The data can be trained on." in page.text
+    assert "No problem was found in 1 case. The data can be used for training." in page.text
     assert page.all("article") == []
     assert str(Path("/data/north")) in page.text
 
@@ -168,11 +168,11 @@ def test_hostile_names_are_only_text() -> None:
 @pytest.mark.parametrize(
     ("severities", "sentence"),
     [
-        ((), "Nothing was found in 5 cases. The data can be trained on."),
+        ((), "No problem was found in 5 cases. The data can be used for training."),
         ((2,), "In 5 cases, 1 error must be fixed before training."),
-        ((2, 1, 1, 0), "In 5 cases, 1 error must be fixed before training, and 2 warnings should be looked at."),
-        ((1, 0), "In 5 cases nothing is broken, but 1 warning should be looked at before training."),
-        ((0, 0), "In 5 cases nothing is wrong; 2 notes may be good to know."),
+        ((2, 1, 1, 0), "In 5 cases, 1 error must be fixed before training, and 2 warnings should be checked."),
+        ((1, 0), "In 5 cases nothing is broken, but 1 warning should be checked before training."),
+        ((0, 0), "In 5 cases nothing is wrong; 2 notes for information."),
     ],
 )
 def test_verdict_in_a_sentence(severities: tuple[int, ...], sentence: str) -> None:

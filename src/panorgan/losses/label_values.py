@@ -4,9 +4,9 @@ With C organs and T annotated structures:
 
     0            background
     1 … C        an organ of the vocabulary
-        C + 1 + t    inside structure t, a union, with the part unknown
+    C + 1 + t    inside structure t, a union, with the part unknown
     C + 1 + T    left out: the sample's own masks contradict each other here
-        C + 2 + T    disagreed: outside all annotated masks, and the teachers and the main teacher differ (eq. 5)
+    C + 2 + T    disagreed: outside all annotated masks, and the teachers and the main teacher differ (eq. 5)
 
 A value stands for the channels that a voxel may belong to, usually one. It is several where neither the sample's
 annotation nor a teacher covers an organ: "background" then means "background or that organ".
