@@ -100,9 +100,9 @@ def test_again_keeps_what_is_there(written, experiment_file) -> None:
 
 def test_json_names_the_folders(tmp_path, experiment_file) -> None:
     result = phantom(tmp_path / "data", "--experiment", experiment_file, "--json")
-    told = json.loads(result.stdout)
-    assert told["sites"]["north"] == str(tmp_path / "data" / "north")
-    assert told["experiment"] == str(tmp_path / "data" / "experiment.yaml")
+    reported = json.loads(result.stdout)
+    assert reported["sites"]["north"] == str(tmp_path / "data" / "north")
+    assert reported["experiment"] == str(tmp_path / "data" / "experiment.yaml")
 
 
 def test_other_files_are_left_alone(tmp_path, experiment_file) -> None:

@@ -25,7 +25,7 @@ def copy(made: KitsReport, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A server's kit whose server is made up, and a clock that moves when somebody sleeps."""
+    """A server's kit whose server is made up, and a clock that moves with every sleep."""
     pytest.importorskip("nvflare", reason="the network extra is not installed")
     from made_up_server import Clock, Federation, MadeUpServer
 

@@ -27,7 +27,7 @@ from panorgan.federation.transports.nvflare.session import NotConnectedError
 
 
 def test_stop_is_heeded_while_a_job_is_queued(pilot):
-    """The engine might not start it for hours; nobody should have to wait for that."""
+    """The engine might not start it for hours; the run should not wait for that."""
     at(pilot.clock, lambda: None, lambda: request_stop(pilot.kit))
     pilot.drive()
     assert pilot.server.aborted == ["job-1"]
@@ -63,7 +63,7 @@ class Answering:
     error: Exception
 
     def __init__(self, user: str, kit: str) -> None:
-        """Connects to nobody."""
+        """Connects to no server."""
 
     def set_timeout(self, seconds: float) -> None: ...
 
@@ -84,7 +84,7 @@ def answering(monkeypatch):
 
 
 def test_a_job_that_the_server_does_not_know_is_done(answering, tmp_path):
-    """Somebody emptied the server's store: a driver must not wait for a job that will never end."""
+    """The server's store was emptied: a driver must not wait for a job that will never end."""
     answering(JobNotFound("no such job"))
     state = adapter.AdminSession(tmp_path, "ada@example.org").job("job-1")
     assert state.done
@@ -151,7 +151,7 @@ def test_a_queued_job_may_begin_without_a_site_if_the_others_proceed(pilot):
 
 @pytest.mark.parametrize("half", ["sites: {north: [", "federation: pilot\n", None], ids=["cut off", "lacks", "away"])
 def test_settings_that_are_being_edited_make_the_driver_wait_and_say_why(half, pilot):
-    driver = Driver(pilot.kit, lambda event: pilot.told.append(dict(event.facts)))
+    driver = Driver(pilot.kit, lambda event: pilot.reported.append(dict(event.facts)))
     pilot.control.folder.mkdir(parents=True)
     if half is None:
         pilot.kit.settings.unlink()

@@ -1,4 +1,4 @@
-"""Who was turned away, read from what gRPC tells of its handshakes."""
+"""Who was turned away, read from gRPC's log of its handshakes."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[Refusal]:
+def reported() -> list[Refusal]:
     return []
 
 
 @pytest.fixture
-def gate(tmp_path, clock, told) -> IdentityCheck:
-    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
+def gate(tmp_path, clock, reported) -> IdentityCheck:
+    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), reported.append, clock)
 
 
 def let_in(
@@ -89,14 +89,14 @@ def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, gate):
 # -- revoked kits ------------------------------------------------------------------------------------------------
 
 
-def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, gate, told):
+def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, gate, reported):
     let_in(gate, "north", "token")
     assert gate.hear("north", "token") is None
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
     assert gate.hear("north", "token").code == "revoked"
     assert gate.hear("north", "token", alive=True).code == "revoked"
     assert gate.register("north", OLD).code == "revoked"
-    assert {refusal.site for refusal in told} == {"north"}
+    assert {refusal.site for refusal in reported} == {"north"}
 
 
 def test_a_renewed_kit_is_let_in_while_the_revoked_one_stays_out(tmp_path, gate):
@@ -136,14 +136,14 @@ def test_a_line_that_is_removed_takes_the_revocation_back(tmp_path, gate):
 # -- twins -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(gate, clock, told):
+def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(gate, clock, reported):
     let_in(gate, "north", "first", machine="a", address="10.0.0.1")
     clock.now += ALIVE_SECONDS - 1
     refusal = gate.register("north", OLD, "b", "10.0.0.2")
     assert refusal.code == "twin"
     assert "10.0.0.1" in refusal.why
     assert "10.0.0.2" in refusal.why
-    assert told == [refusal]
+    assert reported == [refusal]
     assert gate.hear("north", "first", alive=True) is None, "the first goes on"
 
 
@@ -153,20 +153,22 @@ def test_a_second_machine_may_take_over_when_the_first_is_silent(gate, clock):
     let_in(gate, "north", "second", machine="b")
 
 
-def test_a_machine_that_starts_again_is_welcome_at_once(gate, told):
+def test_a_machine_that_starts_again_is_welcome_at_once(gate, reported):
     let_in(gate, "north", "first", machine="a")
     let_in(gate, "north", "second", machine="a")
     assert gate.hear("north", "second", alive=True) is None
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("machine", ["", "a"])
-def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_that_is_still_in_use(machine, gate, clock, told):
+def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_that_is_still_in_use(
+    machine, gate, clock, reported
+):
     let_in(gate, "north", "first", machine="a")
     let_in(gate, "north", "second", machine=machine)
     clock.now += 5
     assert gate.hear("north", "first", alive=True).code == "twin"
-    assert [refusal.code for refusal in told] == ["twin"]
+    assert [refusal.code for refusal in reported] == ["twin"]
     clock.now += ALIVE_SECONDS + 1
     assert gate.hear("north", "first", alive=True) is None, "the other one is silent: it may go on"
 

@@ -29,7 +29,7 @@ def check_nothing(kit: ServerKit) -> None:
 
 
 def write_hostile_job(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A job of ours, except for what a site is told."""
+    """A job of ours, except for what it sends to a site."""
     write_job(folder, folder.name, CONTROLLER, EXECUTOR, 1)
     path = folder / "app" / "config" / "config_fed_client.json"
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""A server's kit whose server is made up, and a clock that moves when somebody sleeps: for tests of the driver."""
+"""A server's kit whose server is made up, and a clock that moves with every sleep: for tests of the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITES = ("east", "north", "west")
 
 
 class Clock:
-    """Time passes when somebody sleeps. `then` is called after every sleep; too many of them end the test."""
+    """Time passes with every sleep. `then` is called after every sleep; too many of them end the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -106,7 +106,7 @@ class Federation:
         self.kit, self.clock, self.server = ServerKit(folder), clock, server
         self.control = Control(folder / "run" / "control")
         self.checkpoints = Checkpoints(folder / "run" / "checkpoints")
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.kit.local.mkdir(parents=True)
         content = EXPERIMENT.model_dump(mode="json", exclude={"hardware"})
         self.kit.experiment.write_text(yaml.safe_dump(content))
@@ -135,11 +135,11 @@ class Federation:
 
     def drive(self) -> None:
         self.control.folder.mkdir(parents=True, exist_ok=True)
-        Driver(self.kit, lambda event: self.told.append(dict(event.facts))).run()
+        Driver(self.kit, lambda event: self.reported.append(dict(event.facts))).run()
 
     def said(self, state: str) -> list[str]:
         """Why the driver was in a state, each reason once."""
-        return list(dict.fromkeys(facts["why"] for facts in self.told if facts.get("state") == state))
+        return list(dict.fromkeys(facts["why"] for facts in self.reported if facts.get("state") == state))
 
 
 def at(clock: Clock, *steps: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""UFPS's sites without a federation: a network that is told what to say, a round that begins, a batch to be checked."""
+"""UFPS's sites without a federation: a network with fixed outputs, a round that begins, a batch to be checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"spleen": 3
 FEDERATION = Federation(Vocabulary(ORGANS), FACTS)
 
 
-class Told(SegmentationNetwork):
+class FixedNetwork(SegmentationNetwork):
     """Logits [B, 3, 2, 2], whatever the image."""
 
     def __init__(self, logits: torch.Tensor) -> None:

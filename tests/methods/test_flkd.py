@@ -27,10 +27,10 @@ TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}
 
 
-# -- a site whose network says what it was told ----------------------------------------------------------------------
+# -- a site whose network has fixed outputs ------------------------------------------------------------------------
 
 
-class Told(SegmentationNetwork):
+class FixedNetwork(SegmentationNetwork):
     """Logits [B, C, V], whatever the image."""
 
     def __init__(self, organs: Sequence[str], logits: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ def make_site(
     """
     here, there = SiteInfo("here", 2, annotated), SiteInfo("there", 1, dict.fromkeys(organs, 1))
     federation = Federation(Vocabulary(organs), {"here": here, "there": there})
-    model = Told(organs, torch.zeros_like(local))
+    model = FixedNetwork(organs, torch.zeros_like(local))
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = FLKD.Site(FLKDConfig(**{"dice_over": "sample", **config}), here, federation, tools)
     site.round_info, site.received = RoundInfo("train", 1, 1), Payload({"logits": frozen})
@@ -178,7 +178,7 @@ def test_local_distillation_by_hand(drawn, known):
     expected = torch.zeros(2, 4, 3)
     expected[:, places] = kd_slope_by_hand(chosen, soft_targets.tolist(), counted)
     torch.testing.assert_close(site.model.logits.grad, expected)
-    assert site.global_model is None, "nobody asks it"
+    assert site.global_model is None, "not used"
 
 
 def test_numbers_that_can_be_checked_with_a_pencil():
@@ -259,9 +259,9 @@ def test_the_whole_loss_by_hand(organs, structure, combined, distilled):
         supervised, global_kd, local_kd = parts(logits)
         return supervised + 0.5 * global_kd + 2.0 * local_kd
 
-    told = site.step(batch)
+    reported = site.step(batch)
     _, global_kd, local_kd = parts(local.tolist())
-    assert {name: value.item() for name, value in told.items()} == pytest.approx(
+    assert {name: value.item() for name, value in reported.items()} == pytest.approx(
         {"loss": whole(local.tolist()), "loss/global_kd": global_kd, "loss/local_kd": local_kd}, rel=1e-5
     )
     torch.testing.assert_close(site.model.logits.grad, slope_of(whole, local), rtol=1e-3, atol=1e-5)
@@ -352,8 +352,8 @@ def test_what_travels_in_which_stage(tiny, tmp_path):
         others = {f"teacher/{other}/{key}" for key in own[other]}
         assert [set(message.tensors) for message in site.sent] == [set(), teacher, set(), everything, everything]
         assert [set(message.tensors) for message in site.received] == [set(), set(), others, everything, everything]
-        told = [set(message.scalars) for message in site.sent]
-        assert told[:4] == [{"loss", "cases"}] * 2 + [{"cases"}] + [
+        reported = [set(message.scalars) for message in site.sent]
+        assert reported[:4] == [{"loss", "cases"}] * 2 + [{"cases"}] + [
             {"loss", "cases", "loss/global_kd", "loss/local_kd"}
         ]
         roster = [dict(message.scalars) for message in site.received]

@@ -106,8 +106,8 @@ def test_a_finished_teacher_is_asked_for_until_it_arrives(
     assert trial.teachers_sent_by("north") == [n for n in range(2, arrives + 1) if n not in trial.away]
     assert trial.teachers_sent_by("south") == [2]
     for number in range(4, 7):
-        told = set(trial.sent["south", number].scalars)
-        assert told == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
+        reported = set(trial.sent["south", number].scalars)
+        assert reported == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
     assert coordinator.rule.teachers.up_to_date == ("north", "south")
     assert coordinator.rule.teachers.due_sites == ()
     assert len(happened(tmp_path, "refused")) == len(trial.spoiled)

@@ -265,7 +265,7 @@ def test_a_later_teacher_reaches_those_who_have_the_others(server):
 
 
 def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
-    """A kill in between: the round is repeated, and until then nobody hears of it."""
+    """A kill in between: the round is repeated, and until then it is not reported."""
     before = ServerTeachers(server.tensor_store)
     before.load({})
     assert before.for_site("north") == {}

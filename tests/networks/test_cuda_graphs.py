@@ -268,9 +268,9 @@ def test_where_recording_fails_training_goes_on(monkeypatch):
     network, graphs = network_and_graphs()
     image = torch.randn(5, 3)
     one_step(network, graphs, image)
-    with pytest.warns(RuntimeWarning, match="without CUDA graphs") as told:
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs") as reported:
         out, _ = one_step(network, graphs, image)
-    assert "More words" not in str(told[0].message)
+    assert "More words" not in str(reported[0].message)
     assert torch.equal(out, network(image).detach())
     one_step(network, graphs, image)
     assert len(tried) == 1

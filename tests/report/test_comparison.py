@@ -297,8 +297,8 @@ def test_every_table_says_which_round_is_delivered(copied: ComparisonPlan) -> No
     assert r"- fedavg · seed 1: The delivered model is that of round 1 of 2 \<b\>." in summary
     scores = {r["method"]: (r["rounds"], r["delivered_rounds"]) for r in csv.DictReader(files.scores.open())}
     assert scores == {"solo": ("2", "? 2"), "fedavg": ("2", "2 1"), "held tight": ("2", "2 2")}
-    told = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
-    assert [entry for entry in told if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
+    reported = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
+    assert [entry for entry in reported if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
     assert delivered_line(results.runs) == (
         "Delivered rounds, by seed: solo –, 2 of 2; fedavg 2, 1 of 2; held tight 2, 2 of 2."
     )

@@ -116,7 +116,7 @@ def test_findings_are_grouped_worst_first_with_meaning_reason_and_fix(sick_page:
     ]
     text = sick_page.text
     assert CODES["shape-mismatch"].meaning in text
-    assert text.count("Write corrected copies:") == 2, "a fix that all cases share is told once"
+    assert text.count("Write corrected copies:") == 2, "a fix that all cases share is shown once"
     for number in range(5, 20):
         assert f"north_{number:03d}" in text
     for words in ("undeclared id 7", "undeclared id 8", "6 mm here, 2.5 mm is usual", "the whole folder"):

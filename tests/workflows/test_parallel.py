@@ -13,7 +13,7 @@ from panorgan.workflows.parallel import InParallel, merge_errors
 
 
 def quiet(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def bad(where: str, what: str = "A label file holds undeclared label ids: [9].", code: str = "stray-id") -> DataError:
@@ -88,7 +88,7 @@ def test_other_trouble_stops_everything_at_once(error) -> None:
         stopped.wait(10)
 
     def watch(what: str, done: int, total: int) -> None:
-        """Nobody watches."""
+        """Ignore progress."""
 
     def fail() -> None:
         threading.Timer(0.2, stopped.set).start()

@@ -114,7 +114,7 @@ def test_every_number_of_the_network_reaches_it():
     method = FedIOD(FedIODConfig(**changed))
     network = empty_network(method, UNetSettings(features=(4, 8)), federation)
     assert network.inter_organ.model_dump() == {"transformer": True, **changed}
-    assert network.groups == ("liver", "spleen"), "what somebody teaches"
+    assert network.groups == ("liver", "spleen"), "what some site annotates"
     (own,) = method.build_network(UNetSettings(features=(4, 8)), federation, site="b").groups
     assert own == "spleen"
 
@@ -371,12 +371,12 @@ def test_a_head_that_adds_nothing_counts_for_nothing(tiny, tmp_path):
         rule.model.transformer.layers[1].heads[2].output.zero_()
     rule.received = Payload()
     rule.after_round()
-    told = rule.update().scalars
-    assert told["attribution/1.2"] == 0
-    assert all(value != 0 for name, value in told.items() if name.startswith("attribution/") and name[-3:] != "1.2")
-    others = {**told, "attribution/1.2": 3e-4}
+    reported = rule.update().scalars
+    assert reported["attribution/1.2"] == 0
+    assert all(value != 0 for name, value in reported.items() if name.startswith("attribution/") and name[-3:] != "1.2")
+    others = {**reported, "attribution/1.2": 3e-4}
     server = server_of(rule.federation)
-    aggregate(server, {"north": ({}, told), "south": ({}, others)})
+    aggregate(server, {"north": ({}, reported), "south": ({}, others)})
     assert server.weight("north", "transformer.layers.1.heads.2.query.weight") == 0
     assert server.weight("south", "transformer.layers.1.heads.2.query.weight") == 1
 

@@ -107,7 +107,7 @@ def test_the_server_keeps_the_last_mask_of_a_silent_site():
     server = ServerMasks()
     assert server.global_bits(8) is None
     server.collect({"a": torch.tensor([0b11110000], dtype=torch.uint8)})
-    assert server.global_bits(8).tolist() == [0], "nobody disagrees with a single site"
+    assert server.global_bits(8).tolist() == [0], "there is no disagreement with a single site"
     server.collect({"b": torch.tensor([0b00111100], dtype=torch.uint8)})
     assert server.global_bits(8).tolist() == [0b11001100]
     server.collect({"b": torch.tensor([0b11110001], dtype=torch.uint8)})

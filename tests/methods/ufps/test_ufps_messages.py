@@ -89,7 +89,7 @@ def as_text(packed: torch.Tensor) -> str:
 
 
 def test_the_disputed_weights_go_out_with_the_next_request(tmp_path):
-    """Eq. 12: neither nobody's nor everybody's. Who is silent keeps its last mask; a restart forgets nothing."""
+    """Eq. 12: neither in no mask nor in all. A silent site keeps its last mask; a restart forgets nothing."""
     rule = server(3)
     assert GLOBAL not in rule.broadcast("a").tensors
     assert rule.expects("a")[LOCAL].shape == (2,)

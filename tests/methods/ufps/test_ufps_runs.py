@@ -54,7 +54,7 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
-    """A run that nobody interrupts."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     coordinator = run(tiny(method=LONG, training=TRAINING, network=NETWORK), folder)
     return coordinator, folder
@@ -138,7 +138,7 @@ def test_who_misses_the_refresh_makes_its_mask_when_it_is_back(tiny, tmp_path):
 
 
 def test_a_site_that_joins_late_takes_part_in_everything(tiny, tmp_path):
-    """South comes in round 7: it gets the teachers, makes a mask of its own at once, and has a bank to tell of."""
+    """South comes in round 7: it gets the teachers, makes a mask of its own at once, and has a bank to report."""
     experiment = tiny(method=LONG, training=TRAINING)
     coordinator, sites = overheard(experiment, tmp_path, joins_at={"south": 7})
     coordinator.run()
