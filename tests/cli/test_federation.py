@@ -202,7 +202,7 @@ def test_preflight_fails_loudly(command, site: SiteKit) -> None:
     assert code == 2
     assert "FAIL  connection" in out
     assert "fix" in out
-    assert "failed. Mend that" in out
+    assert "failed. Fix that" in out
     assert "\x1b[" not in out
 
 

@@ -93,7 +93,7 @@ def test_again_keeps_what_is_there(written, experiment_file) -> None:
     scan = folder / "north" / "imagesTr" / "north_000_0000.nii.gz"
     before = scan.stat().st_mtime_ns
     result = phantom(folder, "--experiment", experiment_file)
-    assert "untouched" in result.output
+    assert "unchanged" in result.output
     assert (folder / "experiment.yaml").read_text() == "mine: true\n"
     assert scan.stat().st_mtime_ns == before
 
