@@ -37,7 +37,8 @@ demo: $(READY)
 # One thread per process: two test processes share two cores. The end-to-end tests come apart: each file there starts real
 # servers and sites, which its tests share.
 QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-UNITS := $(addprefix tests/,anatomy cases losses networks evaluation deployment test_config.py test_checksums.py test_errors.py)
+UNITS := $(addprefix tests/,anatomy data data_doctor phantom preparation losses networks evaluation deployment \
+	test_config.py test_checksums.py test_errors.py)
 quick: $(READY)
 	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(UNITS)
 

@@ -37,8 +37,8 @@ from damaging import (  # noqa: E402
     unfinished_kinds,
 )
 
-from panorgan.cases import file_hashes  # noqa: E402
 from panorgan.config import Experiment, parse_experiment  # noqa: E402
+from panorgan.data import file_hashes  # noqa: E402
 from panorgan.workflows.execute import train  # noqa: E402
 
 

@@ -53,8 +53,9 @@ from data_pipeline_common import (
 )
 from data_pipeline_loop import loop_part
 from data_pipeline_monai import MonaiPipelines
-from panorgan.cases.augment import Draws, augment
-from panorgan.cases.sampling import PatchSampler, SamplingSettings, prefetched
+from panorgan.preparation.augment import Draws, augment
+from panorgan.preparation.prefetch import prefetched
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
 
 
 def cpu_part(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

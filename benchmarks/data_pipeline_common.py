@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import AugmentSettings
-from panorgan.cases.case import Case
-from panorgan.cases.layouts import read_cases
-from panorgan.cases.phantom import PhantomConfig, PhantomSite, write_federation
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.store import Store, StoredCase
+from panorgan.data.case import Case
+from panorgan.data.layouts import read_cases
+from panorgan.phantom import PhantomConfig, PhantomSite, write_federation
+from panorgan.preparation.augment import AugmentSettings
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.store import Store, StoredCase
 
 ORGANS = ("aorta", "kidney_left", "kidney_right", "liver", "pancreas", "spleen", "stomach")
 VIEW_MM = (364.0, 320.0, 240.0)

@@ -26,10 +26,7 @@ from data_pipeline_common import (
     write_phantoms,
 )
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import Draws, augment
-from panorgan.cases.labels import structures_of
-from panorgan.cases.sampling import PackedBatch, PatchSampler, SamplingSettings
-from panorgan.cases.store import StoredCase
+from panorgan.data.labels import structures_of
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task
@@ -37,6 +34,10 @@ from panorgan.methods.base import SiteRule
 from panorgan.methods.fedavg import FedAvg, FedAvgConfig
 from panorgan.methods.protocol import Federation, Payload, RoundInfo
 from panorgan.networks import UNetSettings
+from panorgan.preparation.augment import Draws, augment
+from panorgan.preparation.batch import PackedBatch
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
+from panorgan.preparation.store import StoredCase
 
 
 @dataclass

@@ -31,10 +31,10 @@ from monai.transforms import (
 )
 from torch.utils.data import RandomSampler
 
-from panorgan.cases.augment import AugmentSettings
-from panorgan.cases.case import Case
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.sampling import SamplingSettings
+from panorgan.data.case import Case
+from panorgan.preparation.augment import AugmentSettings
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.sampling import SamplingSettings
 
 BOTH = ("image", "label")
 # The standard deviation of a 3-tap mean, which is panorgan's blur.

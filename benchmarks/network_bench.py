@@ -27,7 +27,8 @@ from panorgan.anatomy import Vocabulary
 from panorgan.config import Agreement
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.settings import SiteFile
-from panorgan.deployment.site_job import SiteJob, SiteMachine
+from panorgan.deployment.site_job import SiteJob
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.federation.run_record import RunRecord
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.tasks import Task

@@ -42,13 +42,14 @@ from loopback import Loopback, descendants  # noqa: E402
 import network_bench  # noqa: E402
 from panorgan.config import Experiment, SiteSettings, parse_experiment  # noqa: E402
 from panorgan.deployment.approval import record, reopen  # noqa: E402
-from panorgan.deployment.coordinator_job import run_segment  # noqa: E402
 from panorgan.deployment.folders import Kit, SiteKit  # noqa: E402
 from panorgan.deployment.kit_files import load_coordinator_file  # noqa: E402
+from panorgan.deployment.segment import run_segment  # noqa: E402
+from panorgan.federation.engine import NotConnectedError  # noqa: E402
 from panorgan.federation.events import read_events  # noqa: E402
 from panorgan.federation.transports.local import LocalTransport  # noqa: E402
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, write_job  # noqa: E402
-from panorgan.federation.transports.nvflare.session import AdminSession, NotConnectedError  # noqa: E402
+from panorgan.federation.transports.nvflare.session import NVFlareSession  # noqa: E402
 
 SITES = ("east", "north", "south")
 WARM_UP = 2
@@ -117,7 +118,7 @@ class Bench:
     def __init__(self, federation: Loopback, rounds: int) -> None:
         self.federation, self.rounds = federation, rounds
         self.kit = federation.server_kit
-        self.session = AdminSession(self.kit.admin, load_coordinator_file(self.kit).coordinator)
+        self.session = NVFlareSession(self.kit.admin, load_coordinator_file(self.kit).coordinator)
         self.seconds: dict[str, list[float]] = {}
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.bytes: dict[str, int] = {}
@@ -189,17 +190,17 @@ class Bench:
 
     def _do(self, folder: Path) -> str:
         """Submit a job and wait for its end."""
-        job = self.session.submit(folder)
+        job = self.session.submit_folder(folder)
         ends = time.monotonic() + LONGEST_JOB
         state = None
-        while state is None or not state.done:
+        while state is None or state.phase != "ended":
             if time.monotonic() > ends:
                 self.session.abort(job)
                 raise SystemExit(f"job {job} did not end")
             time.sleep(2)
             with contextlib.suppress(NotConnectedError):  # a busy server may miss a question
-                state = self.session.job(job)
-        print(f"  {folder.name}: {state.status}", file=sys.stderr)
+                state = self.session.status(job)
+        print(f"  {folder.name}: {state.detail}", file=sys.stderr)
         return job
 
     def _note(self, name: str, moments: list[float]) -> None:

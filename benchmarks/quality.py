@@ -122,6 +122,7 @@ def collect(folder: Path) -> dict[str, dict[str, Any]]:
     alone = methods.get(ALONE, {"seeds": {}})["seeds"]
     for name, method in methods.items():
         method |= against(method["seeds"], alone) if name != ALONE else {}
+    for method in methods.values():
         for seed in method["seeds"].values():
             del seed["cells"]
     return methods

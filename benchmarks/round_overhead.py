@@ -25,8 +25,6 @@ import numpy as np
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import SamplingSettings
-from panorgan.cases.store import StoredCase
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.message import Message
@@ -37,6 +35,8 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import SiteRule
 from panorgan.methods.fedavg import FedAvg, FedAvgConfig
 from panorgan.networks import UNetSettings
+from panorgan.preparation.sampling import SamplingSettings
+from panorgan.preparation.store import StoredCase
 
 VOCABULARY = Vocabulary(["liver"])
 NETWORK = UNetSettings(features=(32, 64, 128, 256, 440))

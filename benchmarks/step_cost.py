@@ -42,8 +42,6 @@ import numpy as np
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import SamplingSettings
-from panorgan.cases.store import StoredCase
 from panorgan.federation.admission import first_weights
 from panorgan.federation.message import Message
 from panorgan.federation.settings import OptimizerSettings, TrainingSettings
@@ -59,6 +57,8 @@ from panorgan.methods.ufps.masks import extra, largest, pack
 from panorgan.methods.ufps.sparse_masks import parameter_count
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.sampling import SamplingSettings
+from panorgan.preparation.store import StoredCase
 
 ORGANS = ("liver", "spleen", "pancreas", "stomach", "aorta", "kidney_left", "kidney_right")
 SITE = "liver"  # every site is called by the organ that it annotates

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from panorgan.config import Experiment, parse_experiment
 from panorgan.federation import site
@@ -54,6 +57,19 @@ def ordinary_floats() -> Iterator[None]:
     """Training lets the processor flush tiny numbers to zero; tests that come after must not notice."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def write_scan(tmp_path: Path) -> Callable[..., Path]:
+    """write_scan(name, voxels, affine) → path of a NIfTI file."""
+
+    def write(name: str, voxels: NDArray[Any], affine: NDArray[Any] | None = None) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(voxels, np.eye(4) if affine is None else affine), path)
+        return path
+
+    return write
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

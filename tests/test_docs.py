@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 
 import panorgan
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.layouts import find_layout, layouts, read_cases
-from panorgan.cases.sampling import Batch
 from panorgan.cli.main import app
 from panorgan.config import Experiment, SiteSettings, parse_experiment
+from panorgan.data.layouts import find_layout, layouts, read_cases
 from panorgan.losses.partial import marginal_cross_entropy, member_matrix
 from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods import registry
@@ -29,6 +28,7 @@ from panorgan.methods.about.metadata import describe
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.networks import UNet, UNetSettings
+from panorgan.preparation.batch import Batch
 from panorgan.report import metrics_page
 from panorgan.report.methods_page import COMMAND, methods_page
 
@@ -144,7 +144,7 @@ def test_the_example_layout_reads_its_folder(tmp_path, monkeypatch):
     (source,) = snippets("docs/add-a-layout.md", "python")
     module = types.ModuleType("btcv")
     exec(compile(source, "docs/add-a-layout.md", "exec"), module.__dict__)
-    monkeypatch.setattr("panorgan.cases.layouts.layouts", lambda: {**layouts(), "btcv": module.LAYOUT})
+    monkeypatch.setattr("panorgan.data.layouts.layouts", lambda: {**layouts(), "btcv": module.LAYOUT})
     save(tmp_path / "img" / "img0001.nii.gz")
     save(tmp_path / "label" / "label0001.nii.gz", numbered(1, 6, 9, 3))
     save(tmp_path / "img" / "img0061.nii.gz")

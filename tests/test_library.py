@@ -21,7 +21,7 @@ import torch
 
 import panorgan
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.volume import read_scan
+from panorgan.data.volume import read_scan
 from panorgan.methods import registry
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 

@@ -14,7 +14,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,25 @@ def is_damaged(path: Path) -> bool:
         head = file.read(_LONGEST_PLACE)
         found = _place(head)
         return found is not None and not _fits(found, (_with_zeros(head, found), *_blocks(file)))
+
+
+class OncePerProcess:
+    """Checks of files that are repeated only when another file has taken their place."""
+
+    def __init__(self) -> None:
+        self._passed: dict[Path, tuple[int, ...]] = {}
+
+    def holds(self, path: Path, check: Callable[[Path], bool]) -> bool:
+        """Whether a file is there and passes a check, always the same for one file."""
+        try:
+            facts = path.stat()
+            identity = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            if self._passed.get(path) != identity and not check(path):
+                return False
+        except OSError:
+            return False
+        self._passed[path] = identity
+        return True
 
 
 def refuse_damage(content: bytes) -> None:

@@ -14,12 +14,8 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import refuse_swapped_sides
-from panorgan.cases.layouts import AUTO
-from panorgan.cases.phantom import PhantomConfig
-from panorgan.cases.planning import PlanSettings
-from panorgan.cases.sampling import sliced_axis
-from panorgan.cases.splits import SplitSettings
+from panorgan.data.layouts import AUTO
+from panorgan.data.splits import SplitSettings
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
@@ -30,6 +26,10 @@ from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
 from panorgan.overrides import as_assignments, read_overridden
+from panorgan.phantom import PhantomConfig
+from panorgan.preparation.augment import refuse_swapped_sides
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import SettingError, Settings, validated
 
 

@@ -22,13 +22,13 @@ import yaml
 from refusing import refused
 from rich.console import Console
 
-from panorgan.cases.doctor import Checkup, Severity, Source
-from panorgan.cases.doctor.codes import CODES
-from panorgan.cases.doctor.summary import Place, group_findings
 from panorgan.cli import main as cli
 from panorgan.cli.doctor import DoctorRequest, exit_code
 from panorgan.cli.doctor_view import as_json, next_steps, places_in_words, show, verdict
 from panorgan.config import Experiment
+from panorgan.data_doctor import Checkup, Severity, Source
+from panorgan.data_doctor.codes import CODES
+from panorgan.data_doctor.summary import Place, group_findings
 from panorgan.errors import DataError
 from panorgan.workflows.doctor import find_sources
 from panorgan.workflows.site_cases import site_settings

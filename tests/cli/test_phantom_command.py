@@ -12,11 +12,11 @@ from refusing import refused
 from typer.testing import CliRunner
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.layouts import read_cases
-from panorgan.cases.phantom import generate_case
 from panorgan.cli.main import app
 from panorgan.cli.phantom import experiment_text
 from panorgan.config import load_experiment, parse_experiment
+from panorgan.data.layouts import read_cases
+from panorgan.phantom import generate_case
 from panorgan.workflows.execute import train
 
 SMALL = {

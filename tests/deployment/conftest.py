@@ -25,14 +25,13 @@ def copy(made: KitsReport, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A server's kit whose server is made up, and a clock that moves with every sleep."""
-    pytest.importorskip("nvflare", reason="the network extra is not installed")
-    from made_up_server import Clock, Federation, MadeUpServer
+    """A server's kit with a fake engine, and a clock that moves when the driver sleeps."""
+    from driven_run import SITES, Clock, Federation
+    from fake_engine import FakeEngine
 
-    from panorgan.deployment import drive, watched_job
+    from panorgan.deployment import drive, watched_segment
 
-    clock, server = Clock(), MadeUpServer()
+    clock = Clock()
     monkeypatch.setattr(drive, "time", clock)
-    monkeypatch.setattr(watched_job, "time", clock)
-    monkeypatch.setattr(drive, "open_session", lambda kit, user: server)
-    return Federation(tmp_path / "kit", clock, server)
+    monkeypatch.setattr(watched_segment, "time", clock)
+    return Federation(tmp_path / "kit", clock, FakeEngine(SITES))

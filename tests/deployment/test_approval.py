@@ -16,11 +16,11 @@ from refusing import refused
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 from panorgan.deployment.approval import Deviations, approve, deviations, reopen, require_approved
-from panorgan.deployment.approval_check import check_approval, check_server_policy
 from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.deployment.policy_checks import check_approval, check_server_policy
 from panorgan.deployment.processes import run_site
-from panorgan.deployment.site_job import SiteMachine
 from panorgan.deployment.site_launcher import SiteLauncher
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.errors import ConfigError
 from panorgan.federation.failures import NotApprovedError
 from panorgan.federation.message import Message

@@ -11,9 +11,9 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 
 from trial_federation import Authority
 
-from panorgan.deployment.before_start import startup_warnings
-from panorgan.deployment.certificates import Credentials, check_credentials
+from panorgan.deployment.certificate_checks import check_credentials, start_warnings
 from panorgan.deployment.folders import SiteKit
+from panorgan.federation.certificates import Credentials
 
 
 def verdicts(credentials: Credentials, name: str = "north", **options: object) -> dict[str, tuple[str, str]]:
@@ -105,8 +105,8 @@ def test_a_site_says_at_its_start_what_would_otherwise_fail_without_a_word(begin
     """Soon over, over, not yet begun by this machine's clock, and in order."""
     kit = SiteKit(tmp_path)
     Authority().write(kit.startup, "north", begin=begin, end=end)
-    assert len(startup_warnings(kit)) == words
+    assert len(start_warnings(kit)) == words
 
 
 def test_a_kit_without_a_certificate_says_nothing_at_its_start(tmp_path: Path) -> None:
-    assert startup_warnings(SiteKit(tmp_path)) == []
+    assert start_warnings(SiteKit(tmp_path)) == []

@@ -1,41 +1,129 @@
-"""The driver of a run, with a server that is made up: no processes, no network, and a clock of the test's own."""
+"""The driver of a run, with a fake engine: no NVFlare, no processes, no network, and a clock of the test's own."""
 
 from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
+from driven_run import SITES, Clock, Federation, at
 from refusing import refused
 
-pytest.importorskip("nvflare", reason="the network extra is not installed")
-
-from made_up_server import SITES, Clock, Federation, at
-from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
-
-from panorgan.deployment import drive, watched_job
+from panorgan.deployment import watched_segment
 from panorgan.deployment.control import read_json
-from panorgan.deployment.coordinator_job import write_outcome
-from panorgan.deployment.drive import Driver, request_stop
-from panorgan.deployment.watched_job import Backoff
+from panorgan.deployment.segment import write_outcome
+from panorgan.deployment.watched_segment import Backoff
 from panorgan.errors import RunError
-from panorgan.federation.transports.nvflare import session as adapter
-from panorgan.federation.transports.nvflare.session import NotConnectedError
+from panorgan.federation.engine import NotConnectedError
+
+# -- the loop over segments --------------------------------------------------------------------------------------
+
+
+def test_after_a_segment_that_failed_the_next_one_goes_on_from_the_checkpoint(pilot):
+    """The engine ends the first one in the middle, without a word from the segment itself."""
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "ended"
+        if job == "job-1":
+            pilot.save_round(2)
+        else:
+            pilot.save_round(3)
+            pilot.finish()
+
+    pilot.server.on_submit = submitted
+    pilot.drive()
+    assert pilot.server.invited == [list(SITES)] * 2
+    assert [segment.name for segment in pilot.server.segments] == ["pilot-1", "pilot-2"]
+    assert pilot.clock.now == 1000.0, "a segment that made progress is followed at once"
+    assert read_json(pilot.control.driver)["state"] == "finished"
+
+
+def test_segments_without_progress_follow_after_longer_pauses(pilot):
+    began: list[float] = []
+
+    def submitted(job: str) -> None:
+        began.append(pilot.clock.now)
+        pilot.server.phases[job] = "ended"
+        if job == "job-5":
+            pilot.finish()
+
+    pilot.save_round(1)
+    pilot.server.on_submit = submitted
+    pilot.drive()
+    assert [later - earlier for earlier, later in pairwise(began)] == [0.0, 2.0, 4.0, 8.0]
+    assert "the last segment ended before a round was done" in pilot.said("waiting")
+
+
+def test_the_driver_waits_for_a_missing_site_and_names_it(pilot):
+    pilot.server.connected.remove("west")
+    segments_before: list[int] = []
+
+    def come() -> None:
+        segments_before.append(len(pilot.server.segments))
+        pilot.server.connected.add("west")
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "ended"
+        pilot.finish()
+
+    pilot.server.on_submit = submitted
+    at(pilot.clock, lambda: None, lambda: None, come)
+    pilot.drive()
+    assert segments_before == [0]
+    assert pilot.said("waiting")[0] == "for west"
+    assert pilot.server.required == [list(SITES)]
+
+
+def test_the_driver_says_that_the_server_is_gone_and_goes_on_when_it_is_back(pilot):
+    """The server comes back without its segments, and still reports the old one as running."""
+
+    def submitted(job: str) -> None:
+        pilot.server.phases[job] = "running"
+        if job == "job-2":
+            pilot.server.phases[job] = "ended"
+            pilot.finish()
+
+    def back() -> None:
+        pilot.server.reachable = True
+        pilot.server.restart()
+
+    pilot.server.on_submit = submitted
+    at(pilot.clock, lambda: setattr(pilot.server, "reachable", False), lambda: None, back)
+    pilot.drive()
+    assert "the server cannot be reached: it is down" in pilot.said("waiting")
+    assert pilot.server.aborted == ["job-1"], "the old segment is in the way of the next"
+    assert len(pilot.server.segments) == 2
+    assert read_json(pilot.control.driver)["state"] == "finished"
+
+
+def test_a_driver_that_was_killed_watches_its_last_segment_on(pilot):
+    pilot.server.phases = {"job-7": "running", "job-6": "waiting"}
+    pilot.control.folder.mkdir(parents=True)
+    pilot.control.driver.write_text('{"job": "job-7", "segment": 7}')
+
+    def end() -> None:
+        pilot.server.phases["job-7"] = "ended"
+        pilot.finish()
+
+    at(pilot.clock, lambda: None, end)
+    pilot.drive()
+    assert pilot.server.segments == []
+    assert pilot.server.aborted == ["job-6"], "one that the driver did not submit last"
+
 
 # -- stop --------------------------------------------------------------------------------------------------------
 
 
 def test_stop_is_heeded_while_a_job_is_queued(pilot):
-    """The engine might not start it for hours; the run should not wait for that."""
-    at(pilot.clock, lambda: None, lambda: request_stop(pilot.kit))
+    """The engine might not start it for hours; nobody should have to wait for that."""
+    at(pilot.clock, lambda: None, lambda: pilot.stop())
     pilot.drive()
     assert pilot.server.aborted == ["job-1"]
     assert read_json(pilot.control.driver)["state"] == "stopped"
 
 
 def test_stop_is_heeded_while_the_server_is_down(pilot):
-    at(pilot.clock, lambda: setattr(pilot.server, "reachable", False), lambda: request_stop(pilot.kit))
+    at(pilot.clock, lambda: setattr(pilot.server, "reachable", False), lambda: pilot.stop())
     pilot.drive()
     assert read_json(pilot.control.driver)["state"] == "stopped"
     assert "the server cannot be reached: it is down" in pilot.said("waiting")
@@ -43,70 +131,30 @@ def test_stop_is_heeded_while_the_server_is_down(pilot):
 
 def test_stop_lets_a_running_job_end_by_itself(pilot):
     """The control: the round under way is not thrown away."""
-    pilot.server.on_submit = lambda job: pilot.server.status.update({job: "RUNNING"})
+    pilot.server.on_submit = lambda job: pilot.server.phases.update({job: "running"})
 
     def end() -> None:
-        pilot.server.status["job-1"] = "FINISHED:COMPLETED"
+        pilot.server.phases["job-1"] = "ended"
 
-    at(pilot.clock, lambda: request_stop(pilot.kit), lambda: None, lambda: None, end)
+    at(pilot.clock, lambda: pilot.stop(), lambda: None, lambda: None, end)
     pilot.drive()
     assert pilot.server.aborted == []
     assert read_json(pilot.control.driver)["state"] == "stopped"
 
 
-# -- NVFlare's session, of which only the answers are made up ----------------------------------------------------
-
-
-class Answering:
-    """NVFlare's session: every command ends in the same error."""
-
-    error: Exception
-
-    def __init__(self, user: str, kit: str) -> None:
-        """Connects to no server."""
-
-    def set_timeout(self, seconds: float) -> None: ...
-
-    def try_connect(self, seconds: float) -> None: ...
-
-    def close(self) -> None: ...
-
-    def get_job_meta(self, job: str) -> dict[str, Any]:
-        raise self.error
-
-    abort_job = get_job_meta
-
-
-@pytest.fixture
-def answering(monkeypatch):
-    monkeypatch.setattr(adapter, "Session", Answering)
-    return lambda error: monkeypatch.setattr(Answering, "error", error, raising=False)
-
-
-def test_a_job_that_the_server_does_not_know_is_done(answering, tmp_path):
-    """The server's store was emptied: a driver must not wait for a job that will never end."""
-    answering(JobNotFound("no such job"))
-    state = adapter.AdminSession(tmp_path, "ada@example.org").job("job-1")
-    assert state.done
-    assert not state.running
-    answering(OSError("no route"))
-    with refused("not-connected", NotConnectedError):
-        adapter.AdminSession(tmp_path, "ada@example.org").job("job-1")
-
-
-@pytest.mark.parametrize("error", [JobNotFound("gone"), JobNotRunning("done"), OSError("no route")])
-def test_stop_now_says_when_the_server_could_not_be_told(error, answering, pilot, monkeypatch):
-    monkeypatch.setattr(drive, "open_session", adapter.AdminSession)
-    answering(error)
+@pytest.mark.parametrize("reachable", [True, False])
+def test_stop_now_says_when_the_server_could_not_be_reached(reachable, pilot):
     pilot.control.folder.mkdir(parents=True)
     pilot.control.driver.write_text('{"job": "job-1"}')
-    if isinstance(error, OSError):
+    pilot.server.reachable = reachable
+    if reachable:
+        pilot.stop(now=True)
+        assert pilot.server.aborted == ["job-1"]
+    else:
         with refused("round-not-ended", NotConnectedError) as caught:
-            request_stop(pilot.kit, now=True)
+            pilot.stop(now=True)
         assert caught.value.why
         assert caught.value.fix
-    else:
-        request_stop(pilot.kit, now=True)  # it has ended already, which is as good
     assert pilot.control.stop_requested(), "in any case the run stops after the round"
 
 
@@ -118,7 +166,7 @@ def test_a_queued_job_is_ended_when_a_needed_site_has_gone(pilot):
 
     def submitted(job: str) -> None:
         if job == "job-2":
-            pilot.server.status[job] = "FINISHED:COMPLETED"
+            pilot.server.phases[job] = "ended"
             pilot.finish()
 
     pilot.server.on_submit = submitted
@@ -132,7 +180,7 @@ def test_a_queued_job_is_ended_when_a_needed_site_has_gone(pilot):
     pilot.drive()
     assert pilot.server.aborted == ["job-1"]
     assert "for west" in pilot.said("waiting")
-    assert pilot.server.mandatory == [list(SITES)] * 2
+    assert pilot.server.required == [list(SITES)] * 2
 
 
 def test_a_queued_job_may_begin_without_a_site_if_the_others_proceed(pilot):
@@ -140,7 +188,7 @@ def test_a_queued_job_may_begin_without_a_site_if_the_others_proceed(pilot):
     pilot.write_settings("proceed")
 
     def end() -> None:
-        pilot.server.status["job-1"] = "FINISHED:COMPLETED"
+        pilot.server.phases["job-1"] = "ended"
         pilot.finish()
 
     at(pilot.clock, lambda: pilot.server.connected.remove("west"), lambda: None, lambda: None, end)
@@ -151,15 +199,14 @@ def test_a_queued_job_may_begin_without_a_site_if_the_others_proceed(pilot):
 
 @pytest.mark.parametrize("half", ["sites: {north: [", "federation: pilot\n", None], ids=["cut off", "lacks", "away"])
 def test_settings_that_are_being_edited_make_the_driver_wait_and_say_why(half, pilot):
-    driver = Driver(pilot.kit, lambda event: pilot.reported.append(dict(event.facts)))
-    pilot.control.folder.mkdir(parents=True)
+    driver = pilot.driver()
     if half is None:
         pilot.kit.settings.unlink()
     else:
         pilot.kit.settings.write_text(half)
 
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
     pilot.server.on_submit = submitted
@@ -170,8 +217,7 @@ def test_settings_that_are_being_edited_make_the_driver_wait_and_say_why(half, p
 
 
 def test_another_run_folder_is_not_slipped_under_a_driver(pilot):
-    driver = Driver(pilot.kit, lambda event: None)
-    pilot.control.folder.mkdir(parents=True)
+    driver = pilot.driver()
     pilot.write_settings(run="elsewhere")
     with refused("run-folder-changed", RunError):
         driver.run()
@@ -180,7 +226,7 @@ def test_another_run_folder_is_not_slipped_under_a_driver(pilot):
 @pytest.mark.parametrize(("kind", "goes_on"), [("retry", True), ("missing", True), ("error", False)])
 def test_the_driver_goes_on_after_an_error_that_passes(kind, goes_on, pilot):
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         if job == "job-1":
             pilot.control.outcome.write_text(json.dumps({"job": job, "kind": kind, "what": "The disk is full."}))
         else:
@@ -199,7 +245,7 @@ def test_the_driver_goes_on_after_an_error_that_passes(kind, goes_on, pilot):
 
 def test_the_error_of_a_segment_keeps_its_code(pilot):
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         write_outcome(pilot.control, job, RunError("None can be read.", code="no-readable-checkpoint", fix="Restore."))
 
     pilot.server.on_submit = submitted
@@ -225,14 +271,14 @@ class Segments:
     def begin(self, job: str) -> None:
         server = self.pilot.server
         self.began[job] = self.pilot.clock.now
-        server.status[job] = "RUNNING"
+        server.phases[job] = "running"
         server.inside[job] = set(server.invited[-1]) - self.broken
 
     def go_on(self) -> None:
         server, now = self.pilot.server, self.pilot.clock.now
         for job, began in self.began.items():
-            if server.status[job] == "RUNNING" and now - began > self.seconds:
-                server.status[job] = "FINISHED:EXECUTION_EXCEPTION"
+            if server.phases[job] == "running" and now - began > self.seconds:
+                server.phases[job] = "ended"
                 if not self.broken & set(server.invited[-1]):
                     self.rounds += 1
                     self.pilot.save_round(self.rounds)
@@ -342,7 +388,7 @@ def test_a_site_that_comes_while_a_segment_runs_may_knock(pilot):
 def test_every_further_chance_comes_after_twice_the_time_up_to_an_hour(monkeypatch):
     """30, 60, 120, 240, 480, 960, 1920 s, then 3600 s for ever."""
     clock = Clock()
-    monkeypatch.setattr(watched_job, "time", clock)
+    monkeypatch.setattr(watched_segment, "time", clock)
     backoff = Backoff()
     for pause in (30, 60, 120, 240, 480, 960, 1920, 3600, 3600):
         assert backoff.ready("west")
@@ -355,7 +401,7 @@ def test_every_further_chance_comes_after_twice_the_time_up_to_an_hour(monkeypat
 
 def test_trouble_that_is_over_is_forgiven(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(watched_job, "time", clock)
+    monkeypatch.setattr(watched_segment, "time", clock)
     backoff = Backoff()
     for _ in range(3):
         backoff.tried("west")
@@ -375,7 +421,7 @@ def test_a_new_start_brings_the_model_to_those_who_are_back(pilot):
 
     def submitted(job: str) -> None:
         assert not pilot.control.finished.exists()
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
     pilot.server.on_submit = submitted

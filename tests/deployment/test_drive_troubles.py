@@ -1,40 +1,35 @@
-"""What a driver does besides driving: waits for room on a disk, tells whom the door refused, tidies the store."""
+"""What a driver does besides driving: waits for room on a disk, reports refused sites, tidies the server's store."""
 
 from __future__ import annotations
 
 import errno
 import json
-from typing import Any
 
 import pytest
-
-pytest.importorskip("nvflare", reason="the network extra is not installed")
-
-from made_up_server import SITES, at
+from driven_run import SITES, at
 
 from panorgan.deployment import drive
 from panorgan.deployment.control import Control, read_json
-from panorgan.deployment.drive import Driver, request_stop
+from panorgan.deployment.drive import Driver
+from panorgan.federation.engine import NotConnectedError
 from panorgan.federation.events import read_events
 from panorgan.federation.revocation import revoke
-from panorgan.federation.transports.nvflare import session as adapter
-from panorgan.federation.transports.nvflare.session import NotConnectedError
 
 
 @pytest.mark.parametrize("now", [False, True])
 def test_stop_on_a_finished_run_says_so_and_leaves_no_wish_behind(now, pilot):
     pilot.finish()
-    assert request_stop(pilot.kit, now) == "finished"
+    assert pilot.stop(now) == "finished"
     assert not pilot.control.stop_requested()
     pilot.control.finished.unlink()
-    assert request_stop(pilot.kit) is None
+    assert pilot.stop() is None
     assert pilot.control.stop_requested()
 
 
 def test_stop_on_a_stopped_run_says_so(pilot):
     pilot.control.driver.parent.mkdir(parents=True, exist_ok=True)
     pilot.control.driver.write_text(json.dumps({"state": "stopped", "job": None}))
-    assert request_stop(pilot.kit, now=True) == "stopped"
+    assert pilot.stop(now=True) == "stopped"
     assert not pilot.control.stop_requested()
 
 
@@ -50,7 +45,7 @@ NO_ROOM = [
 def test_a_full_disk_makes_the_driver_wait_name_the_folder_and_go_on(error, pilot, monkeypatch):
     """Neither the job's folder nor the driver's own file can be written, until there is room."""
     full = True
-    write_job, write = drive.write_job, drive.write_atomically
+    submit, write = pilot.server.submit, drive.write_atomically
 
     def unless_full(function):
         def call(*arguments, **more):
@@ -65,10 +60,10 @@ def test_a_full_disk_makes_the_driver_wait_name_the_folder_and_go_on(error, pilo
         full = False
 
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
-    monkeypatch.setattr(drive, "write_job", unless_full(write_job))
+    monkeypatch.setattr(pilot.server, "submit", unless_full(submit))
     monkeypatch.setattr(drive, "write_atomically", unless_full(write))
     pilot.server.on_submit = submitted
     at(pilot.clock, lambda: None, lambda: None, make_room)
@@ -88,14 +83,14 @@ def test_a_job_that_runs_while_the_disk_is_full_is_not_ended(pilot, monkeypatch)
         tries += 1
         if tries < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
     monkeypatch.setattr(Control, "say_gone", say_gone)
     pilot.write_settings("proceed")
 
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "RUNNING"
+        pilot.server.phases[job] = "running"
         pilot.server.inside[job] = set(SITES)
 
     def leave() -> None:
@@ -114,11 +109,11 @@ def test_a_full_disk_at_the_server_is_not_taken_for_a_lost_connection(pilot):
     def submitted(job: str) -> None:
         if job == "job-1":
             raise NotConnectedError("The server does not answer.", why="x") from OSError(errno.ENOSPC, "No space left")
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
     pilot.server.on_submit = submitted
-    pilot.server.abort = lambda job: pilot.server.status.pop(job)
+    pilot.server.abort = lambda job: pilot.server.phases.pop(job)
     pilot.drive()
     assert any(str(pilot.kit.path / "run") in why for why in pilot.said("waiting"))
     assert not any("cannot be reached" in why for why in pilot.said("waiting"))
@@ -126,7 +121,7 @@ def test_a_full_disk_at_the_server_is_not_taken_for_a_lost_connection(pilot):
 
 def test_what_is_shown_may_lie_on_the_full_disk(pilot):
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         pilot.finish()
 
     def cannot_print(event: object) -> None:
@@ -134,11 +129,11 @@ def test_what_is_shown_may_lie_on_the_full_disk(pilot):
 
     pilot.server.on_submit = submitted
     pilot.control.folder.mkdir(parents=True)
-    Driver(pilot.kit, cannot_print).run()
+    Driver(pilot.kit, pilot.engine, cannot_print).run()
     assert len(pilot.server.invited) == 1
 
 
-# -- what the server's door refuses ------------------------------------------------------------------------------
+# -- what the server's message filter refuses --------------------------------------------------------------------
 
 
 def test_a_twin_is_told_by_name_in_the_events_once(pilot):
@@ -149,7 +144,7 @@ def test_a_twin_is_told_by_name_in_the_events_once(pilot):
         (pilot.kit.path / "door.json").write_text(json.dumps({"north": reported}))
 
     def end() -> None:
-        pilot.server.status["job-1"] = "FINISHED:COMPLETED"
+        pilot.server.phases["job-1"] = "ended"
         pilot.finish()
 
     at(pilot.clock, knock, knock, knock, end)
@@ -161,7 +156,7 @@ def test_a_twin_is_told_by_name_in_the_events_once(pilot):
 def test_who_waits_for_a_revoked_kit_reads_the_way_out(pilot):
     pilot.server.connected.remove("west")
     revoke(pilot.kit.local / "revoked.yaml", "west", 1000.0)
-    at(pilot.clock, lambda: None, lambda: request_stop(pilot.kit))
+    at(pilot.clock, lambda: None, lambda: pilot.stop())
     pilot.drive()
     (why,) = pilot.said("waiting")
     assert why.startswith("for west (a kit of west was revoked")
@@ -172,40 +167,10 @@ def test_who_waits_for_a_revoked_kit_reads_the_way_out(pilot):
 
 def test_finished_jobs_are_forgotten_after_every_segment(pilot):
     def submitted(job: str) -> None:
-        pilot.server.status[job] = "FINISHED:COMPLETED"
+        pilot.server.phases[job] = "ended"
         if job == "job-3":
             pilot.finish()
 
     pilot.server.on_submit = submitted
     pilot.drive()
-    assert pilot.server.kept_jobs == [drive.KEPT_JOBS] * 3
-
-
-class Store:
-    """NVFlare's session with a store of jobs, oldest first."""
-
-    jobs: dict[str, str]
-
-    def __init__(self, user: str, kit: str) -> None:
-        """Connects to no server."""
-
-    def set_timeout(self, seconds: float) -> None: ...
-
-    def try_connect(self, seconds: float) -> None: ...
-
-    def list_jobs(self) -> list[dict[str, Any]]:
-        return [
-            {"job_id": job, "status": status, "submit_time": f"2026-11-15T17:{number:02d}"}
-            for number, (job, status) in enumerate(self.jobs.items())
-        ]
-
-    def delete_job(self, job: str) -> None:
-        del self.jobs[job]
-
-
-def test_only_finished_jobs_go_and_the_newest_stay(monkeypatch, tmp_path):
-    monkeypatch.setattr(adapter, "Session", Store)
-    finished = {f"old-{number}": "FINISHED:COMPLETED" for number in range(8)}
-    Store.jobs = {"stuck": "RUNNING", **finished, "now": "RUNNING", "next": "SUBMITTED"}
-    assert adapter.AdminSession(tmp_path, "ada@example.org").forget_jobs(3) == 5
-    assert list(Store.jobs) == ["stuck", "old-5", "old-6", "old-7", "now", "next"]
+    assert pilot.server.kept == [drive.KEPT_SEGMENTS] * 3

@@ -12,7 +12,7 @@ from mutations import Mutator
 from refusing import refused
 
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.site_job import SiteMachine
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.errors import MessageError
 from panorgan.federation.failures import CODES
 from panorgan.federation.message import Message

@@ -14,13 +14,13 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 from federations import Meddling, make_workers
 
-from panorgan.deployment import site_job
+from panorgan.deployment import site_machine
 from panorgan.deployment.approval import approve, reopen
 from panorgan.deployment.control import Control, read_json
-from panorgan.deployment.coordinator_job import run_segment, write_outcome
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file, load_site_file
-from panorgan.deployment.site_job import SiteMachine
+from panorgan.deployment.segment import run_segment, write_outcome
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.errors import ConfigError
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.collector import SitesMissingError
@@ -43,7 +43,7 @@ def edited(kit: SiteKit, **changes: object) -> None:
 
 def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path, tmp_path: Path, monkeypatch):
     """It once took the site's lock, failed, and then waited a minute for itself."""
-    monkeypatch.setattr(site_job, "ORPHANS_END_WITHIN", 0.0)
+    monkeypatch.setattr(site_machine, "ORPHANS_END_WITHIN", 0.0)
     kit = SiteKit(copy / "sites" / "north")
     (tmp_path / "scans").mkdir()
     edited(kit, name="south", data={"folder": str(tmp_path / "scans")})

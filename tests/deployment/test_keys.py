@@ -1,4 +1,4 @@
-"""Kits that are revoked and renewed: what the commands do, what the server does with it, what a site learns."""
+"""Kits that are revoked and renewed: what the commands do, what the message filter refuses, what a site learns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_engine import FakeEngine
 from invoking import invoke
 from kit_making import EXPERIMENT, federation
 from refusing import refused
@@ -25,18 +26,24 @@ from typer.testing import CliRunner
 from panorgan.cli.main import app
 from panorgan.deployment import processes
 from panorgan.deployment.approval import record
-from panorgan.deployment.certificates import Credentials, begins, check_credentials, ends, read_certificate
+from panorgan.deployment.certificate_checks import check_credentials
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
-from panorgan.deployment.outlook import outlook
 from panorgan.deployment.refusals import RefusedError
 from panorgan.deployment.renewal import renew_kits
 from panorgan.deployment.revoking import revoke_kit
+from panorgan.deployment.status_warnings import status_warnings
 from panorgan.errors import ConfigError
-from panorgan.federation.identity_check import Refusal
+from panorgan.federation.certificates import Credentials, begins, ends, read_certificate
+from panorgan.federation.engine import CLOCK, REFUSED, EngineProcess
 from panorgan.federation.revocation import read_revocations
-from panorgan.federation.transports.nvflare.door import MACHINE, Door
-from panorgan.federation.transports.nvflare.knocking import CLOCK, REFUSED, Knocking, machine_of
+from panorgan.federation.site_identity import Refusal
+from panorgan.federation.transports.nvflare.message_filter import (
+    MACHINE,
+    ServerMessageFilter,
+    SiteMessageFilter,
+    machine_of,
+)
 
 DAY = 24 * 3600.0
 
@@ -120,15 +127,15 @@ def test_status_warns_before_a_certificate_ends(copy):
     kit = ServerKit(copy / "server")
     settings = load_coordinator_file(kit)
     now = time.time()
-    assert outlook(kit, settings, now) == ()
-    shown = {"north": now + 10 * DAY, "east-2": now + 20 * DAY, "stranger": now}
+    assert status_warnings(kit, settings, now) == ()
+    shown = {"north": now + 10 * DAY, "east-2": now + 20 * DAY, "somebody": now}
     (kit.path / "certificates.json").write_text(json.dumps(shown))
-    (warning,) = outlook(kit, settings, now)
+    (warning,) = status_warnings(kit, settings, now)
     assert "renew north" in warning
     names = [
         name
         for name in ("server", "north", "east-2")
-        if f"renew {name}" in " ".join(outlook(kit, settings, now + 390 * DAY))
+        if f"renew {name}" in " ".join(status_warnings(kit, settings, now + 390 * DAY))
     ]
     assert names == ["server", "north", "east-2"]
 
@@ -163,12 +170,12 @@ def test_a_name_that_nobody_has_is_refused(copy):
     assert not (copy / "server" / "local" / "revoked.yaml").exists()
 
 
-def test_a_server_kit_from_before_there_was_a_door_gets_one(copy):
+def test_a_server_kit_from_before_there_was_a_message_filter_gets_one(copy):
     kit = ServerKit(copy / "server")
     path = kit.local / "resources.json"
     resources = json.loads(path.read_text())
     made = list(resources["components"])
-    resources["components"] = [part for part in made if part["id"] != "door"]
+    resources["components"] = [part for part in made if part["id"] != "message_filter"]
     path.write_text(json.dumps(resources))
     assert revoke_kit(kit, "north").restart
     assert json.loads(path.read_text())["components"] == made
@@ -190,7 +197,7 @@ def test_the_commands_say_what_they_did(copy, capfd, monkeypatch):
     assert (code, one["name"], one["here"]) == (0, "north", True)
 
 
-# -- the door ----------------------------------------------------------------------------------------------------
+# -- the message filter, at the server ---------------------------------------------------------------------------
 
 
 class Cell:
@@ -252,16 +259,20 @@ def admitted(cell: Cell, site: str, token: str) -> None:
 @pytest.fixture
 def cell(copy) -> Cell:
     found = Cell()
-    Door().stand_before(found, copy / "server")
+    ServerMessageFilter().install(found, copy / "server")
     return found
 
 
-def test_the_door_is_in_every_new_kit(made):
+def test_the_message_filter_is_in_every_new_kit(made):
     resources = json.loads((made.server / "local" / "resources.json").read_text())
-    assert any(part["path"] == f"{Door.__module__}.Door" for part in resources["components"])
+    assert any(
+        part["path"] == f"{ServerMessageFilter.__module__}.ServerMessageFilter" for part in resources["components"]
+    )
     for site in made.sites.values():
         resources = json.loads((site / "local" / "resources.json").read_text())
-        assert any(part["path"] == f"{Knocking.__module__}.Knocking" for part in resources["components"])
+        assert any(
+            part["path"] == f"{SiteMessageFilter.__module__}.SiteMessageFilter" for part in resources["components"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -329,12 +340,12 @@ def reply_with(error: str, server_time: float) -> Message:
 
 def test_a_refused_site_keeps_the_reason_and_ends(tmp_path):
     ended: list[int] = []
-    site = Knocking(ended.append)
-    site._listen(reply_with("", time.time()), tmp_path)
-    site._listen(reply_with("missing auth token", time.time()), tmp_path)
+    site = SiteMessageFilter(ended.append)
+    site._read_reply(reply_with("", time.time()), tmp_path)
+    site._read_reply(reply_with("missing auth token", time.time()), tmp_path)
     assert ended == []
     refusal = Refusal("twin", "north", "Two machines answer as north.")
-    site._listen(reply_with(refusal.to_text(), time.time()), tmp_path)
+    site._read_reply(reply_with(refusal.to_text(), time.time()), tmp_path)
     assert ended == [1]
     assert (tmp_path / REFUSED).read_text() == refusal.to_text()
 
@@ -347,12 +358,12 @@ def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final,
     record(kit)
     starts: list[bool] = []
 
-    def engine(kit: SiteKit, command: list[str], on_line: object) -> tuple[int, bool]:
+    def engine(kit: SiteKit, process: EngineProcess, on_line: object) -> tuple[int, bool]:
         starts.append((kit.path / REFUSED).exists())
         (kit.path / REFUSED).write_text(Refusal(code, "north", "Because.").to_text())
         return 1, len(starts) == 2
 
-    monkeypatch.setattr(processes, "engine_command", lambda kit: [])
+    monkeypatch.setattr(processes, "network_engine", FakeEngine)
     monkeypatch.setattr(processes, "_run_once", engine)
     monkeypatch.setattr(processes, "_RESTART_AFTER", 0.0)
     if final:
@@ -369,9 +380,9 @@ def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final,
 
 @pytest.mark.parametrize(("ahead", "word"), [(3600.0, "behind"), (-3600.0, "ahead of"), (1.0, "")])
 def test_a_clock_that_is_far_off_is_said_once(ahead, word, tmp_path, caplog):
-    site = Knocking(lambda code: None)
+    site = SiteMessageFilter(lambda code: None)
     for _ in range(3):
-        site._listen(reply_with("", time.time() + ahead), tmp_path)
+        site._read_reply(reply_with("", time.time() + ahead), tmp_path)
     said = [record.message for record in caplog.records if "clock" in record.message]
     assert len(said) == (1 if word else 0)
     assert all(word in words for words in said)

@@ -20,11 +20,11 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 from cryptography import x509
 
 from panorgan.config import load_agreement
-from panorgan.deployment.coordinator_job import _setup
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file, load_federation, load_site_file
 from panorgan.deployment.kit_texts import experiment_text
 from panorgan.deployment.kits import KitsReport, make_kits
+from panorgan.deployment.segment import _setup
 from panorgan.errors import ConfigError
 from panorgan.federation.egress import number_words
 from panorgan.federation.limits import LimitSettings

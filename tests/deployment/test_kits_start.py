@@ -16,9 +16,10 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 
 import psutil
 
-from panorgan.deployment.engine_command import engine_command, engine_environment
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kits import make_kits
+from panorgan.deployment.processes import engine_command, engine_environment
 
 ASK_WHO_IS_THERE = """
 import json, sys, time
@@ -42,11 +43,12 @@ session.close()
 
 def start(path: Path, scratch: Path) -> subprocess.Popen[bytes]:
     kit = ServerKit(path) if path.name == "server" else SiteKit(path)
+    engine = network_engine().process(path, "server" if path.name == "server" else "site")
     with (path / "engine.out").open("wb") as output:
         return subprocess.Popen(
-            engine_command(kit),
+            engine_command(engine),
             cwd=path,
-            env={**engine_environment(kit), "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
+            env={**engine_environment(kit, engine), "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

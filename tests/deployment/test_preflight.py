@@ -23,7 +23,7 @@ from panorgan.deployment.approval import record
 from panorgan.deployment.check import Check
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import FILL_IN
-from panorgan.deployment.open_policy import check_open_policy
+from panorgan.deployment.policy_checks import check_open_policy
 from panorgan.deployment.preflight import preflight, preflight_server
 from panorgan.federation.egress import default_policy
 from panorgan.methods.registry import methods

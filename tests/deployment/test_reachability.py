@@ -12,10 +12,10 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 
 from trial_federation import Authority, Greeter, free_port, listening, tls_server
 
-from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.check import Check
 from panorgan.deployment.reachability import Address, Proxy, check_reachability, parse_address
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 from panorgan.deployment import rotation
 from panorgan.deployment.rotation import rotate, rotating
 
@@ -51,10 +49,12 @@ def test_without_room_for_a_copy_the_log_still_ends(tmp_path, monkeypatch):
 
 def test_what_runs_from_a_kit_has_its_logs_kept_small(tmp_path, monkeypatch):
     """A stand-in for the engine writes far more than the limit into both logs, and waits until they were rotated."""
-    pytest.importorskip("nvflare", reason="the network extra is not installed")
+    from fake_engine import FakeEngine
+
     from panorgan.deployment import processes
     from panorgan.deployment.approval import record
     from panorgan.deployment.folders import SiteKit
+    from panorgan.federation.engine import EngineProcess
 
     monkeypatch.setattr(rotation, "LIMIT_BYTES", LIMIT)
     monkeypatch.setattr(rotation.rotate, "__defaults__", (LIMIT, KEPT))
@@ -66,7 +66,9 @@ def test_what_runs_from_a_kit_has_its_logs_kept_small(tmp_path, monkeypatch):
         "for i in $(seq 100); do echo a line of some length, number $i; echo audit $i $i $i >> audit.log; done\n"
         "for i in $(seq 100); do test -e engine.out.1 && test -e audit.log.1 && exit; sleep 0.1; done\n"
     )
-    monkeypatch.setattr(processes, "engine_command", lambda kit: ["bash", "-c", engine])
+    monkeypatch.setattr(processes, "network_engine", FakeEngine)
+    monkeypatch.setattr(FakeEngine, "process", lambda self, kit, role: EngineProcess("", (), logs=("audit.log",)))
+    monkeypatch.setattr(processes, "engine_command", lambda process: ["bash", "-c", engine])
     assert processes._run(kit, None) == 0
     for name in ("engine.out", "audit.log"):
         assert (kit.path / name).stat().st_size <= LIMIT

@@ -18,10 +18,9 @@ from refusing import refused
 
 pytest.importorskip("nvflare", reason="the network extra is not installed")
 
-from panorgan.cases.preprocess import Plan
 from panorgan.deployment.approval import record
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.site_job import SiteMachine
+from panorgan.deployment.site_machine import SiteMachine
 from panorgan.federation.audit import read_log
 from panorgan.federation.coordinator import Coordinator, SitesMissingError
 from panorgan.federation.events import read_events
@@ -31,6 +30,7 @@ from panorgan.federation.tasks import Task
 from panorgan.federation.tensor_store import RunTensorStores
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import RoundInfo
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run
 

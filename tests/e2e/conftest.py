@@ -15,8 +15,8 @@ from intruders import Knock, foreign_kit, knock, member_kit, posing_as, running,
 from loopback import PLUGIN, Loopback, drive_to_its_end
 
 from panorgan.config import Experiment, SiteSettings, parse_experiment
-from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import SiteKit
+from panorgan.federation.certificates import Credentials
 from panorgan.federation.events import Event
 from panorgan.methods import registry
 from panorgan.workflows.site_cases import cache_folder, site_settings

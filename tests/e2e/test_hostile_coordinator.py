@@ -20,10 +20,10 @@ from loopback import Loopback
 
 from panorgan.deployment.approval import reopen
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.nvflare_optional import AdminSession, open_session, write_job
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
-from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR, write_job
+from panorgan.federation.transports.nvflare.session import NVFlareSession
 
 pytestmark = pytest.mark.slow
 
@@ -45,23 +45,23 @@ def site(federation: Loopback) -> SiteKit:
 
 
 @pytest.fixture
-def session(federation: Loopback) -> Iterator[AdminSession]:
-    opened = open_session(federation.server_kit.admin, federation.settings.coordinator)
+def session(federation: Loopback) -> Iterator[NVFlareSession]:
+    opened = NVFlareSession(federation.server_kit.admin, federation.settings.coordinator)
     wait_for(lambda: _connected(opened))
     yield opened
     opened.close()
 
 
-def _connected(session: AdminSession) -> bool:
+def _connected(session: NVFlareSession) -> bool:
     try:
         return "north" in session.look().connected
     except Exception:
         return False
 
 
-def _run(session: AdminSession, job: Path) -> str:
-    name = session.submit(job)
-    wait_for(lambda: session.job(name).done)
+def _run(session: NVFlareSession, job: Path) -> str:
+    name = session.submit_folder(job)
+    wait_for(lambda: session.status(name).phase == "ended")
     return name
 
 
@@ -91,9 +91,9 @@ def test_a_job_that_wants_more_than_a_run_does_nothing_at_a_site(kind, federatio
 # -- what lies in the kit ----------------------------------------------------------------------------------------
 
 
-def _segment(session: AdminSession, folder: Path) -> str:
+def _segment(session: NVFlareSession, folder: Path) -> str:
     """An ordinary segment of the run, as `panorgan federation start` submits it."""
-    return session.submit(write_job(folder, folder.name, CONTROLLER, EXECUTOR, 1, ["north"], ["north"]))
+    return session.submit_folder(write_job(folder, folder.name, CONTROLLER, EXECUTOR, 1, ["north"], ["north"]))
 
 
 def test_planted_code_is_not_imported_and_a_changed_policy_is_noticed(federation, site, session, tmp_path):
@@ -113,7 +113,7 @@ def test_planted_code_is_not_imported_and_a_changed_policy_is_noticed(federation
     assert Checkpoints(run / "checkpoints").peek() is None, "nothing but codes was answered"
 
     site.egress_policy.write_text(policy)
-    wait_for(lambda: session.job(job).done)
+    wait_for(lambda: session.status(job).phase == "ended")
     assert Checkpoints(run / "checkpoints").peek() == (1, ("north",))
     failed = [event.facts for event in read_events(run / "events.jsonl") if event.kind == "failed"]
     assert {(facts["site"], facts["code"]) for facts in failed} == {("north", "not-approved")}
@@ -131,7 +131,7 @@ def test_no_job_starts_beside_code_in_the_engines_own_folder(federation, site, s
     job = _segment(session, tmp_path / "custom")
     wait_for(lambda: "no job is started: not as approved: local/custom" in text_of(site.path / "log.txt"))
     session.abort(job)
-    wait_for(lambda: session.job(job).done)
+    wait_for(lambda: session.status(job).phase == "ended")
     assert f"Launched job {job}" not in text_of(site.path / "log.txt")
     shutil.rmtree(site.local / "custom")
 

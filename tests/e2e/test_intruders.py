@@ -16,15 +16,15 @@ from loopback import Loopback
 from nvflare.fuel.hci.client import file_transfer
 from safetensors.torch import load_file
 
-from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import SiteKit
-from panorgan.deployment.nvflare_optional import AdminSession, open_session, write_job
 from panorgan.deployment.refusals import RefusedError
 from panorgan.deployment.renewal import renew_kits
 from panorgan.deployment.revoking import revoke_kit
+from panorgan.federation.certificates import Credentials
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
-from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR, write_job
+from panorgan.federation.transports.nvflare.session import NVFlareSession
 from panorgan.workflows.execute import train
 
 pytestmark = pytest.mark.slow
@@ -90,15 +90,15 @@ def test_the_run_is_the_same_as_without_them(disturbed_run, tmp_path):
 
 
 @pytest.fixture
-def session(loopback: Loopback) -> Iterator[AdminSession]:
+def session(loopback: Loopback) -> Iterator[NVFlareSession]:
     """The coordinator's own session, with the coordinator's own certificate."""
-    opened = open_session(loopback.server_kit.admin, loopback.settings.coordinator)
+    opened = NVFlareSession(loopback.server_kit.admin, loopback.settings.coordinator)
     wait_for(lambda: _all_connected(opened, loopback))
     yield opened
     opened.close()
 
 
-def _all_connected(session: AdminSession, loopback: Loopback) -> bool:
+def _all_connected(session: NVFlareSession, loopback: Loopback) -> bool:
     try:
         return session.look().connected.keys() >= loopback.site_kits.keys()
     except Exception:
@@ -150,9 +150,9 @@ def test_a_job_that_is_not_ours_is_refused_by_the_server(kind, reason, loopback,
     else:
         sign = _unsigned if kind == "unsigned" else _changed_after_signing(file_transfer.sign_folders)
         monkeypatch.setattr(file_transfer, "sign_folders", sign)
-    name = session.submit(job)
-    wait_for(lambda: session.job(name).done)
-    assert session.job(name).status == "FINISHED:FAILED_TO_RUN"
+    name = session.submit_folder(job)
+    wait_for(lambda: session.status(name).phase == "ended")
+    assert session.status(name).detail == "FINISHED:FAILED_TO_RUN"
     # The state of a job is known before the reason stands in a log.
     wait_for(lambda: _told(loopback.server_kit.path / "log.txt", f"Failed to run the Job ({name})", reason))
     by = f"[U:{loopback.settings.coordinator}][A:job_mgmt.submit_job {job.name}]"

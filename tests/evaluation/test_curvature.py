@@ -12,7 +12,6 @@ from scipy.sparse import linalg
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.evaluation import curvature
 from panorgan.evaluation.curvature import (
@@ -25,6 +24,7 @@ from panorgan.evaluation.curvature import (
 from panorgan.losses import partial_dice_ce
 from panorgan.networks import UNet, UNetSettings, organ_network
 from panorgan.networks.second_derivatives import PlainInstanceNorm, use_plain_norms
+from panorgan.preparation.batch import Batch
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,7 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.volume import Volume
+from panorgan.data.volume import Volume
 from panorgan.evaluation import inference
 from panorgan.evaluation.inference import (
     InferenceSettings,
@@ -21,6 +20,7 @@ from panorgan.evaluation.inference import (
 )
 from panorgan.networks import UNet, UNetSettings
 from panorgan.networks.base import SegmentationNetwork
+from panorgan.preparation.plan import Plan
 
 SETTINGS = InferenceSettings(patch_size=(8, 8, 8), overlap=0.0)
 

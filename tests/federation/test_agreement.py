@@ -10,13 +10,13 @@ import pytest
 import torch
 from federations import make_workers
 
-from panorgan.cases.planning import PlanSettings
 from panorgan.errors import PanorganError
 from panorgan.federation.failures import code_of
 from panorgan.federation.message import Message
 from panorgan.federation.site import SiteWorker
 from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.preparation.plan import PlanSettings
 
 PLAN = PlanSettings(spacing_mm=(12, 12, 12), intensity="window", window_hu=(-160, 240)).resolve({}).as_json()
 FIRST = RoundInfo("train", 1, 4)

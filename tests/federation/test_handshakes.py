@@ -1,11 +1,11 @@
-"""Who was turned away, read from gRPC's log of its handshakes."""
+"""Which connections were refused, read from gRPC's trace of its handshakes and from the message filter's log."""
 
 from __future__ import annotations
 
 import pytest
 
 from panorgan.cli.follow import _TURNED_AWAY, translate
-from panorgan.federation.transports.nvflare.handshakes import Handshakes
+from panorgan.federation.transports.nvflare.handshakes import Handshakes, refusal_line
 
 HEAD = "I1115 17:08:29.243122   26181 handshaker.cc:155] CallNextHandshakerLocked: error="
 TAIL = (
@@ -69,6 +69,11 @@ def test_everything_else_is_kept():
 def test_a_member_that_poses_is_named():
     line = "conn_manager - ERROR - CN00005 authenticated as 'mallory' but claimed endpoint 'north' requires\n"
     assert heard([line]) == ([("mallory", "it said it was north")], [line])
+
+
+def test_a_refusal_by_the_message_filter_is_found_in_its_log():
+    line = f"2026-11-15 17:07:48,184 - ServerMessageFilter - WARNING - {refusal_line('north', 'It was revoked.')}\n"
+    assert heard([line]) == ([("north", "It was revoked.")], [line])
 
 
 def test_the_terminal_says_it_without_the_port():

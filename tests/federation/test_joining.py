@@ -10,7 +10,6 @@ from federations import THREE, Meddling, make_coordinator, make_workers
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings, SiteStatistics
 from panorgan.errors import RunError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.message import Message
@@ -18,6 +17,8 @@ from panorgan.federation.settings import Patience
 from panorgan.federation.tasks import Task, answer_meta
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.protocol import Federation, SiteInfo
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.site_statistics import SiteStatistics
 
 SMALL = {"rounds": 2, "validate_every": 0, "local_steps": 1}
 

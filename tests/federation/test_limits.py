@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from refusing import refused
 from stand_ins import StandIn, noise, stand_in_coordinator
 
-from panorgan.cases.planning import PlanSettings
 from panorgan.errors import MessageError
 from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.checks import check_numbers
@@ -20,6 +19,7 @@ from panorgan.federation.message import Message, MessageFile
 from panorgan.methods.fediod import FedIOD
 from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE
+from panorgan.preparation.plan import PlanSettings
 
 POOLED = PlanSettings(spacing_mm="pooled", window_hu="pooled", intensity="window")
 

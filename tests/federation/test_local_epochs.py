@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from federations import make_coordinator, make_workers
 
-from panorgan.cases.sampling import patches_per_pass
 from panorgan.errors import ConfigError
 from panorgan.federation.settings import TrainingSettings
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import SiteRule
+from panorgan.preparation.sampling import patches_per_pass
 from panorgan.workflows.compare import plan_comparison
 from panorgan.workflows.compare_costs import measure_costs
 from panorgan.workflows.execute import train

@@ -11,7 +11,6 @@ import torch
 from federations import THREE, Meddling, make_coordinator, make_workers, run, same
 from refusing import refused
 
-from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.federation import checkpoint
 from panorgan.federation.events import read_events
@@ -19,6 +18,7 @@ from panorgan.federation.failures import code_of
 from panorgan.federation.message import Message
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method, MethodConfig, SiteRule
+from panorgan.preparation.batch import Batch
 
 ACCEPT = "accept-lost-state"
 

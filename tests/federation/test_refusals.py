@@ -11,13 +11,13 @@ from federations import THREE, Meddling, make_coordinator, make_workers, same
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings
 from panorgan.errors import MessageError
 from panorgan.federation.checks import check_answer, check_size, outliers, read_introduction, read_scores
 from panorgan.federation.collector import SitesMissingError
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.tasks import Task, answer_meta
+from panorgan.preparation.plan import PlanSettings
 
 SMALL = {"rounds": 1, "validate_every": 0, "local_steps": 1}
 

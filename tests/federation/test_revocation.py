@@ -1,4 +1,4 @@
-"""The list of revoked kits, and the gate that reads it with every message."""
+"""The list of revoked kits, and the check that reads it with every message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from refusing import refused
 
 from panorgan.errors import ConfigError
-from panorgan.federation.identity_check import ALIVE_SECONDS, IdentityCheck, Refusal
 from panorgan.federation.revocation import RevocationList, read_revocations, revoke
+from panorgan.federation.site_identity import ALIVE_SECONDS, IdentityCheck, Refusal
 
 OLD, NEW = 1_000_000.0, 2_000_000.0
 """When two kits of one site were made."""
@@ -34,15 +34,15 @@ def reported() -> list[Refusal]:
 
 
 @pytest.fixture
-def gate(tmp_path, clock, reported) -> IdentityCheck:
-    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), reported.append, clock)
+def identities(tmp_path, clock, told) -> IdentityCheck:
+    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
 
 
 def let_in(
-    gate: IdentityCheck, name: str, token: str, issued: float = OLD, machine: str = "", address: str = ""
+    identities: IdentityCheck, name: str, token: str, issued: float = OLD, machine: str = "", address: str = ""
 ) -> None:
-    assert gate.register(name, issued, machine, address) is None
-    gate.admit(name, token)
+    assert identities.register(name, issued, machine, address) is None
+    identities.admit(name, token)
 
 
 # -- the list ----------------------------------------------------------------------------------------------------
@@ -70,18 +70,18 @@ def test_a_list_that_cannot_be_read_is_refused(text, tmp_path):
         read_revocations(tmp_path / "revoked.yaml")
 
 
-def test_a_list_that_was_damaged_leaves_the_last_one_in_force(tmp_path, gate):
+def test_a_list_that_was_damaged_leaves_the_last_one_in_force(tmp_path, identities):
     path = tmp_path / "revoked.yaml"
     revoke(path, "north", BETWEEN)
-    assert gate.register("north", OLD) is not None
+    assert identities.register("north", OLD) is not None
     path.write_text("north: [")
-    assert gate.register("north", OLD) is not None
-    assert gate.register("east", OLD) is None
+    assert identities.register("north", OLD) is not None
+    assert identities.register("east", OLD) is None
 
 
-def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, gate):
+def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, identities):
     (tmp_path / "revoked.yaml").write_text("north: [")
-    refusal = gate.register("east", NEW)
+    refusal = identities.register("east", NEW)
     assert refusal is not None
     assert refusal.code == "again", "nothing is wrong with its kit"
 
@@ -89,110 +89,108 @@ def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, gate):
 # -- revoked kits ------------------------------------------------------------------------------------------------
 
 
-def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, gate, reported):
-    let_in(gate, "north", "token")
-    assert gate.hear("north", "token") is None
+def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, identities, told):
+    let_in(identities, "north", "token")
+    assert identities.check("north", "token") is None
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
-    assert gate.hear("north", "token").code == "revoked"
-    assert gate.hear("north", "token", alive=True).code == "revoked"
-    assert gate.register("north", OLD).code == "revoked"
-    assert {refusal.site for refusal in reported} == {"north"}
+    assert identities.check("north", "token").code == "revoked"
+    assert identities.check("north", "token", heartbeat=True).code == "revoked"
+    assert identities.register("north", OLD).code == "revoked"
+    assert {refusal.site for refusal in told} == {"north"}
 
 
-def test_a_renewed_kit_is_let_in_while_the_revoked_one_stays_out(tmp_path, gate):
-    let_in(gate, "north", "stolen", OLD, "thief")
+def test_a_renewed_kit_is_let_in_while_the_revoked_one_stays_out(tmp_path, identities):
+    let_in(identities, "north", "stolen", OLD, "thief")
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
-    let_in(gate, "north", "renewed", NEW, "hospital")  # at once, though the other was heard a moment ago
-    assert gate.hear("north", "renewed") is None
-    assert gate.hear("north", "renewed", alive=True) is None
-    assert gate.hear("north", "stolen") is not None
+    let_in(identities, "north", "renewed", NEW, "hospital")  # at once, though the other was heard a moment ago
+    assert identities.check("north", "renewed") is None
+    assert identities.check("north", "renewed", heartbeat=True) is None
+    assert identities.check("north", "stolen") is not None
 
 
-def test_a_token_from_before_a_restart_of_the_server_does_not_outlive_a_revocation(tmp_path, gate):
+def test_a_token_from_before_a_restart_of_the_server_does_not_outlive_a_revocation(tmp_path, identities):
     """The engine takes any token that it once signed; whose certificate it was is not known any more."""
-    assert gate.hear("north", "of an earlier process", alive=True) is None
+    assert identities.check("north", "of an earlier process", heartbeat=True) is None
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
-    assert gate.hear("north", "of an earlier process").code == "again"
-    assert gate.hear("north", "never seen").code == "again"
+    assert identities.check("north", "of an earlier process").code == "again"
+    assert identities.check("north", "never seen").code == "again"
 
 
-def test_others_are_not_concerned(tmp_path, gate):
-    let_in(gate, "east", "token")
+def test_others_are_not_concerned(tmp_path, identities):
+    let_in(identities, "east", "token")
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
-    assert gate.hear("east", "token") is None
-    assert gate.hear("east", "token", alive=True) is None
-    assert gate.register("east", OLD) is None
+    assert identities.check("east", "token") is None
+    assert identities.check("east", "token", heartbeat=True) is None
+    assert identities.register("east", OLD) is None
 
 
-def test_a_line_that_is_removed_takes_the_revocation_back(tmp_path, gate):
+def test_a_line_that_is_removed_takes_the_revocation_back(tmp_path, identities):
     path = tmp_path / "revoked.yaml"
-    let_in(gate, "north", "token")
+    let_in(identities, "north", "token")
     revoke(path, "north", BETWEEN)
-    assert gate.hear("north", "token") is not None
+    assert identities.check("north", "token") is not None
     os.unlink(path)
-    assert gate.hear("north", "token") is None
+    assert identities.check("north", "token") is None
 
 
 # -- twins -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(gate, clock, reported):
-    let_in(gate, "north", "first", machine="a", address="10.0.0.1")
+def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(identities, clock, told):
+    let_in(identities, "north", "first", machine="a", address="10.0.0.1")
     clock.now += ALIVE_SECONDS - 1
-    refusal = gate.register("north", OLD, "b", "10.0.0.2")
+    refusal = identities.register("north", OLD, "b", "10.0.0.2")
     assert refusal.code == "twin"
     assert "10.0.0.1" in refusal.why
     assert "10.0.0.2" in refusal.why
-    assert reported == [refusal]
-    assert gate.hear("north", "first", alive=True) is None, "the first goes on"
+    assert told == [refusal]
+    assert identities.check("north", "first", heartbeat=True) is None, "the first goes on"
 
 
-def test_a_second_machine_may_take_over_when_the_first_is_silent(gate, clock):
-    let_in(gate, "north", "first", machine="a")
+def test_a_second_machine_may_take_over_when_the_first_is_silent(identities, clock):
+    let_in(identities, "north", "first", machine="a")
     clock.now += ALIVE_SECONDS + 1
-    let_in(gate, "north", "second", machine="b")
+    let_in(identities, "north", "second", machine="b")
 
 
-def test_a_machine_that_starts_again_is_welcome_at_once(gate, reported):
-    let_in(gate, "north", "first", machine="a")
-    let_in(gate, "north", "second", machine="a")
-    assert gate.hear("north", "second", alive=True) is None
-    assert reported == []
+def test_a_machine_that_starts_again_is_welcome_at_once(identities, told):
+    let_in(identities, "north", "first", machine="a")
+    let_in(identities, "north", "second", machine="a")
+    assert identities.check("north", "second", heartbeat=True) is None
+    assert told == []
 
 
 @pytest.mark.parametrize("machine", ["", "a"])
-def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_that_is_still_in_use(
-    machine, gate, clock, reported
-):
-    let_in(gate, "north", "first", machine="a")
-    let_in(gate, "north", "second", machine=machine)
+def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_still_in_use(machine, identities, clock, told):
+    let_in(identities, "north", "first", machine="a")
+    let_in(identities, "north", "second", machine=machine)
     clock.now += 5
-    assert gate.hear("north", "first", alive=True).code == "twin"
-    assert [refusal.code for refusal in reported] == ["twin"]
+    assert identities.check("north", "first", heartbeat=True).code == "twin"
+    assert [refusal.code for refusal in told] == ["twin"]
     clock.now += ALIVE_SECONDS + 1
-    assert gate.hear("north", "first", alive=True) is None, "the other one is silent: it may go on"
+    assert identities.check("north", "first", heartbeat=True) is None, "the other one is silent: it may go on"
 
 
-def test_twins_are_noticed_after_the_server_was_restarted(gate, clock):
-    assert gate.hear("north", "first", alive=True) is None
+def test_twins_are_noticed_after_the_server_was_restarted(identities, clock):
+    assert identities.check("north", "first", heartbeat=True) is None
     clock.now += 3
-    assert gate.hear("north", "second", alive=True).code == "twin"
+    assert identities.check("north", "second", heartbeat=True).code == "twin"
 
 
-def test_after_a_restart_of_the_server_a_machine_is_known_by_what_its_heartbeats_say(gate, clock):
-    assert gate.hear("north", "first", alive=True, machine="a", address="10.0.0.1") is None
+def test_after_a_restart_of_the_server_a_machine_is_known_by_what_its_heartbeats_say(identities, clock):
+    assert identities.check("north", "first", heartbeat=True, machine="a", address="10.0.0.1") is None
     clock.now += 3
-    refusal = gate.register("north", OLD, "b", "10.0.0.2")
+    refusal = identities.register("north", OLD, "b", "10.0.0.2")
     assert refusal is not None
     assert refusal.code == "twin"
     assert "10.0.0.1" in refusal.why
-    let_in(gate, "north", "second", machine="a")  # the same machine, started again
+    let_in(identities, "north", "second", machine="a")  # the same machine, started again
 
 
-def test_the_gate_does_not_remember_every_start_of_a_site(gate):
+def test_the_gate_does_not_remember_every_start_of_a_site(identities):
     for number in range(1000):
-        let_in(gate, "north", f"token {number}", machine="a")
-    assert len(gate._tokens) <= 2
+        let_in(identities, "north", f"token {number}", machine="a")
+    assert len(identities._tokens) <= 2
 
 
 # -- what travels ------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from federations import Tampering, make_coordinator, make_workers, run, same
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.admission import check_coverage
 from panorgan.federation.events import Event
@@ -19,6 +18,7 @@ from panorgan.federation.site import SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method, Payload, SiteRule
 from panorgan.methods.protocol import SiteInfo
+from panorgan.preparation.batch import Batch
 
 
 def test_a_round_is_the_weighted_mean_of_what_the_sites_sent(tiny, tmp_path):

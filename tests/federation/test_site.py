@@ -10,13 +10,13 @@ import torch
 from federations import make_coordinator, make_workers, run, same
 from refusing import refused
 
-from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.federation import local_state
 from panorgan.federation.events import Event
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, ServerRule, SiteRule
+from panorgan.preparation.batch import Batch
 
 QUICK = {"rounds": 3, "validate_every": 0, "local_steps": 1}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from panorgan.cases.doctor import CaseFacts, Checkup, Finding, Severity, Source, StructureFacts, Thumbnail
+from panorgan.data_doctor import CaseFacts, Checkup, Finding, Severity, Source, StructureFacts, Thumbnail
 
 ROWS, COLUMNS = 40, 60
 PIXEL_MM = (6.0, 5.0)

@@ -15,14 +15,9 @@ from typing import Any
 import torch
 from federations import CPU, make_coordinator
 
-from panorgan.cases.file_hashes import FileHashes
-from panorgan.cases.phantom import write_federation
-from panorgan.cases.phantom.config import PhantomConfig
-from panorgan.cases.preprocess import PlanChoices
-from panorgan.cases.store import Store
-from panorgan.cases.teacher_predictions import TeacherPredictions
-from panorgan.cases.volume import read_volume
 from panorgan.config import Experiment
+from panorgan.data.file_hashes import FileHashes
+from panorgan.data.volume import read_volume
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.errors import PanorganError
 from panorgan.federation.audit import AuditLog, read_log
@@ -34,6 +29,11 @@ from panorgan.federation.local_state import LocalState
 from panorgan.federation.message_files import open_checked
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.local import LocalTransport
+from panorgan.phantom import write_federation
+from panorgan.phantom.config import PhantomConfig
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.store import Store
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.workflows.analysis_files import Analysis, PlaceCurvature, read_analysis, write_analysis
 from panorgan.workflows.execute import build_workers, train
 from panorgan.workflows.model_bundle import load_model
@@ -188,16 +188,15 @@ def unfinished_kinds(folder: Path) -> list[Kind]:
 def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]:
     """Prepared cases, what lies beside them, generated scans. What is damaged is made again.
 
-    Hashes of files that are a moment old are not remembered: `cases.file_hashes._SETTLED_SECONDS` should be negative.
+    Hashes of files that are a moment old are not remembered: `data.file_hashes._SETTLED_SECONDS` should be negative.
     """
     sites = read_sites(experiment, cache, lambda what, done, total: None)
     plan, store = prepare(experiment, cache).plan, Store(cache / "store")
     case = next(case for site in sites for case in site.train)
     stored = store.add(case, plan)
-    choices = PlanChoices()
     for path in (cache / "store").glob("*.measured"):
         path.unlink()
-    store.measure(case, choices)
+    store.measure(case, PlanSettings())
     (measured,) = (cache / "store").glob("*.measured")
     made = folder / "phantom"
     config = PhantomConfig(
@@ -216,7 +215,7 @@ def cache_kinds(experiment: Experiment, cache: Path, folder: Path) -> list[Kind]
         return _predictions(stored).volume(stored)[0].tobytes()
 
     def measure(path: Path) -> Any:
-        return store.measure(case, choices).as_json()
+        return store.measure(case, PlanSettings()).as_json()
 
     def phantom(path: Path) -> Any:
         write_federation(config, made, remake=True)

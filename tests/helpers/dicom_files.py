@@ -18,8 +18,8 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, MRImageStorage, 
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.case import Case
-from panorgan.cases.layouts import read_cases
+from panorgan.data.case import Case
+from panorgan.data.layouts import read_cases
 from panorgan.errors import DataError, PanorganError
 
 # Sagittal and axial slices: directions of rows and of columns in the patient (left, back, head).

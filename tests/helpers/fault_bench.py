@@ -17,8 +17,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from panorgan.cases.doctor import Source
-from panorgan.cases.phantom import PhantomConfig, PhantomSite, write_federation
+from panorgan.data_doctor import Source
+from panorgan.phantom import PhantomConfig, PhantomSite, write_federation
 
 ORGANS = ("liver", "spleen", "kidney_left", "kidney_right", "pancreas", "gallbladder", "stomach", "lung")
 SITE = "abdomen"

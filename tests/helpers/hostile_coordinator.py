@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.nvflare_optional import write_job
-from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR, write_job
 
 WRITE_FILES = "panorgan.deployment.kits._write"
 """A function of panorgan that writes any text to any place in a kit."""
@@ -29,7 +28,7 @@ def check_nothing(kit: ServerKit) -> None:
 
 
 def write_hostile_job(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A job of ours, except for what it sends to a site."""
+    """A job of ours, except for what it says to a site."""
     write_job(folder, folder.name, CONTROLLER, EXECUTOR, 1)
     path = folder / "app" / "config" / "config_fed_client.json"
     content = json.loads(path.read_text())

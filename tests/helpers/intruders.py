@@ -19,10 +19,11 @@ from pathlib import Path
 from loopback import HOST, Loopback
 
 from panorgan.config import Agreement
-from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kits import make_kits
-from panorgan.federation.transports.nvflare.provision import Participants, provision
+from panorgan.federation.certificates import Credentials
+from panorgan.federation.engine import Participants
+from panorgan.federation.transports.nvflare.provision import provision
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """How every gRPC client begins: the preface of HTTP/2 and an empty SETTINGS frame."""

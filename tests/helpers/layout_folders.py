@@ -11,7 +11,7 @@ import numpy as np
 from dicom_files import LIVER, describe, write_segmentation, write_series
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.case import Case
+from panorgan.data.case import Case
 
 SHAPE = (4, 5, 6)
 ABDOMEN = Vocabulary(["liver", "liver_tumour", "spleen", "kidney_left", "kidney_right", "kidney_tumour"])

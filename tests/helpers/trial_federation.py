@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 
 from panorgan.config import Agreement
 from panorgan.deployment.approval import record
-from panorgan.deployment.certificates import Credentials
 from panorgan.deployment.folders import ServerKit, SiteKit
+from panorgan.federation.certificates import Credentials
 from panorgan.federation.egress import default_policy, policy_text
 from panorgan.federation.transports.nvflare.policies import SERVER_CLASSES
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.ufps import UFPS, UFPSConfig
 from panorgan.methods.ufps.readiness import READY
 from panorgan.methods.ufps.sparse_masks import GLOBAL
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
 
 OFF = {
     "weight_schedule": "none",

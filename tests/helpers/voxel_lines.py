@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from panorgan.cases.sampling import Batch
+from panorgan.preparation.batch import Batch
 
 
 def make_batch(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
+from panorgan.preparation.batch import Batch
 
 THREE = math.log(3)  # σ(log 3) = 3/4, σ(−log 3) = 1/4
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses import expected_cross_entropy
 from panorgan.losses.partial import marginal_cross_entropy, member_matrix
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen"])
 KIDNEYS = Vocabulary(["liver", "kidney_left", "kidney_right"])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import panorgan.losses.label_values as module
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import (
     disagreed_value,
     inside_rows,
@@ -19,6 +18,7 @@ from panorgan.losses.label_values import (
     possible_channels,
     undecided_value,
 )
+from panorgan.preparation.batch import Batch
 
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour", "spleen"])
 

@@ -9,12 +9,12 @@ import torch
 from voxel_lines import make_batch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import disagreed_value, undecided_value
 from panorgan.losses.main_teacher import MainTeacher, global_main_teacher
 from panorgan.losses.unified_label import merge, without_own_teachers
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.ufps.reverse_ce import reverse_cross_entropy
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right", "kidney_tumour"])

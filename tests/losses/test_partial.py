@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses.partial import (
     marginal_cross_entropy,
     member_matrix,
@@ -21,6 +20,7 @@ from panorgan.losses.partial import (
     structure_bce,
     structure_probabilities,
 )
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen"])
 KIDNEYS = Vocabulary(["kidney_left", "kidney_right"])

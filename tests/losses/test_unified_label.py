@@ -13,8 +13,7 @@ from refusing import refused
 from voxel_lines import make_batch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import membership
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import membership
 from panorgan.losses.label_values import inside_rows, left_out_value, undecided_value
 from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import (
@@ -23,6 +22,7 @@ from panorgan.losses.unified_label import (
     overlap_priority,
     pseudo_label,
 )
+from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen", "pancreas"])
 LIVER = Vocabulary(["liver", "liver_tumour", "spleen"])

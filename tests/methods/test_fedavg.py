@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import Activation
 from panorgan.losses import expected_cross_entropy, partial_dice_ce
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
 RECEIVED, TRAINED = (torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
@@ -89,8 +90,10 @@ def test_an_organ_that_one_case_does_not_label_is_open_there():
     assert loss_at("fedavg", mixed) != loss_at("fedavg", mixed, unlabelled="marginal")
 
 
-def test_independent_channels_leave_nothing_to_share_out():
-    assert torch.equal(
-        loss_at("fedavg", {"liver": 2}, "sigmoid"),
-        loss_at("fedavg", {"liver": 2}, "sigmoid", unlabelled="marginal"),
-    )
+def test_sigmoid_channels_of_unlabelled_organs_stay_with_the_received_model():
+    """The liver as ever; the spleen, which no sample labels, by binary cross-entropy to the received sigmoid."""
+    batch, liver = batch_of({"liver": 2}), Vocabulary(["liver"])
+    own = partial_dice_ce(TRAINED[:, 1:2], batch, liver, "sigmoid", dice_over="batch")
+    held = F.binary_cross_entropy_with_logits(TRAINED[:, 2], RECEIVED[:, 2].sigmoid())
+    torch.testing.assert_close(loss_at("fedavg", {"liver": 2}, "sigmoid"), own.mean() + held)
+    torch.testing.assert_close(loss_at("fedavg", {"liver": 2}, "sigmoid", unlabelled="marginal"), own.mean())

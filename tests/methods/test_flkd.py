@@ -13,8 +13,6 @@ from overhearing import overheard, spooled
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.federation.events import read_events
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
@@ -22,6 +20,8 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.shared.teacher_stages import organs_by_teacher
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}
@@ -142,8 +142,8 @@ def test_global_distillation_by_hand(organs, counts, annotated, distilled):
     loss.sum().backward()
     torch.testing.assert_close(site.model.logits.grad, kd_slope_by_hand(local.tolist(), targets, counted))
     assert [bool(row.any()) for row in site.model.logits.grad.flatten(0, 1)] == [c for row in counted for c in row]
-    assert site.global_model.logits.grad is None
-    assert torch.equal(site.global_model.logits, frozen)
+    assert site.received_model.logits.grad is None
+    assert torch.equal(site.received_model.logits, frozen)
 
 
 LABELS_LIVER = ({"liver": 2}, ("liver",), [[True], [True]])
@@ -178,7 +178,7 @@ def test_local_distillation_by_hand(drawn, known):
     expected = torch.zeros(2, 4, 3)
     expected[:, places] = kd_slope_by_hand(chosen, soft_targets.tolist(), counted)
     torch.testing.assert_close(site.model.logits.grad, expected)
-    assert site.global_model is None, "not used"
+    assert site.received_model is None, "nobody asks it"
 
 
 def test_numbers_that_can_be_checked_with_a_pencil():
@@ -265,7 +265,7 @@ def test_the_whole_loss_by_hand(organs, structure, combined, distilled):
         {"loss": whole(local.tolist()), "loss/global_kd": global_kd, "loss/local_kd": local_kd}, rel=1e-5
     )
     torch.testing.assert_close(site.model.logits.grad, slope_of(whole, local), rtol=1e-3, atol=1e-5)
-    assert torch.equal(site.global_model.logits, frozen), "the step moved the local model only"
+    assert torch.equal(site.received_model.logits, frozen), "the step moved the local model only"
     assert not torch.equal(site.model.logits, local)
 
 

@@ -10,13 +10,13 @@ from federations import ALL, run, same
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.federation.events import read_events
 from panorgan.methods.base import SiteTools
 from panorgan.methods.flkd_central import FLKDCentral, FLKDCentralConfig
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.batch import Batch
 
 ORGANS = ("liver", "spleen", "pancreas")
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}

@@ -13,15 +13,15 @@ from overhearing import overheard
 from refusing import refused
 from torch import nn
 
-from panorgan.cases import teacher_predictions as predictions_module
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import PREDICTION
 from panorgan.errors import RunError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.flkd import FLKD
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation import teacher_predictions as predictions_module
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import PREDICTION
 from panorgan.workflows.execute import train
 
 TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
@@ -93,7 +93,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
     def watched(self, batch):
         reported = step(self, batch)
         if self.round_info.stage == "train":
-            frozen = self.global_model
+            frozen = self.received_model
             assert same(dict(frozen.state_dict()), dict(self.received.tensors))
             assert not any(module.training for module in frozen.modules())
             assert not any(p.requires_grad or p.grad is not None for p in frozen.parameters())
@@ -112,7 +112,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
     assert len(seen) == 2 * 2 * 2
     if norm == "batch":
         assert [passes for _, _, passes, _ in seen] == [{1}, {2}] * 4
-    assert all(worker._rule.global_model is None for worker in workers.values()), "between rounds it takes no room"
+    assert all(worker._rule.received_model is None for worker in workers.values()), "between rounds it takes no room"
 
 
 # -- cached and recomputed teachers ----------------------------------------------------------------------------------

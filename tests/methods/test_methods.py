@@ -13,7 +13,6 @@ from torch import nn
 
 import panorgan.methods
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.config import Experiment
 from panorgan.errors import ConfigError
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule
@@ -23,6 +22,7 @@ from panorgan.methods.registry import find_method, methods, register
 from panorgan.methods.solo import MergedMembers
 from panorgan.networks import UNetSettings
 from panorgan.networks.base import SegmentationNetwork
+from panorgan.preparation.batch import Batch
 from panorgan.workflows.execute import train
 
 PLAIN = ("central_full", "central_naive", "central_partial", "fedavg", "fedprox", "solo")

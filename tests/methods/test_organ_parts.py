@@ -9,8 +9,6 @@ from overhearing import overheard, spooled
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import PatchSampler
-from panorgan.cases.seeds import derive_seed
 from panorgan.federation.admission import first_weights
 from panorgan.federation.events import read_events
 from panorgan.federation.message import Message
@@ -22,6 +20,8 @@ from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings, organ_network
 from panorgan.networks.organ_parts import group_of_key
+from panorgan.preparation.sampling import PatchSampler
+from panorgan.seeds import derive_seed
 from panorgan.workflows.execute import train
 
 KINDS = {"multihead": "heads", "segviz": "task_blocks", "multidecoder": "decoders", "multiencoder": "encoders"}

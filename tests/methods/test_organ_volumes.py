@@ -7,10 +7,10 @@ import pytest
 from overhearing import overheard
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.store import StoredCase
 from panorgan.losses.unified_label import overlap_priority
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measure_volumes
+from panorgan.preparation.store import StoredCase
 
 FACTS = {
     "a": SiteInfo("a", 2, {"spleen": 2, "kidney": 1}),

@@ -20,8 +20,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.config import Experiment
 from panorgan.federation.audit import AuditLog, verify
 from panorgan.federation.egress import (
@@ -42,6 +40,8 @@ from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule
 from panorgan.methods.protocol import Federation, RoundInfo
 from panorgan.methods.registry import methods
 from panorgan.networks import UNet
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
 
 FEDERATED = [name for name, method in methods().items() if not method.pooled]
 # Rows of so many voxels; a patch of the tiny federation is sixteen wide.

@@ -9,9 +9,6 @@ import pytest
 import torch
 from federations import run
 
-from panorgan.cases import teacher_predictions as predictions_module
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import PREDICTION
 from panorgan.errors import AnatomyError
 from panorgan.federation import site as site_module
 from panorgan.federation.events import read_events
@@ -19,6 +16,9 @@ from panorgan.losses.unified_label import UnifiedLabel, allowed_channels, withou
 from panorgan.methods.registry import methods
 from panorgan.methods.shared.pseudo_labels import PseudoLabelConfig, PseudoLabelSite
 from panorgan.networks import UNetSettings
+from panorgan.preparation import teacher_predictions as predictions_module
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import PREDICTION
 
 TRAINING: dict[str, Any] = {"rounds": 1, "validate_every": 0, "local_steps": 3}
 FedAvgPL, FedProxPL = methods()["fedavg_pl"], methods()["fedprox_pl"]

@@ -12,13 +12,13 @@ from refusing import refused
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.methods.base import SiteTools
 from panorgan.methods.protocol import MemoryTensorStore, Payload
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.store import StoredCase
 
 OWNERS = {"north": ("liver",), "south": ("liver", "spleen"), "west": ("aorta",)}
 SHAPE = (4, 3, 2)

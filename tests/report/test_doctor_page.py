@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.doctor import CaseFacts, Checkup, Finding, Severity, Thumbnail
-from panorgan.cases.doctor.codes import CODES
+from panorgan.data_doctor import CaseFacts, Checkup, Finding, Severity, Thumbnail
+from panorgan.data_doctor.codes import CODES
 from panorgan.report import doctor_page
 from panorgan.report.doctor_page import render, verdict, write_doctor_page
 from panorgan.report.strips import Strip, make_strips

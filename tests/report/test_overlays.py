@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from panorgan.cases.preprocess import Grid
-from panorgan.cases.volume import Volume
+from panorgan.data.volume import Volume
+from panorgan.preparation.preprocess import Grid
 from panorgan.report.overlays import _Choice, _draw_slice, choose, outline, pick_slice, radiological, ruler_length
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from browser import blocked, visit
 
-from panorgan.cases.volume import write_labels
 from panorgan.config import Experiment
+from panorgan.data.volume import write_labels
 from panorgan.errors import RunError
 from panorgan.evaluation.metrics import METRICS, Metric, score
 from panorgan.evaluation.statistics import organ_site_table

@@ -22,7 +22,7 @@ from damaging import (
     unfinished_kinds,
 )
 
-from panorgan.cases import file_hashes
+from panorgan.data import file_hashes
 from panorgan.errors import RunError
 from panorgan.federation.events import DAMAGED, Event, EventLog
 from panorgan.report.page import describe_happening

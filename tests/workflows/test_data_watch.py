@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.layouts import read_cases
-from panorgan.cases.store import Store
 from panorgan.config import Experiment, parse_experiment
+from panorgan.data.layouts import read_cases
 from panorgan.errors import DataError
 from panorgan.federation.failures import code_of
+from panorgan.preparation.store import Store
 from panorgan.workflows.data_watch import DataWatch
 from panorgan.workflows.execute import train
 from panorgan.workflows.site_cases import cache_folder, site_settings

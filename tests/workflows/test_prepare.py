@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from panorgan.cases import store as store_module
-from panorgan.cases.planning import SiteStatistics
-from panorgan.cases.store import Store
 from panorgan.config import parse_experiment
 from panorgan.errors import ConfigError, DataError
+from panorgan.preparation import store as store_module
+from panorgan.preparation.site_statistics import SiteStatistics
+from panorgan.preparation.store import Store
 from panorgan.workflows.execute import train
 from panorgan.workflows.manifest import scored_fingerprint
 from panorgan.workflows.model_bundle import load_model
@@ -95,7 +95,7 @@ def test_a_plan_can_be_made_without_preparing(two_sites, tmp_path) -> None:
 def test_measurements_are_kept(two_sites, tmp_path, monkeypatch) -> None:
     experiment = parse_experiment(two_sites)
     first = make_plan(experiment, tmp_path / "cache")
-    monkeypatch.setattr("panorgan.cases.store.measure_case", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("panorgan.preparation.store.measure_case", lambda *_: pytest.fail("measured again"))
     assert make_plan(experiment, tmp_path / "cache")[0] == first[0]
 
 
@@ -190,7 +190,7 @@ def test_what_was_prepared_before_a_failure_is_not_prepared_again(two_sites, tmp
         written.append(case.id)
         write(case, plan, folder)
 
-    monkeypatch.setattr("panorgan.cases.store._write", counted)
+    monkeypatch.setattr("panorgan.preparation.store._write", counted)
     prepared = prepare(experiment, tmp_path / "cache")
     everything = sum(len(site.train) + len(site.validation) for site in prepared.sites)
     assert len(written) == everything - len(kept)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from panorgan.cases.doctor import Source
 from panorgan.config import Experiment, parse_experiment
+from panorgan.data_doctor import Source
 from panorgan.workflows.prepare import prepare
 from panorgan.workflows.site_cases import site_settings
 from panorgan.workflows.sources import refusal_of, sources_of

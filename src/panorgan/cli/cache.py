@@ -12,8 +12,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from panorgan.cases.cache import CacheEntry, clear, read_cache, size_of
 from panorgan.cli.console import Console
+from panorgan.preparation.cache import CacheEntry, clear, read_cache, size_of
 from panorgan.workflows.cache import cache_limit
 from panorgan.workflows.site_cases import cache_folder
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import panorgan
-from panorgan.cases.doctor import Checkup, Severity
 from panorgan.cli.console import Console, say
+from panorgan.data_doctor import Checkup, Severity
 from panorgan.errors import DataError
 
 CLEAN, WARNED, FAILED = 0, 1, DataError.exit_code
@@ -34,9 +34,9 @@ class DoctorRequest:
 
 
 def run_doctor(request: DoctorRequest) -> int:
-    """Check everything, show the results, and return the exit code."""
-    from panorgan.cases.doctor.headers import check_place, fix_headers
+    """Check everything, tell it, and return the exit code."""
     from panorgan.cli import doctor_view
+    from panorgan.data_doctor.headers import check_place, fix_headers
     from panorgan.workflows.doctor import find_sources
 
     page = _page_path(request.html)

@@ -13,14 +13,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from panorgan.cases.doctor import CaseFacts, Checkup, Finding, Severity, StructureFacts
-from panorgan.cases.doctor.codes import CODES
-from panorgan.cases.doctor.summary import Group, Place, SourceSummary, Variant, group_findings, summarise_sources
 from panorgan.cli.console import Console
+from panorgan.data_doctor import CaseFacts, Checkup, Finding, Severity, StructureFacts
+from panorgan.data_doctor.codes import CODES
+from panorgan.data_doctor.summary import Group, Place, SourceSummary, Variant, group_findings, summarise_sources
 
 if TYPE_CHECKING:
-    from panorgan.cases.doctor.headers import FixedFile
     from panorgan.cli.doctor import DoctorRequest
+    from panorgan.data_doctor.headers import FixedFile
 
 _STYLES = {Severity.error: "bold red", Severity.warning: "bold yellow", Severity.note: "bold cyan"}
 _NAMED_CASES = 3

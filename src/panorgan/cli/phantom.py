@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from panorgan.cases.phantom import PhantomConfig, withheld_folder, write_federation
 from panorgan.cli.console import Console
 from panorgan.cli.doctor import reading
 from panorgan.config import load_experiment, parse_experiment, read_yaml
 from panorgan.errors import ConfigError
 from panorgan.federation.files import write_atomically
+from panorgan.phantom import PhantomConfig, withheld_folder, write_federation
 from panorgan.workflows.parallel import usable_cores
 
 EXPERIMENT = "experiment.yaml"

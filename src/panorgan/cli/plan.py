@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.table import Table
 
 from panorgan import load_experiment
-from panorgan.cases.planning import SiteStatistics, proposed_patch
-from panorgan.cases.preprocess import Plan, PlanChoices
-from panorgan.cases.sampling import sliced_axis
 from panorgan.cli.console import Console
 from panorgan.cli.view import watch
 from panorgan.federation.events import EventLog
+from panorgan.preparation.plan import MEASURABLE, Plan, proposed_patch
+from panorgan.preparation.sampling import sliced_axis
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.workflows.prepare import make_plan
 from panorgan.workflows.site_cases import cache_folder, read_sites
 
@@ -65,5 +65,5 @@ def _yaml(plan: Plan) -> str:
     lines = ["plan:", f"  spacing_mm: [{spacing}]", f"  intensity: {plan.intensity}"]
     if plan.intensity == "window":
         lines.append(f"  window_hu: [{plan.window_hu[0]:g}, {plan.window_hu[1]:g}]")
-    chosen = plan.model_dump(include=set(PlanChoices.model_fields), exclude_defaults=True)
+    chosen = plan.model_dump(exclude=set(MEASURABLE), exclude_defaults=True)
     return "\n".join([*lines, *(f"  {name}: {value}" for name, value in chosen.items())])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from panorgan import Model, load_model
-from panorgan.cases.dicom import case_names, read_tree
-from panorgan.cases.formats import ITK_ENDINGS, import_pydicom
 from panorgan.cli.console import Console
+from panorgan.data.dicom import case_names, read_tree
+from panorgan.data.formats import ITK_ENDINGS, import_pydicom
 from panorgan.errors import DataError, PanorganError
 from panorgan.workflows.device import choose_device
 

@@ -16,25 +16,23 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, SiteKit
 from panorgan.errors import ConfigError
+from panorgan.federation.engine import SiteFiles
 from panorgan.federation.failures import NotApprovedError
 from panorgan.federation.files import write_atomically
-from panorgan.federation.transports.nvflare.policies import is_plain_connection, site_policies
 
 RECORD = "approved.json"
 OWN = ("local/site.yaml", "local/egress.yaml", "local/experiment.yaml")
-"""What the hospital reads and edits. The rest of both folders belongs to the engine."""
-_STARTUP = ("client.crt", "client.key", "rootCA.pem", "fed_client.json")
-_NOT_USED = ("startup/start.sh", "startup/stop_fl.sh", "startup/sub_start.sh")
-"""NVFlare's scripts, in kits of older versions: panorgan starts the engine itself."""
+"""What the hospital reads and edits. The rest of both folders is the engine's."""
 _EDITORS = ("*~", ".*.sw?", ".#*", "#*#", "*.bak", ".DS_Store")
-"""Files that editors leave behind. The engine reads nothing with such a name."""
+"""What editors leave behind. The engine reads no file of such a name."""
 _WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -68,14 +66,15 @@ def approve(kit: SiteKit) -> Deviations:
 
     The engine's policies become those of this installation. Raises an error for files that do not belong in a kit.
     """
-    policies = _engine_policies()
-    _refuse_foreign_files(kit, policies)
+    files = network_engine().site_files()
+    _refuse_stray_files(kit, files)
+    network_engine().check_kit(kit.path, "site")
     before = deviations(kit)
     reopen(kit)
-    for name in _NOT_USED:
+    for name in files.obsolete:
         (kit.path / name).unlink(missing_ok=True)
-    for name, text in policies.items():
-        write_atomically(kit.local / name, text)
+    for name, text in files.policies.items():
+        write_atomically(kit.path / name, text)
     record(kit)
     for path in _everything(kit):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_WRITE)
@@ -141,11 +140,11 @@ def how_to_approve(kit: SiteKit, found: Deviations) -> str:
         return f"Find out how {', '.join(found.modules)} got there, and move it out of the kit."
     if found.never_approved:
         return f"Read local/site.yaml and local/egress.yaml, then: {approving}"
-    return f"If this is intended: {approving}. If it is not, restore the files and find out who changed them."
+    return f"If you want it so: {approving}. If not, put the files back and find out who changed them."
 
 
 def modules_in(kit: Kit) -> Iterator[str]:
-    """Python modules in the kit's own folder. Nothing imports from there, but they may have been planted."""
+    """Python modules in the kit's own folder. Nothing imports from there; an attacker may have tried."""
     endings = (*all_suffixes(), ".pth")
     for path in sorted(kit.path.iterdir()) if kit.path.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
@@ -155,47 +154,18 @@ def modules_in(kit: Kit) -> Iterator[str]:
             yield path.name
 
 
-def _engine_policies() -> dict[str, str]:
-    try:
-        return site_policies()
-    except ModuleNotFoundError as error:
+def _refuse_stray_files(kit: SiteKit, files: SiteFiles) -> None:
+    """What the engine would read without a word: extra settings of its own, folders of code, components."""
+    known = {*OWN, *files.policies, *files.provisioned, *files.obsolete}
+    stray = [*sorted(_hashes(kit).keys() - known), *modules_in(kit)]
+    if stray:
         raise ConfigError(
-            "NVFlare is not installed.", code="nvflare-missing", fix="pip install 'panorgan[network]'"
-        ) from error
-
-
-def _refuse_foreign_files(kit: SiteKit, policies: Iterable[str]) -> None:
-    """Refuse what the engine would load unnoticed: its own extra settings, folders of code, components."""
-    known = {
-        *OWN,
-        *_NOT_USED,
-        *(f"local/{name}" for name in site_policies()),
-        *(f"startup/{name}" for name in _STARTUP),
-    }
-    strangers = [*sorted(_hashes(kit).keys() - known), *modules_in(kit)]
-    if strangers:
-        raise ConfigError(
-            f"The kit holds files that do not belong there: {', '.join(strangers)}.",
+            f"The kit holds what does not belong there: {', '.join(stray)}.",
             code="stray-files",
             where=str(kit.path),
             why="the network engine could load it as settings or code",
             fix="Move it out of the kit; if it came with the kit, ask the coordinator why.",
         )
-    connection = kit.startup / "fed_client.json"
-    if connection.exists() and not is_plain_connection(_json(connection)):
-        raise ConfigError(
-            "fed_client.json holds more than where to connect.",
-            code="not-a-plain-connection",
-            where=str(connection),
-            fix="Do not use this kit; ask the coordinator for a new one, and why.",
-        )
-
-
-def _json(path: Path) -> object:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _hashes(kit: SiteKit) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How `start`, `stop` and `status` communicate with the job that runs the rounds: small files in the run folder."""
+"""How `start`, `stop` and `status` communicate with the segment that runs: small files in the run folder."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class Control:
         write_atomically(self._stop, "")
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested."""
+        """Whether the user asked for an end."""
         return self._stop.exists()
 
     def forget_stop(self) -> None:
-        """A new start cancels an earlier request."""
+        """A new start takes an earlier request back."""
         self._stop.unlink(missing_ok=True)
 
     def request_segment_end(self) -> None:
-        """Ask the job to end after the current round: a site is waiting to join."""
+        """Ask the job to end after the current round: a site waits to join."""
         write_atomically(self._end_segment, "")
 
     def should_end(self) -> bool:
@@ -79,16 +79,16 @@ class Control:
         return self._stop.exists() or self._end_segment.exists()
 
     def say_gone(self, job: str, sites: set[str]) -> None:
-        """Report to a job which sites will not answer it any more."""
+        """Let a job know which sites will not answer it any more."""
         write_atomically(self._gone, sealed_json({"job": job, "sites": sorted(sites)}))
 
     def gone(self, job: str) -> set[str]:
         """Sites that will not answer this job any more."""
-        left = read_json(self._gone)
-        return set(left["sites"]) if left.get("job") == job else set()
+        known = read_json(self._gone)
+        return set(known["sites"]) if known.get("job") == job else set()
 
     def begin_segment(self) -> None:
-        """Remove requests to an earlier job."""
+        """Remove what was written for an earlier job."""
         for path in (self._gone, self._end_segment, self.outcome):
             path.unlink(missing_ok=True)
 

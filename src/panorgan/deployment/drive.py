@@ -1,8 +1,8 @@
-"""Drive a run: a chain of short jobs (segments), each starting from the coordinator's checkpoint.
+"""Drive a run: a chain of segments, each starting from the coordinator's checkpoint.
 
-A job of the network engine does not survive a failure; a run must. So this process looks who is connected, submits the
-next segment, watches it, and submits another one until the checkpoint says that all rounds are done. It trusts the
-checkpoint and never the job's status. It may be killed and started again at any moment.
+A segment (a job of the network engine) does not survive a failure; a run must. So this process looks which sites are
+connected, submits the next segment, watches it, and submits another one until the checkpoint says that all rounds are
+done. It trusts the checkpoint and never the segment's status. It may be killed and started again at any moment.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from panorgan.checksums import sealed_json
 from panorgan.config import load_agreement
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.control import Control, read_json
+from panorgan.deployment.disk_space import disk_full_message, is_disk_full, low_disk_message
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.events_tail import EventsTail
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
-from panorgan.deployment.nvflare_optional import NotConnectedError, SystemState, open_session, write_job
-from panorgan.deployment.refusals import DoorNews
+from panorgan.deployment.refusals import NewRefusals
 from panorgan.deployment.revoking import revoked_words
-from panorgan.deployment.room import little_room, no_room, no_room_words
-from panorgan.deployment.watched_job import Backoff, WatchedJob
+from panorgan.deployment.watched_segment import Backoff, WatchedSegment
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.checkpoint import Checkpoints
+from panorgan.federation.engine import Engine, NotConnectedError, Segment, ServerState
 from panorgan.federation.events import Event, EventLog
 from panorgan.federation.files import write_atomically
-from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.run import Run
 
@@ -38,27 +38,29 @@ _LOOK_EVERY = 1.0
 _GRACE = 20.0
 """Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
 _LONGEST_PAUSE = 60.0
-KEPT_JOBS = 5
-"""Finished jobs that stay in the server's store, for whoever wants to see why one failed."""
+KEPT_SEGMENTS = 5
+"""Finished segments that stay in the server's store, to see why one failed."""
 
 OnEvent = Callable[[Event], None]
 
 
-def drive(kit: ServerKit, on_event: OnEvent = lambda event: None) -> None:
-    """Submit segments until the run is done or somebody stops it."""
+def drive(kit: ServerKit, on_event: OnEvent = lambda event: None, engine: Engine | None = None) -> None:
+    """Submit segments until the run is done or stopped."""
     refuse_another_address(kit)
     settings = load_coordinator_file(kit)
     folder = kit.control(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with only_one_process(folder):
-        driver = Driver(kit, on_event)
+        driver = Driver(kit, engine or network_engine(), on_event)
         try:
             driver.run()
         finally:
             driver.close()
 
 
-def request_stop(kit: ServerKit, now: bool = False) -> Literal["finished", "stopped"] | None:
+def request_stop(
+    kit: ServerKit, now: bool = False, engine: Engine | None = None
+) -> Literal["finished", "stopped"] | None:
     """End the run after the current round, or at once. Nothing is lost: `start` goes on from there.
 
     Returns why there is nothing to stop, or None where there was.
@@ -73,7 +75,7 @@ def request_stop(kit: ServerKit, now: bool = False) -> Literal["finished", "stop
         return "stopped"
     control.request_stop()
     if now and job:
-        session = open_session(kit.admin, settings.coordinator)
+        session = (engine or network_engine()).open_session(kit.admin, settings.coordinator)
         try:
             if not session.abort(str(job)):
                 raise NotConnectedError(
@@ -90,13 +92,13 @@ def request_stop(kit: ServerKit, now: bool = False) -> Literal["finished", "stop
 class Driver:
     """Holds what is known about the run while it is driven."""
 
-    def __init__(self, kit: ServerKit, on_event: OnEvent) -> None:
+    def __init__(self, kit: ServerKit, engine: Engine, on_event: OnEvent) -> None:
         self.kit, self._on_event = kit, on_event
         self.settings = load_coordinator_file(kit)
         self.control = Control(kit.control(self.settings))
         self.run_folder = Run(kit.run(self.settings))
         self.min_sites = load_agreement(kit.experiment).training.min_sites
-        self._session = open_session(kit.admin, self.settings.coordinator)
+        self._session = engine.open_session(kit.admin, self.settings.coordinator)
         self._tail = EventsTail(self.run_folder.events_file)
         self._state: dict[str, Any] = {
             "segment": int(read_json(self.control.driver).get("segment", 0)),
@@ -107,18 +109,18 @@ class Driver:
         self._rounds_before: int | None = None
         self._invited: set[str] = set()
         self._left_out = Backoff()
-        self._knocked = Backoff()
+        self._waited = Backoff()
         self._uninvited: set[str] = set()
-        self._door = DoorNews(kit)
+        self._refusals = NewRefusals(kit)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Release the connection."""
         self._session.close()
 
     def run(self) -> None:
         """Until the run is done, stopped, or cannot go on."""
         self.control.forget_stop()
-        self._deliver_to_those_who_are_back()
+        self._reopen_to_deliver()
         last = read_json(self.control.driver).get("job")
         while not self.control.finished.exists():
             if self.control.stop_requested():
@@ -129,7 +131,7 @@ class Driver:
                 last = None
                 if job is not None:
                     self._judge(self._watch(job))
-                    self._session.forget_jobs(KEPT_JOBS)
+                    self._session.forget_finished(KEPT_SEGMENTS)
                 else:
                     time.sleep(_LOOK_EVERY)
             except NotConnectedError as error:
@@ -141,11 +143,11 @@ class Driver:
         self._pass_on_events()
         self._say("finished", "")
 
-    def _deliver_to_those_who_are_back(self) -> None:
-        """A finished run that could not give everybody the model tries again when it is started again."""
+    def _reopen_to_deliver(self) -> None:
+        """A finished run that could not give every site the model tries again when it is started again."""
         finished = read_json(self.control.finished)
         without = set(finished.get("without", []))
-        if not finished:  # absent, or damaged: a segment more finds out who has the model
+        if not finished:  # absent, or damaged: one more segment finds out which sites have the model
             self.control.finished.unlink(missing_ok=True)
         if not without:
             return
@@ -160,9 +162,9 @@ class Driver:
     # -- what comes next -----------------------------------------------------------------------------------
 
     def _unfinished(self, last: str | None) -> str | None:
-        """A job that still runs: the last one of a driver that was killed. Any other is in the way and is ended."""
+        """A segment that still runs: the last one of a driver that was killed. Any other is in the way and is ended."""
         found = None
-        for job in {*self._session.look().jobs, *self._session.queued_jobs()}:
+        for job in self._session.unfinished():
             if job == last:
                 found = job
             else:
@@ -176,11 +178,11 @@ class Driver:
             return known[0], set(known[1]) & self.settings.sites.keys()
         return -1, {name for name, site in self.settings.sites.items() if not site.joins_later}
 
-    def _members(self, connected: dict[str, float]) -> dict[str, float]:
-        """Those of the federation. Another may hold a valid certificate (it was a member once): it gets no job."""
+    def _members(self, connected: Mapping[str, float]) -> dict[str, float]:
+        """Those of the federation. Another may hold a valid certificate (a former member): it gets no segment."""
         listed = self.settings.sites.keys()
         events = EventLog(self.run_folder.events_file)
-        for name, code, why in self._door.new():
+        for name, code, why in self._refusals.new():
             events.record("refused", number=0, site=name, code=code, reason=why, why="")
         for name in sorted(connected.keys() - listed - self._uninvited):
             self._uninvited.add(name)
@@ -208,27 +210,24 @@ class Driver:
             return None
         self._invited = {site for site in connected if (waits and site in needed) or self._left_out.ready(site)}
         if len(self._invited) < self.min_sites:
-            self._invited = set(connected)  # those left out are better than none
+            self._invited = set(connected)  # better with the sites left out than not at all
         self._state["segment"] += 1
         folder = self.control.folder / "jobs" / f"segment-{self._state['segment']:05d}"
         shutil.rmtree(folder.parent, ignore_errors=True)
-        write_job(
-            folder,
+        segment = Segment(
             f"{self.settings.federation}-{self._state['segment']}",
-            CONTROLLER,
-            EXECUTOR,
+            sites=tuple(sorted(self._invited)),
             min_sites=len(needed) if waits else self.min_sites,
-            mandatory=sorted(needed) if waits else (),
-            sites=sorted(self._invited),
+            required=tuple(sorted(needed)) if waits else (),
         )
         self.control.begin_segment()
-        job = self._session.submit(folder)
+        job = self._session.submit(segment, folder)
         self._rounds_before = rounds_done
         self._say("running", "", job=job, connected=connected)
         return job
 
     def _read_settings(self) -> bool:
-        """The operator may edit `coordinator.yaml` at any time; what is half edited waits."""
+        """The operator may edit `coordinator.yaml` at any time; the driver waits while it cannot be read."""
         try:
             settings = load_coordinator_file(self.kit)
             agreement = load_agreement(self.kit.experiment)
@@ -248,22 +247,22 @@ class Driver:
 
     # -- while it runs -------------------------------------------------------------------------------------
 
-    def _watch(self, job: str) -> WatchedJob:
-        """Until the job has ended: pass its events on, and tell it which sites will not answer any more."""
-        watched = WatchedJob(job)
+    def _watch(self, job: str) -> WatchedSegment:
+        """Until the segment has ended: pass its events on, and name the sites that will not answer it any more."""
+        watched = WatchedSegment(job)
         while True:
             self._pass_on_events()
             try:
-                system, state = self._session.look(), self._session.job(job)
-                self._state["connected"] = self._members(system.connected)
-                if state.done or watched.lost(state.running, system):
+                server, status = self._session.look(), self._session.status(job)
+                self._state["connected"] = self._members(server.connected)
+                if watched.over(status, server):
                     break
-                if not state.running and self._pointless(system):
+                if status.phase == "waiting" and self._pointless(server):
                     self._session.abort(job)
                     break
                 if watched.time_to_ask():
-                    self._look_at_sites(watched, system)
-                self._say("running", "" if state.running else state.status.lower(), job=job)
+                    self._look_at_sites(watched, server)
+                self._say("running", "" if status.phase == "running" else status.detail.lower(), job=job)
             except NotConnectedError as error:
                 self._say("waiting", self._why_unreached(error), connected={})
                 if self.control.stop_requested():
@@ -274,31 +273,31 @@ class Driver:
         self._pass_on_events()
         return watched
 
-    def _pointless(self, system: SystemState) -> bool:
-        """Whether a job that has not begun should not: somebody asked to stop, or a site that it needs has gone.
+    def _pointless(self, server: ServerState) -> bool:
+        """Whether a segment that has not begun should not: the user asked to stop, or a site that it needs has gone.
 
-        The engine tries again after ever longer pauses; a new job begins as soon as the site is back.
+        The engine tries again after ever longer pauses; a new segment begins as soon as the site is back.
         """
         _, needed = self._needed()
         waits = self.settings.rounds.on_missing == "wait"
-        return self.control.stop_requested() or (waits and not needed <= system.connected.keys())
+        return self.control.stop_requested() or (waits and not needed <= server.connected.keys())
 
-    def _look_at_sites(self, watched: WatchedJob, system: SystemState) -> None:
-        """Tell the job whom not to wait for, and when somebody waits to come in."""
-        jobs = self._session.sites_in_jobs()
-        if jobs is None:
+    def _look_at_sites(self, watched: WatchedSegment, server: ServerState) -> None:
+        """Name sites that the segment should not wait for, and end it early when another site waits to join."""
+        segments = self._session.sites_in_segments()
+        if segments is None:
             return
-        inside = {site for site, running in jobs.items() if watched.job in running}
-        left = {site for site in watched.seen - inside if site in jobs or site not in system.connected}
+        inside = {site for site, running in segments.items() if watched.id in running}
+        left = {site for site in watched.seen - inside if site in segments or site not in server.connected}
         if left - watched.gone:
-            self.control.say_gone(watched.job, watched.gone | left)
+            self.control.say_gone(watched.id, watched.gone | left)
             watched.gone |= left
         watched.seen |= inside
-        outside = (jobs.keys() & self.settings.sites.keys()) - inside
-        knocking = {site for site in outside if self._left_out.ready(site) and self._knocked.ready(site)}
-        if watched.settled and knocking:
-            for site in knocking:
-                self._knocked.tried(site)
+        outside = (segments.keys() & self.settings.sites.keys()) - inside
+        joining = {site for site in outside if self._left_out.ready(site) and self._waited.ready(site)}
+        if watched.settled and joining:
+            for site in joining:
+                self._waited.tried(site)
             self.control.request_segment_end()
 
     def _pass_on_events(self) -> None:
@@ -306,26 +305,26 @@ class Driver:
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        """What is shown may be written to the disk that is full."""
+        """The view may write to the disk that is full."""
         try:
             self._on_event(event)
         except OSError as error:
-            if not no_room(error):
+            if not is_disk_full(error):
                 raise
 
     def _why_unwritten(self, error: OSError) -> str:
-        return no_room_words(error, self.run_folder.path) if no_room(error) else str(error)
+        return disk_full_message(error, self.run_folder.path) if is_disk_full(error) else str(error)
 
     def _why_unreached(self, error: NotConnectedError) -> str:
-        """The server's disk may be full, so that it cannot take a job; it is the same machine."""
-        if no_room(error):
-            return no_room_words(error, self.run_folder.path)
+        """The server, on the same machine, may have a full disk and accept no segment."""
+        if is_disk_full(error):
+            return disk_full_message(error, self.run_folder.path)
         return f"the server cannot be reached: {error.why}"
 
-    def _judge(self, watched: WatchedJob) -> None:
-        """After a segment: an error that will not mend itself ends the run; no progress slows it down."""
+    def _judge(self, watched: WatchedSegment) -> None:
+        """After a segment: a lasting error ends the run; segments without progress come after longer pauses."""
         outcome = read_json(self.control.outcome)
-        outcome = outcome if outcome.get("job") == watched.job else {}
+        outcome = outcome if outcome.get("job") == watched.id else {}
         if outcome.get("kind") == "error":
             self._say("failed", str(outcome["what"]), job=None)
             error = RunError(
@@ -347,18 +346,18 @@ class Driver:
         elif progressed:
             for site in watched.seen - watched.gone:
                 self._left_out.reset(site)
-                self._knocked.reset(site)
+                self._waited.reset(site)
         self._say("waiting", why, job=None)
         if self._idle_segments > 1 and not self.control.finished.exists():
             time.sleep(min(2.0 ** (self._idle_segments - 1), _LONGEST_PAUSE))
 
-    def _suspect(self, watched: WatchedJob) -> str:
-        """The job was ended by the engine: one site that cannot start a job's process is enough for that."""
+    def _suspect(self, watched: WatchedSegment) -> str:
+        """The engine ended the segment: one site that cannot start its process is enough for that."""
         ended = "the last segment ended before a round was done"
-        if short := little_room(self.run_folder.path):  # the job could not even say it
+        if short := low_disk_message(self.run_folder.path):  # the segment could not even write it down
             return f"{ended}: {short}"
         absent = sorted(self._invited - watched.seen)
-        if not absent or not watched.seen:  # nobody was seen: it ended before the sites could be asked
+        if not absent or not watched.seen:  # no site was seen: it ended before the sites could be asked
             return ended
         for site in absent:
             self._left_out.tried(site)
@@ -367,6 +366,6 @@ class Driver:
     def _say(self, state: str, why: str, **facts: Any) -> None:
         """Keep `driver.json` current."""
         self._state |= {"state": state, "why": why, "updated": time.time(), **facts}
-        with contextlib.suppress(OSError):  # a full disk must not end the driver as well
+        with contextlib.suppress(OSError):  # a full disk must not end the driver
             write_atomically(self.control.driver, sealed_json(self._state))
         self._show(Event("driver", dict(self._state), time.time()))

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the process that keeps a site running does not load torch
+from panorgan.federation.engine import CLOCK
+
+if TYPE_CHECKING:  # the process that only keeps a site running need not load torch
     from panorgan.deployment.settings import CoordinatorFile, SiteFile
 
 
@@ -53,7 +55,7 @@ class ServerKit(Kit):
 
     @property
     def turned_away(self) -> Path:
-        """Failed connection attempts, and why."""
+        """Which connections were refused, and why."""
         return self.path / "turned-away.log"
 
     def run(self, settings: CoordinatorFile) -> Path:
@@ -91,8 +93,8 @@ class SiteKit(Kit):
 
     @property
     def clock(self) -> Path:
-        """The difference of the clocks at the last connection."""
-        return self.path / "clock.json"
+        """How the clocks differed when the site was connected last."""
+        return self.path / CLOCK
 
     @property
     def model(self) -> Path:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import CONVENTIONS, Activation
 from panorgan.config import Agreement
+from panorgan.data.labels import CONVENTIONS, Activation
 from panorgan.errors import MessageError
 from panorgan.federation.agreement_checks import check_model, check_plan
 from panorgan.federation.checks import is_finite

@@ -71,12 +71,12 @@ def site_texts(
 
 
 def authority_text(settings: FederationSettings) -> str:
-    """What `ca/` is, for anyone who finds it."""
+    """What `ca/` is, for its finder."""
     return _fill_in("ca_README.md.j2", {"federation": settings.name})
 
 
 def experiment_text(federation: str, experiment: Agreement) -> str:
-    """The agreed experiment as YAML: the same bytes for all participants."""
+    """The agreed experiment as YAML: the same bytes in every kit."""
     return (
         f"# The experiment of the federation {federation}, the same file for the server and every site.\n"
         f"# Fingerprint {experiment.fingerprint()}: a changed file is another experiment, and is refused.\n"

@@ -1,4 +1,4 @@
-"""From one `federation.yaml` to a folder for every participant: keys, policies, settings, instructions.
+"""From one `federation.yaml` to a kit for each participant: keys, policies, settings, instructions.
 
 A second call with more sites makes the missing kits and leaves the others as they are.
 """
@@ -6,24 +6,24 @@ A second call with more sites makes the missing kits and leaves the others as th
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from panorgan.config import Agreement, read_yaml, validated
-from panorgan.deployment.certificates import Credentials, day, ends, read_certificate
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.kit_texts import authority_text, server_texts, site_texts, sites_block, with_organization
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, PanorganError
+from panorgan.federation.certificates import Credentials, day, ends, read_certificate
 from panorgan.federation.egress import default_policy, policy_text
+from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
 from panorgan.settings import Settings
@@ -192,29 +192,25 @@ def _make(
             _move_in(kits.sites[name], place.site(name).path)
 
 
-def _sign(settings: FederationSettings, place: _Folder, sites: Iterable[str], scratch: Path) -> Any:
-    """NVFlare's kits with new keys and certificates, in a scratch folder: server, coordinator and these sites."""
-    provision = _adapter()
-    return provision.provision(
-        provision.Participants(
-            federation=settings.name,
-            host=settings.server.host,
-            port=settings.server.port,
-            organization=settings.server.organization,
-            coordinator=settings.coordinator,
-            sites={name: with_organization(name, settings.sites[name]).organization for name in sites},
-        ),
-        settings.certificate_days,
-        place.authority,
-        scratch,
+def _sign(settings: FederationSettings, place: _Folder, sites: Iterable[str], scratch: Path) -> StartupKits:
+    """The engine's kits with new keys and certificates, in a scratch folder: server, coordinator and these sites."""
+    participants = Participants(
+        federation=settings.name,
+        host=settings.server.host,
+        port=settings.server.port,
+        organization=settings.server.organization,
+        coordinator=settings.coordinator,
+        sites={name: with_organization(name, settings.sites[name]).organization for name in sites},
+        heartbeat_seconds=settings.heartbeat_seconds,
     )
+    return network_engine().provision(participants, settings.certificate_days, place.authority, scratch)
 
 
 @contextlib.contextmanager
 def sign_again(
     settings: FederationSettings, experiment: Agreement, folder: Path, sites: Iterable[str]
-) -> Iterator[Any]:
-    """The same from the authority in `folder`, for existing kits; the scratch folder is removed afterwards."""
+) -> Iterator[StartupKits]:
+    """The same from the authority in `folder`, for kits that exist; the scratch folder goes afterwards."""
     place = _Folder(folder)
     if not place.identity.is_file():
         raise PanorganError(
@@ -229,54 +225,20 @@ def sign_again(
         yield _sign(settings, place, sites, scratch)
 
 
-def _adapter() -> Any:
-    """The adapter for NVFlare, which is an optional extra."""
-    try:
-        from panorgan.federation.transports.nvflare import provision
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "NVFlare is not installed.",
-            code="nvflare-missing",
-            why=f"there is no module {error.name!r}",
-            fix="pip install 'panorgan[network]'",
-        ) from error
-    return provision
-
-
 def _finish_server(settings: FederationSettings, experiment: Agreement, kit: ServerKit) -> None:
-    from panorgan.federation.transports.nvflare import policies
-
-    admin = Kit(kit.admin)
-    _replace_default(kit.local / "resources.json", lambda it: policies.server_resources(it, settings.heartbeat_seconds))
-    _replace_default(kit.local / "authorization.json", lambda _: policies.server_authorization())
-    _replace_default(kit.local / "log_config.json", policies.log_config)
-    (kit.local / "comm_config.json").write_text(json.dumps(policies.connections(), indent=2) + "\n")
-    _replace_default(admin.local / "resources.json", policies.admin_resources)
     expires = day(ends(read_certificate(Credentials.of_server(kit.startup).certificate)))
     _write(kit, server_texts(settings, experiment, expires))
     _protect(kit)
-    _protect(admin)
+    _protect(Kit(kit.admin))
 
 
 def _finish_site(settings: FederationSettings, experiment: Agreement, name: str, kit: SiteKit) -> None:
-    from panorgan.federation.transports.nvflare import policies
-
-    for default in kit.local.glob("*.default"):
-        default.unlink()
     method = experiment.method["name"]
     policy = default_policy(method)
     expires = day(ends(read_certificate(Credentials.of_site(kit.startup).certificate)))
     texts = site_texts(settings, experiment, name, policy, expires)
-    engine = {f"local/{file}": text for file, text in policies.site_policies().items()}
-    _write(kit, {**texts, **engine, "local/egress.yaml": policy_text(policy, method)})
+    _write(kit, {**texts, "local/egress.yaml": policy_text(policy, method)})
     _protect(kit)
-
-
-def _replace_default(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write NVFlare's file from its default and remove the default: without our file nothing may run."""
-    default = path.with_name(f"{path.name}.default")
-    path.write_text(json.dumps(change(json.loads(default.read_text(encoding="utf-8"))), indent=2) + "\n")
-    default.unlink()
 
 
 def _write(kit: Kit, texts: Mapping[str, str]) -> None:
@@ -287,11 +249,7 @@ def _write(kit: Kit, texts: Mapping[str, str]) -> None:
 
 
 def _protect(kit: Kit) -> None:
-    """Only the owner may read a kit: it holds a key, and later data derived from patients' scans."""
-    for leftover in ("readme.txt", "startup/readme.txt", "startup/system_info.ipynb", "local/privacy.json.sample"):
-        (kit.path / leftover).unlink(missing_ok=True)
-    for script in kit.startup.glob("*.sh"):  # panorgan starts the engine itself: `engine_command.py`
-        script.unlink()
+    """Only the owner may read a kit: it holds a key, and later data made from patients' scans."""
     kit.path.chmod(0o700)
     kit.startup.chmod(0o700)
     for path in kit.startup.iterdir():
@@ -323,7 +281,7 @@ def _move_in(kit: Path, target: Path) -> None:
 
 
 def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[str]:
-    """Update the list of sites; everything else in the file belongs to the operator. Returns notes."""
+    """Bring the list of sites up to date; everything else in the file is the operator's. Returns notes."""
     there = load_coordinator_file(kit)
     wanted = {name: with_organization(name, site) for name, site in settings.sites.items()}
     notes = []

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from panorgan.config import HardwareSettings
-from panorgan.deployment.certificates import Credentials, begins, day, read_certificate
 from panorgan.deployment.check import Check
 from panorgan.deployment.control import read_json
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials, begins, day, read_certificate
+from panorgan.federation.engine import CLOCK_OFF_SECONDS
 
-CLOCK_OFF_SECONDS = 60.0
 _GB = 1e9
 _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 
@@ -25,7 +25,7 @@ _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 def check_clock(credentials: Credentials, now: float | None = None, seen: Path | None = None) -> Check:
     """Check the clock: against the certificates, against the server's at the last connection, and for NTP.
 
-    TLS does not convey the server's time; a site records the difference when it connects (`seen`; None at the server).
+    TLS does not carry the server's time; a site notes the difference when it is connected (`seen`; None at the server).
     """
     now = time.time() if now is None else now
     try:
@@ -69,7 +69,7 @@ def _is_synchronised() -> bool | None:
         ask = ctypes.CDLL(None).adjtimex
     except (OSError, TypeError, AttributeError):
         return None
-    # All zero means: change nothing, only report. The structure is about 200 bytes; the rest is padding.
+    # All zero means: change nothing, only report. The structure is about 200 bytes; the rest is spare.
     state = int(ask(ctypes.create_string_buffer(1024)))
     return None if state < 0 else state != _CLOCK_UNSYNCHRONISED
 

@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.doctor import CODES, Severity, examine
-from panorgan.cases.doctor.summary import Group, group_findings
 from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.data_doctor import CODES, Severity, examine
+from panorgan.data_doctor.summary import Group, group_findings
 from panorgan.deployment.addresses import refuse_another_address
-from panorgan.deployment.approval_check import check_approval, check_server_policy
-from panorgan.deployment.certificates import Credentials, check_credentials
+from panorgan.deployment.certificate_checks import check_credentials
 from panorgan.deployment.check import Check, Verdict, failed_by
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.machine import check_clock, check_device, check_folder, check_port
-from panorgan.deployment.open_policy import check_open_policy
+from panorgan.deployment.policy_checks import check_approval, check_open_policy, check_server_policy
 from panorgan.deployment.processes import running_process
 from panorgan.deployment.reachability import TITLES, check_reachability, parse_address
 from panorgan.deployment.settings import CoordinatorFile, SiteFile
 from panorgan.deployment.versions import check_versions
 from panorgan.errors import PanorganError
+from panorgan.federation.certificates import Credentials
 from panorgan.workflows.site_cases import by_split, read_site
 from panorgan.workflows.sources import source_of
 
@@ -148,8 +149,8 @@ def _load_experiment(kit: Kit, agreed: str) -> tuple[Agreement | None, Check]:
         return agreement, Check(
             name,
             "failed",
-            f"experiment.yaml is not the agreed one: its fingerprint is {found}, not {agreed}.",
-            "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for all sites.",
+            f"experiment.yaml is not what was agreed: its fingerprint is {found}, not {agreed}.",
+            "Copy local/experiment.yaml from the kit again. To change an experiment, make new kits for all.",
             "experiment-changed",
         )
     return agreement, Check(name, "ok", f"as agreed ({found}): {method} for {', '.join(agreement.vocabulary)}")
@@ -194,7 +195,7 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
         *(f"under 'tensors': '{json.dumps(pattern)}: {{}}'" for pattern in tensors),
         *(f"under 'numbers': '- {json.dumps(pattern)}'" for pattern in numbers),
     ]
-    # A policy that names each number one by one may cover all of them; and not every site measures for the plan.
+    # A policy that names each number one by one may have all of them; and not every site measures for the plan.
     open_to_doubt = (
         policy.weights and not tensors and all(_touches(policy.numbers, p) or p == "plan/*" for p in numbers)
     )
@@ -238,12 +239,12 @@ def _touches(allowed: Iterable[str], pattern: str) -> bool:
 
 
 def _check_server(kit: SiteKit, server: str, credentials: Credentials) -> list[Check]:
-    """Reach the server at the address that the network engine will use: it reads the kit's signed startup folder."""
-    used = connects_to(kit) or server
+    """Reach the server, at the address that the network engine will use: it reads the kit's signed startup folder."""
+    used = network_engine().server_address(kit.path, "site") or server
     if not used:
         return [Check(title, "skipped", "the kit does not say where the server is") for title in TITLES]
     if server and used != server:
-        what = f"site.yaml says {server}, but the kit will connect to {used} (startup/fed_client.json)."
+        what = f"site.yaml says {server}, but the kit will connect to {used}, as its startup folder says."
         fix = f"Write {used!r} into site.yaml, or ask for a new kit."
         differs = [Check("server", "failed", what, fix, "address-mismatch")]
     else:
@@ -253,14 +254,6 @@ def _check_server(kit: SiteKit, server: str, credentials: Credentials) -> list[C
     except PanorganError as error:
         return [failed_by(TITLES[0], error), *(Check(title, "skipped", "no address") for title in TITLES[1:])]
     return differs + check_reachability(address, credentials)
-
-
-def connects_to(kit: SiteKit) -> str:
-    """`host:port` in the provisioned connection settings; empty if they cannot be read."""
-    try:
-        return str(json.loads((kit.startup / "fed_client.json").read_text())["servers"][0]["service"]["target"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
 
 
 # -- data --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Run a server or a site in the foreground, from its kit."""
+"""Run a server or a site in the foreground, from its kit: with installed code, and nothing from the kit's folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from pathlib import Path
 
 from panorgan.deployment.addresses import refuse_another_address
 from panorgan.deployment.approval import require_approved
-from panorgan.deployment.engine_command import engine_command, engine_environment
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
 from panorgan.deployment.rotation import rotating
-from panorgan.deployment.server_log import AUDIT_LOG, ENGINE_LOG, listen
+from panorgan.deployment.server_log import ENGINE_LOG, keep_output
 from panorgan.errors import ConfigError, RunError
+from panorgan.federation.engine import EngineProcess
 from panorgan.federation.files import write_atomically
-from panorgan.federation.transports.nvflare.handshakes import SECRETIVE, TRACING
 
 _RESTART_AFTER = 5.0
 _STOP_WITHIN = 15.0
 _LINUX_PARENT_DEATH_SIGNAL = 1
+
+INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1"}
+"""Environment in which Python, and every Python that it starts, leaves the working folder out of its path."""
 
 OnLine = Callable[[str], None]
 
@@ -75,14 +78,36 @@ def running_process(kit: Kit) -> int | None:
         process = int(number)
         os.kill(process, 0)
         command = Path(f"/proc/{process}/cmdline")
-        # After a reboot the number may belong to another process.
+        # After a reboot another process may have the number.
         return process if not command.exists() or b"panorgan" in command.read_bytes() else None
     except (OSError, ValueError):
         return None
 
 
+def engine_command(process: EngineProcess) -> list[str]:
+    """Its command line. With `-P` Python leaves the working folder, which is the kit, out of its path."""
+    return [sys.executable, "-P", "-u", "-m", process.module, *process.arguments]
+
+
+def engine_environment(kit: Kit, process: EngineProcess) -> dict[str, str]:
+    """The environment of the engine and of all that it starts."""
+    environment = {**os.environ, "TMPDIR": str(kit.path / "tmp")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment.setdefault("MALLOC_ARENA_MAX", "4")  # glibc would otherwise keep memory that it no longer needs
+    environment |= process.environment
+    folders = environment.pop("PYTHONPATH", "").split(os.pathsep)
+    if allowed := [folder for folder in folders if _may_be_on_path(folder, kit)]:
+        environment["PYTHONPATH"] = os.pathsep.join(allowed)
+    return {**environment, **INSTALLED_CODE_ONLY}
+
+
+def _may_be_on_path(folder: str, kit: Kit) -> bool:
+    """An empty or relative entry means the working folder, which is the kit."""
+    return Path(folder).is_absolute() and not Path(folder).resolve().is_relative_to(kit.path.resolve())
+
+
 def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
-    command = engine_command(kit)
+    process = network_engine().process(kit.path, "server" if isinstance(kit, ServerKit) else "site")
     if any(character.isspace() for character in str(kit.path)):
         raise ConfigError(
             "A kit cannot run from a folder with spaces in its path.",
@@ -104,9 +129,9 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         while True:
             if isinstance(kit, SiteKit):
                 require_approved(kit)
-            with rotating([kit.path / ENGINE_LOG, kit.path / AUDIT_LOG]):
+            with rotating([kit.path / log for log in (ENGINE_LOG, *process.logs)]):
                 forget_refusal(kit)
-                code, stopped = _run_once(kit, command, on_line)
+                code, stopped = _run_once(kit, process, on_line)
             if stopped or not again:
                 return 0 if stopped else code
             raise_refusal(kit)
@@ -117,30 +142,25 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         kit.process_id.unlink(missing_ok=True)
 
 
-def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int, bool]:
-    """Exit code, and whether the end was requested."""
-    for folder in ("tmp", "transfer"):  # temporary files of the engine stay in the kit
+def _run_once(kit: Kit, engine: EngineProcess, on_line: OnLine | None) -> tuple[int, bool]:
+    """Exit code, and whether the user asked for the end."""
+    for folder in ("tmp", *engine.folders):
         (kit.path / folder).mkdir(exist_ok=True)
-    environment = engine_environment(kit)
-    if isinstance(kit, ServerKit):
-        environment |= TRACING
-    else:
-        environment |= SECRETIVE
     asked_to_stop = threading.Event()
     with (kit.path / ENGINE_LOG).open("ab") as engine_log:
         process = subprocess.Popen(
-            command,
+            engine_command(engine),
             cwd=kit.path,
-            env=environment,
+            env=engine_environment(kit, engine),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if isinstance(kit, ServerKit) else engine_log,
+            stdout=subprocess.PIPE if engine.read_output else engine_log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-    if isinstance(kit, ServerKit):
+    if engine.read_output:
         assert process.stdout is not None
-        listen(process.stdout, kit)
+        keep_output(process.stdout, ServerKit(kit.path), engine.read_output)
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *about: asked_to_stop.set()) for number in signals}
     try:
@@ -156,7 +176,7 @@ def _run_once(kit: Kit, command: list[str], on_line: OnLine | None) -> tuple[int
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the whole process group; kill it if it does not end."""
+    """Ask the whole process group to end; kill it if it does not."""
     for number, patience in ((signal.SIGTERM, _STOP_WITHIN), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)  # includes processes left by an engine that ended by itself

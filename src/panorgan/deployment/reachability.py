@@ -1,7 +1,7 @@
 """Can the server be reached from here, in the way of the network engine: name, connection, mutual TLS, HTTP/2.
 
-Only a greeting is sent. Every step distinguishes its own causes, because firewall, proxy and certificate are the
-responsibility of different people in a hospital.
+Nothing but a greeting is sent. Every step names its own cause, because firewall, proxy and certificate belong
+to different people in a hospital.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from panorgan.deployment.certificates import Credentials, issuer_name
 from panorgan.deployment.check import Check
 from panorgan.errors import ConfigError
+from panorgan.federation.certificates import Credentials, issuer_name
 
 TITLES = ("server name", "connection", "encryption")
 TIMEOUT_SECONDS = 10.0
@@ -187,7 +187,7 @@ def _server_not_trusted(title: str, error: ssl.SSLCertVerificationError, address
         code = "server-certificate-not-yet-valid" if early else "server-certificate-expired"
         return Check(title, "failed", what, fix, code)
     if error.verify_code in _WRONG_NAME:
-        fix = "Use the name from federation.yaml; ask the coordinator for it."
+        fix = "Use the name from federation.yaml; the coordinator knows it."
         what = f"The server's certificate is not for {address.host!r}."
         return Check(title, "failed", what, fix, "server-certificate-wrong-name")
     signer = _who_signed(address, timeout)

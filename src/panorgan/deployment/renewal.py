@@ -1,7 +1,7 @@
 """New certificates for existing kits, from the federation's authority. Everything else in a kit stays.
 
-Every renewal makes a new private key as well: a copied key is of use no longer than its certificate, and after a
-revocation the old key must not come back.
+Every renewal makes a new private key as well: a key that was copied unnoticed is of use no longer than its
+certificate, and after a revocation the old key must not come back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.config import Agreement
-from panorgan.deployment.certificates import Credentials, day, ends, read_certificate
 from panorgan.deployment.kits import SERVER, sign_again
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, did_you_mean
+from panorgan.federation.certificates import Credentials, day, ends, read_certificate
 from panorgan.federation.files import write_atomically
 
 RENEWED = "renewed"
@@ -75,8 +75,7 @@ def _renew(name: str, folder: Path, sources: Mapping[str, Path]) -> Renewal:
 
 
 def _credentials(startup: Path) -> list[Path]:
-    """Key first: after an interruption in between, preflight reports that the two do not match, and renewing repairs
-    it."""
+    """Key first: after an interruption in between, preflight says that the two do not fit; renew again."""
     return [*startup.glob("*.key"), *startup.glob("*.crt"), *startup.glob("rootCA.pem")]
 
 

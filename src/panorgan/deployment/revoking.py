@@ -1,25 +1,23 @@
-"""Revoke a kit: the server refuses its next message. A renewed kit of the same name is accepted."""
+"""Revoke a kit: the server refuses its next message. It accepts a renewed kit of the same name."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from panorgan.deployment.certificates import Credentials, begins, common_name, read_certificate
+from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import ServerKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.errors import ConfigError, did_you_mean
-from panorgan.federation.files import write_atomically
+from panorgan.federation.certificates import Credentials, begins, common_name, read_certificate
 from panorgan.federation.revocation import REVOKED, read_revocations, revoke
 
 
 @dataclass(frozen=True)
 class Revoked:
-    """`changed`: it was not on the list yet. `restart`: the server's kit had no identity check and needs one
-    restart."""
+    """`changed`: it was not on the list yet. `restart`: the server had no message filter, and must start again once."""
 
     name: str
     until: float
@@ -40,11 +38,11 @@ def revoke_kit(kit: ServerKit, who: str, now: float | None = None) -> Revoked:
     else:
         name, until = _known(kit, who), time.time() if now is None else now
     changed = revoke(revocation_file(kit), name, until)
-    return Revoked(name, until, changed, _add_identity_check(kit))
+    return Revoked(name, until, changed, network_engine().add_message_filter(kit.path))
 
 
 def revoked_words(kit: ServerKit, sites: Iterable[str]) -> str:
-    """An addition to a list of awaited sites: which of them had a kit revoked, and what to do."""
+    """For a list of sites that the run waits for: which of them had a kit revoked, and the ways out."""
     try:
         known = read_revocations(revocation_file(kit))
     except ConfigError as error:
@@ -72,26 +70,3 @@ def _known(kit: ServerKit, name: str) -> str:
             fix=f"Give one of these, a kit or a certificate; or write the line by hand into {revocation_file(kit)}.",
         )
     return name
-
-
-def _add_identity_check(kit: ServerKit) -> bool:
-    """Add the identity check to a kit that was made before there was one; returns whether it was missing."""
-    from panorgan.federation.transports.nvflare.policies import DOOR
-
-    path = kit.local / "resources.json"
-    try:
-        resources = json.loads(path.read_text(encoding="utf-8"))
-        components = resources["components"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(
-            "The server's own settings cannot be read.",
-            code="resources-unreadable",
-            where=str(path),
-            why=str(error),
-            fix="Restore the file.",
-        ) from error
-    if any(part.get("path") == DOOR["path"] for part in components):
-        return False
-    components.append(DOOR)
-    write_atomically(path, json.dumps(resources, indent=2) + "\n", durable=True)
-    return True

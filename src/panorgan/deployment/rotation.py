@@ -33,7 +33,7 @@ def rotate(log: Path, limit: int = LIMIT_BYTES, kept: int = KEPT) -> bool:
             shutil.copyfileobj(content, copy)  # what was written meanwhile
             os.truncate(log, 0)
         os.replace(scratch, _older(log, 1))
-    except OSError:  # no room for the copy: the oldest lines give way to the newest
+    except OSError:  # no space for the copy: the oldest lines make way for the newest
         scratch.unlink(missing_ok=True)
         os.truncate(log, 0)
     return True

@@ -87,7 +87,7 @@ class FederationSettings(Settings):
     @model_validator(mode="after")
     def _some_site_begins(self) -> FederationSettings:
         if all(site.joins_later for site in self.sites.values()):
-            raise SettingError("all sites join later: at least one must begin", code="nobody-begins")
+            raise SettingError("all sites join later: one must begin", code="nobody-begins")
         return self
 
 

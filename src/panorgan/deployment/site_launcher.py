@@ -1,4 +1,4 @@
-"""How a site's engine starts a job: only from a kit whose engine files are as the hospital approved them."""
+"""How a site's engine starts a job: from a kit whose engine files the hospital approved. Kits name it by this path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from panorgan.federation.transports.nvflare.launcher import SiteProcessLauncher
 
 
 class SiteLauncher(SiteProcessLauncher):
-    """Named in the site's `resources.json`. The job itself checks settings and egress policy, and reports by a code."""
+    """Named in the site's `resources.json`. `SiteMachine` checks settings and egress policy; it answers by a code."""
 
     def check_kit(self, kit: Path) -> None:
         """No job starts while files that decide what it may run differ from the approval."""

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from panorgan.config import load_agreement
 from panorgan.deployment.control import Control, read_json
 from panorgan.deployment.folders import ServerKit
-from panorgan.deployment.outlook import outlook
 from panorgan.deployment.settings import CoordinatorFile
 from panorgan.deployment.site_status import Driver, Known, SiteStatus, read_job, sites_now
+from panorgan.deployment.status_warnings import status_warnings
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.failures import MEANING
@@ -102,7 +102,7 @@ class FederationStatus:
 
 
 def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
-    """Read the run folder. Starts nothing, sends nothing, and works while others write."""
+    """Read the run folder. Starts nothing, asks no other process, and works while others write."""
     from panorgan.deployment.kit_files import load_coordinator_file
 
     return status_of(kit, load_coordinator_file(kit), time.time() if now is None else now)
@@ -157,7 +157,7 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
         failures=tuple(failures[-_LAST_TROUBLES:]),
         failure_count=len(failures),
         recent=tuple(events[-_RECENT_EVENTS:]),
-        warnings=outlook(kit, settings, now),
+        warnings=status_warnings(kit, settings, now),
     )
 
 

@@ -8,15 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 import panorgan
 from panorgan.deployment.check import Check
+from panorgan.deployment.engine import network_engine
 
-_PACKAGES = ("torch", "monai", "nvflare")
-_NEEDED = "nvflare"
+_PACKAGES = ("torch", "monai")
 
 
 def versions_here() -> dict[str, str]:
     """Versions of the packages that affect numbers and connection; packages that are not installed are left out."""
     found = {"panorgan": panorgan.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, network_engine().package):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -27,9 +27,10 @@ def versions_here() -> dict[str, str]:
 def check_versions(agreed: Mapping[str, str]) -> list[Check]:
     """Compare with the machine that made the kit; the first two numbers count (2.9.0 matches 2.9.4)."""
     here = versions_here()
-    if _NEEDED not in here:
+    if network_engine().package not in here:
         fix = "pip install 'panorgan[network]'"
-        return [Check("versions", "failed", "NVFlare is not installed here.", fix, "nvflare-missing")]
+        what = f"The network engine ({network_engine().package}) is not installed here."
+        return [Check("versions", "failed", what, fix, "nvflare-missing")]
     if not agreed:
         shown = ", ".join(f"{name} {number}" for name, number in here.items())
         return [Check("versions", "ok", f"{shown}. The kit does not say which versions the others use.")]

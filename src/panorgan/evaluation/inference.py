@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.preprocess import Grid, Plan, prepare_image, to_scan_grid
-from panorgan.cases.sampling import sliced_axis
-from panorgan.cases.volume import Volume
+from panorgan.data.volume import Volume
 from panorgan.errors import AnatomyError
 from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid
+from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import Settings
 
 # A sigmoid channel counts as present from here on.

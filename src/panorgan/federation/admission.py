@@ -8,9 +8,6 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings, SiteStatistics
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.seeds import derive_seed
 from panorgan.errors import ConfigError, DataError, MessageError
 from panorgan.federation.checkpoint import CoordinatorState
 from panorgan.federation.checks import read_introduction
@@ -22,6 +19,9 @@ from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, Payload, SiteInfo
 from panorgan.networks import UNetSettings
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.site_statistics import SiteStatistics
+from panorgan.seeds import derive_seed
 
 _NEWCOMERS_ANSWER_WITHIN = 300.0
 """Seconds. All other sites wait meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
@@ -115,7 +115,7 @@ class Admission:
     ) -> Introductions:
         """Ask sites to introduce themselves, and for the measurements of the plan if there is none yet."""
         settings = self.setup.plan
-        measures = plan is None and isinstance(settings, PlanSettings) and settings.measures
+        measures = plan is None and settings is not None and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
         introductions = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
         self._collector.ask(sites, Request(task, lambda site: Payload(), 0), introductions.read, deadline)
@@ -139,11 +139,9 @@ class Admission:
         return able
 
 
-def agreed_plan(plan: Plan | PlanSettings | None, statistics: Mapping[str, SiteStatistics]) -> dict[str, object] | None:
-    """The plan for all sites: the given one, or the one that follows from the sites' measurements."""
-    if isinstance(plan, PlanSettings):
-        return plan.resolve(dict(sorted(statistics.items()))).as_json()
-    return None if plan is None else plan.as_json()
+def agreed_plan(plan: PlanSettings | None, statistics: Mapping[str, SiteStatistics]) -> dict[str, object] | None:
+    """The plan that everybody follows: the one given, or what follows from the sites' numbers."""
+    return None if plan is None else plan.resolve(dict(sorted(statistics.items()))).as_json()
 
 
 def first_weights(

@@ -14,10 +14,10 @@ from typing import Literal
 
 import torch
 
-from panorgan.cases.pooling import FEWEST, capped
 from panorgan.errors import RunError
 from panorgan.federation.message import MessageFile
 from panorgan.federation.robust import median, trimmed_mean
+from panorgan.preparation.pooling import FEWEST, capped
 
 _BLOCK = 1 << 17
 """Elements processed at a time."""

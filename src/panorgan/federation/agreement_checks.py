@@ -15,8 +15,6 @@ import torch
 from pydantic import ValidationError
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import POOLED, PlanSettings
-from panorgan.cases.preprocess import Plan, PlanChoices
 from panorgan.errors import AnatomyError
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.settings import TrainingSettings
@@ -24,6 +22,7 @@ from panorgan.federation.tasks import Task
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo, Stage, Tensors
 from panorgan.networks import UNetSettings
+from panorgan.preparation.plan import POOLED, Plan, PlanSettings
 
 if TYPE_CHECKING:
     from panorgan.federation.site import SiteSetup
@@ -103,8 +102,8 @@ def check_plan(plan: Mapping[str, Any] | None, agreed: PlanSettings) -> Plan:
     except (ValidationError, ValueError, TypeError) as error:
         raise _refusal("its plan is invalid", f"{plan!r:.200}", code="not-a-plan") from error
     if plan is None or plan != read.as_json():
-        raise _refusal("its plan is invalid", f"{plan!r:.200}", code="not-a-plan")
-    for name in (*PlanChoices.model_fields, "spacing_mm", "intensity", "window_hu"):
+        raise _refusal("its plan is none", f"{plan!r:.200}", code="not-a-plan")
+    for name in Plan.model_fields:
         wanted, said = getattr(agreed, name), getattr(read, name)
         if wanted != POOLED and said != wanted and not (name == "window_hu" and read.intensity == "zscore"):
             raise _refusal(

@@ -7,20 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import PlanSettings
-from panorgan.cases.preprocess import Plan
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.methods.base import Method
 from panorgan.networks import UNetSettings
+from panorgan.preparation.plan import PlanSettings
 
 
 @dataclass(frozen=True)
 class CoordinatorSetup:
     """What the federation trains, and how.
 
-    `experiment` is the fingerprint of the agreement. `plan` says how cases are prepared, or (as settings) how that
-    follows from the sites' measurements; None where the sites' cases are prepared already.
+    `experiment` is the fingerprint of what everybody agreed to. `plan` says how cases are prepared, or how that
+    follows from what the sites measure; none where the sites' cases are prepared already.
     """
 
     run: str
@@ -30,7 +29,7 @@ class CoordinatorSetup:
     training: TrainingSettings
     seed: int = 0
     experiment: str = ""
-    plan: Plan | PlanSettings | None = None
+    plan: PlanSettings | None = None
     patience: Patience = field(default_factory=Patience)
     limits: LimitSettings = field(default_factory=LimitSettings)
     """Limits for what a site may claim."""

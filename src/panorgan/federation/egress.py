@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from pydantic import Field, ValidationError
 
-from panorgan.cases.store import StoredCase
 from panorgan.errors import ConfigError, MessageError, did_you_mean
 from panorgan.federation.audit import AuditLog
 from panorgan.federation.failures import CODES, EgressError
@@ -28,6 +27,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
+from panorgan.preparation.store import StoredCase
 from panorgan.settings import Settings
 
 TensorType = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]

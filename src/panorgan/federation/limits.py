@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from pydantic import Field, field_validator
 
-from panorgan.cases.planning import SiteStatistics
 from panorgan.errors import MessageError
 from panorgan.methods.protocol import SiteInfo
+from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.settings import SettingError, Settings
 
 Range = tuple[float, float]

@@ -1,6 +1,6 @@
-"""Revoked kits: per participant, all certificates that were issued up to a moment.
+"""Kits that are no longer accepted: per participant, all certificates that were issued up to a moment.
 
-A renewed kit has a newer certificate and is accepted without a change of the list.
+A renewed kit, whose certificate is younger, is accepted again without a change to the list.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RevocationList:
     def until(self, name: str) -> float | None:
         """Up to when this participant's certificates are revoked; None if they are not.
 
-        All participants are refused (infinity) while a list exists that was never readable.
+        Every site is refused (infinity) while there is a list that could not be read yet.
         """
         stamp = self._look()
         if self._known is None or stamp != self._stamp:

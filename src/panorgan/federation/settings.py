@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from panorgan.cases.augment import AugmentSettings
-from panorgan.cases.sampling import SamplingSettings
 from panorgan.errors import ConfigError
+from panorgan.preparation.augment import AugmentSettings
+from panorgan.preparation.sampling import SamplingSettings
 from panorgan.settings import Settings
 
 

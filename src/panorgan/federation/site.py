@@ -12,12 +12,7 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.augment import Draws, augment
-from panorgan.cases.labels import structures_of
-from panorgan.cases.planning import PlanSettings
-from panorgan.cases.sampling import PackedBatch, PatchSampler, patches_per_pass, prefetched
-from panorgan.cases.seeds import derive_seed
-from panorgan.cases.teacher_predictions import TeacherPredictions
+from panorgan.data.labels import structures_of
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.federation.agreement_checks import check_model, check_received, check_request, network_outline
@@ -37,6 +32,13 @@ from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, Tensors
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.cuda_graphs import graph_cache_for, retry_without_graphs
+from panorgan.preparation.augment import Draws, augment
+from panorgan.preparation.batch import PackedBatch
+from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.prefetch import prefetched
+from panorgan.preparation.sampling import PatchSampler, patches_per_pass
+from panorgan.preparation.teacher_predictions import TeacherPredictions
+from panorgan.seeds import derive_seed
 
 OnStep = Callable[[str, int, int], None]
 

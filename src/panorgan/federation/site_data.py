@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from panorgan.cases.labels import structures_of
-from panorgan.cases.store import StoredCase
+from panorgan.data.labels import structures_of
 from panorgan.methods.protocol import Scalars
+from panorgan.preparation.store import StoredCase
 
 
 class SiteSource(Protocol):

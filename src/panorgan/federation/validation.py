@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 import torch
 
-from panorgan.cases.store import StoredCase
 from panorgan.evaluation.inference import decide, structure_mask
 from panorgan.evaluation.metrics import dice
 from panorgan.federation.scores import ValidationScores
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.store import StoredCase
 
 
 def validation_scores(

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import labelled_organs
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import labelled_organs
 from panorgan.losses.partial import on_device
+from panorgan.preparation.batch import Batch
 
 try:
     from panorgan.losses import soft_bce_kernel
@@ -35,6 +35,16 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
         loss = torch.addcmul(F.softplus(logits), targets, logits, value=-1).flatten(2).mean(2)
     kept = loss.masked_fill(~counted, 0.0).sum(1)
     return kept / counted.sum(1).clamp(min=1)
+
+
+def distil_unlabelled(
+    logits: torch.Tensor, received: torch.Tensor, batch: Batch, vocabulary: Vocabulary
+) -> torch.Tensor:
+    """Cross-entropy to a frozen model's sigmoids on the organs that a sample does not label, [B]; FLKD's eq. 7.
+
+    Logits of both models are [B, C, *S], their channels named by the vocabulary.
+    """
+    return soft_bce(logits, received.float().sigmoid(), unlabelled(batch, vocabulary))
 
 
 def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:

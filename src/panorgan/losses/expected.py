@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses.unified_label import allowed_channels
+from panorgan.preparation.batch import Batch
 
 
 def expected_cross_entropy(

@@ -19,9 +19,9 @@ from functools import lru_cache
 import torch
 
 from panorgan.anatomy import Vocabulary, ancestors
-from panorgan.cases.labels import labelled_organs, membership
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import labelled_organs, membership
 from panorgan.losses.partial import on_device
+from panorgan.preparation.batch import Batch
 
 Rows = tuple[tuple[bool, ...], ...]
 

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation, labelled_organs, membership
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import Activation, labelled_organs, membership
 from panorgan.errors import AnatomyError
+from panorgan.preparation.batch import Batch
 
 DiceOver = Literal["batch", "sample"]
 

@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import labelled_organs
-from panorgan.cases.sampling import Batch
+from panorgan.data.labels import labelled_organs
 from panorgan.errors import AnatomyError
 from panorgan.losses.label_values import (
     disagreed_value,
@@ -28,6 +27,7 @@ from panorgan.losses.label_values import (
 )
 from panorgan.losses.main_teacher import MainTeacher, global_main_teacher
 from panorgan.losses.partial import checked_members, on_device
+from panorgan.preparation.batch import Batch
 
 Conflicts = Literal["sequence", "confidence"]
 """Which teacher wins a voxel claimed by several. *sequence*: the later in a fixed order. *confidence*: the surer

@@ -15,9 +15,7 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.teacher_predictions import TeacherPredictions
-from panorgan.losses import expected_cross_entropy, partial_dice_ce
+from panorgan.losses import distil_unlabelled, expected_cross_entropy, partial_dice_ce
 from panorgan.methods.protocol import (
     Federation,
     MemoryTensorStore,
@@ -33,9 +31,11 @@ from panorgan.methods.protocol import (
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.server_average import extrapolation, owner_rows, shared_keys, stepped
 from panorgan.methods.shared.site_tools import SiteTools
-from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network
+from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_network, select_channels
 from panorgan.networks.organ_parts import weights_for
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.settings import Settings
 
 
@@ -57,8 +57,8 @@ class MethodConfig(Settings):
     )
     unlabelled: Literal["received", "marginal"] = Field(
         "marginal",
-        description="what a voxel is that the annotation leaves open, where organs exclude each other: what the model "
-        "received in this round makes of it (EM), or what the model in training makes of it (marginal loss)",
+        description="what a voxel is that the annotation leaves open: what the model received in this round makes of "
+        "it (EM; for sigmoid channels, distillation), or what the model in training makes of it (marginal loss)",
     )
     organ_parts: Literal["owners", "everyone"] = Field(
         "owners",
@@ -95,7 +95,7 @@ class SiteRule:
         """
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.tensors.items() if key in own})
-        if self.config.unlabelled == "received" and self.model.activation == "softmax" and self.sometimes_unlabelled:
+        if self.held_organs:
             self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval()
 
     def teacher_predictions(self) -> TeacherPredictions | None:
@@ -162,6 +162,13 @@ class SiteRule:
         }
         return tuple(organ for organ in self.federation.labelled_organs() if organ not in always)
 
+    @property
+    def held_organs(self) -> tuple[str, ...]:
+        """Organs on which the received model speaks wherever an annotation does not; none outside of training."""
+        if self.config.unlabelled != "received" or not self.in_training:
+            return ()
+        return tuple(organ for organ in self.sometimes_unlabelled if organ in self.model.vocabulary)
+
     def compute_gradients(self, batch: Batch) -> torch.Tensor:
         """The first half of a step: fresh gradients of the loss, which is returned."""
         self.tools.optimizer.zero_grad(set_to_none=True)
@@ -180,13 +187,22 @@ class SiteRule:
         optimizer.step()
 
     def supervision(self, batch: Batch) -> torch.Tensor:
-        """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B]."""
-        logits, vocabulary = self.model.channels_for(batch.image, self.own_organs)
+        """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B].
+
+        Where the received model speaks (`held_organs`), it says what the annotation leaves open.
+        """
+        own, held = self.own_organs, () if self.received_model is None else self.held_organs
+        logits, vocabulary = self.model.channels_for(batch.image, {*own, *held})
         if self.received_model is None:
             return self.supervised(logits, vocabulary, batch)
         with torch.no_grad():
-            received = self.received_model(batch.image)
-        return self.supervised(logits, vocabulary, batch, received)
+            received, organs = self.received_model.channels_for(batch.image, held)
+        if self.model.activation == "softmax":
+            return self.supervised(logits, vocabulary, batch, received)
+        # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
+        loss = self.supervised(select_channels(logits, vocabulary, own), Vocabulary(own), batch)
+        chosen = select_channels(logits, vocabulary, organs.organs)
+        return loss + self.config.ce_weight * distil_unlabelled(chosen, received, batch, organs)
 
     def supervised(
         self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch, received: torch.Tensor | None = None

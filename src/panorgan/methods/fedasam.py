@@ -17,12 +17,12 @@ from typing import ClassVar
 
 import torch
 
-from panorgan.cases.sampling import Batch
 from panorgan.methods.base import SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
 from panorgan.methods.shared.sharpness import asam_step
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
 
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from panorgan.cases.sampling import Batch
 from panorgan.methods.base import Method, ServerRule, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
 
 

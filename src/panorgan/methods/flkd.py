@@ -15,16 +15,13 @@ symmetric, and 0.3 is 0.7 to 1.3. It mirrors every axis, which suits its organs 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
-from panorgan.cases.teacher_predictions import TeacherPredictions
-from panorgan.losses import soft_bce, unlabelled
+from panorgan.losses import distil_unlabelled, soft_bce
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, Stage, published
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
@@ -36,8 +33,10 @@ from panorgan.methods.shared.teacher_stages import (
     TeacherSite,
     stages_with_teachers,
 )
-from panorgan.networks import SegmentationNetwork, organ_probabilities
+from panorgan.networks import select_channels
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class FLKDConfig(MethodConfig):
@@ -127,18 +126,12 @@ class FLKD(Method):
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
-            self.global_model: SegmentationNetwork | None = None
-            self.held: tuple[str, ...] = ()
-            """Organs that global KD holds in this round; none outside of training."""
             self.logged: dict[str, torch.Tensor] = {}
 
-        def before_round(self) -> None:
-            """In training, take over the global model and keep a frozen copy."""
-            super().before_round()
-            if self.in_training:
-                self.held = self.sometimes_unlabelled if self.config.global_weight else ()
-            if self.held:
-                self.global_model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        @property
+        def held_organs(self) -> tuple[str, ...]:
+            """What global KD holds: the organs that some case here does not label."""
+            return self.sometimes_unlabelled if self.in_training and self.config.global_weight else ()
 
         def teacher_predictions(self) -> TeacherPredictions | None:
             """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
@@ -151,7 +144,7 @@ class FLKD(Method):
         def after_round(self) -> None:
             """The copy of the global model has served."""
             super().after_round()
-            self.global_model, self.held = None, ()
+            self.received_model = None
 
         # -- formulas
 
@@ -162,11 +155,11 @@ class FLKD(Method):
 
         def loss(self, batch: Batch) -> torch.Tensor:
             """Eq. 8: supervision, and distillation of what is held and of what teachers came along with the batch."""
-            own = self.own_organs
-            logits, vocabulary = self.model.channels_for(batch.image, {*own, *self.held, *batch.soft_target_organs})
+            own, held = self.own_organs, self.held_organs
+            logits, vocabulary = self.model.channels_for(batch.image, {*own, *held, *batch.soft_target_organs})
             # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
-            loss = self.supervised(_channels(logits, vocabulary, own), Vocabulary(own), batch).mean()
-            if self.held:
+            loss = self.supervised(select_channels(logits, vocabulary, own), Vocabulary(own), batch).mean()
+            if held:
                 part = self.global_distillation(logits, vocabulary, batch).mean()
                 self.logged["loss/global_kd"] = part.detach()
                 loss = loss + self.config.global_weight * part
@@ -178,20 +171,17 @@ class FLKD(Method):
 
         def global_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
             """Eq. 7, [B]: cross-entropy to the frozen global model on the organs that a sample does not label."""
-            assert self.global_model is not None
+            assert self.received_model is not None
             with torch.no_grad():
-                frozen, organs = self.global_model.channels_for(batch.image, self.held)
-                targets = organ_probabilities(frozen.float(), self.global_model.activation)
-            chosen = _channels(logits, vocabulary, organs.organs)
-            return soft_bce(chosen, targets, unlabelled(batch, organs))
+                received, organs = self.received_model.channels_for(batch.image, self.held_organs)
+            return distil_unlabelled(select_channels(logits, vocabulary, organs.organs), received, batch, organs)
 
         def local_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
             """Eq. 10 (eq. 9 with every organ), [B]: cross-entropy to the teachers of the organs that were drawn."""
             assert batch.soft_targets is not None
             assert batch.soft_targets_valid is not None
-            return soft_bce(
-                _channels(logits, vocabulary, batch.soft_target_organs), batch.soft_targets, batch.soft_targets_valid
-            )
+            chosen = select_channels(logits, vocabulary, batch.soft_target_organs)
+            return soft_bce(chosen, batch.soft_targets, batch.soft_targets_valid)
 
     class Server(TeacherServer):
         """The unweighted mean of everything (eq. 6); before that, the exchange of teachers."""
@@ -208,11 +198,3 @@ class FLKD(Method):
         if not self.config.local_weight:
             return (Stage(TRAIN, rounds),)
         return stages_with_teachers(rounds, self.config.pretrain)
-
-
-def _channels(logits: torch.Tensor, vocabulary: Vocabulary, organs: tuple[str, ...]) -> torch.Tensor:
-    """The channels [B, len(organs), *S] of some organs."""
-    places = [vocabulary.index(organ) for organ in organs]
-    if places == list(range(places[0], places[0] + len(places))):
-        return logits[:, places[0] : places[0] + len(places)]  # a view
-    return logits[:, places]

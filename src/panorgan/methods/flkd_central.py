@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import torch
 
-from panorgan.cases.sampling import Batch
 from panorgan.losses import soft_bce, unlabelled
 from panorgan.methods.base import LOSS_IN_PARTS, Method, MethodConfig, ServerRule, SiteRule, published
 from panorgan.methods.registry import register
 from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
 
 
 class FLKDCentralConfig(MethodConfig):

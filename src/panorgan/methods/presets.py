@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from panorgan.cases.sampling import Batch
-from panorgan.methods.base import Method, MethodConfig, SiteRule
+from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
 from panorgan.methods.scaffold import Scaffold
@@ -22,6 +21,18 @@ from panorgan.methods.shared.pseudo_labels import (
     PseudoLabelSite,
 )
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+from panorgan.preparation.batch import Batch
+
+
+class HeldHeadsConfig(MethodConfig):
+    """Every site trains every head: its own on labels, the others towards the received model."""
+
+    unlabelled: Literal["received", "marginal"] = published(
+        "received", "marginal", "what the heads of unlabelled organs learn: to stay with the received model, or nothing"
+    )
+    organ_parts: Literal["owners", "everyone"] = published(
+        "everyone", "everyone", "who trains and averages a head: the sites that annotate its organ, or every site"
+    )
 
 
 class UnlabelledIsBackground(SiteRule):
@@ -40,6 +51,7 @@ class WithheldLabels(Method):
 
 # Supervision; PARTIAL_LABELS is the plain one.
 PSEUDO_LABELS = Piece(PseudoLabelConfig, PseudoLabelSite, PseudoLabelServer, PseudoLabelMethod)
+HELD_HEADS = Piece(HeldHeadsConfig)
 WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
 UNLABELLED_AS_BACKGROUND = Piece(MethodConfig, UnlabelledIsBackground)
 # Local step; PLAIN is the optimiser's own.
@@ -108,6 +120,7 @@ PRESETS = (
         "have it\nso: `organ_parts: everyone` and `weighting: uniform`.",
         summary="Shared encoder and decoder, a head of 162 parameters per organ.",
         paper="the baseline of FLKD (see there), section 3.5",
+        supervision=HELD_HEADS,
         organs="heads",
     ),
     Preset(

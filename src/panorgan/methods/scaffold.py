@@ -18,10 +18,10 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 
-from panorgan.cases.sampling import Batch
 from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.preparation.batch import Batch
 
 _PREFIX = "control/"
 _NEXT = "next_control/"

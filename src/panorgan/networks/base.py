@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import Activation
+from panorgan.data.labels import Activation
 from panorgan.networks.cuda_graphs import Compute, GraphCache
 
 BACKGROUND = "background"
@@ -70,3 +70,11 @@ def organ_probabilities(logits: torch.Tensor, activation: Activation) -> torch.T
     if activation == "softmax":
         return logits.softmax(dim=1)[:, 1:]
     return logits.sigmoid()
+
+
+def select_channels(logits: torch.Tensor, vocabulary: Vocabulary, organs: Sequence[str]) -> torch.Tensor:
+    """The sigmoid channels [B, len(organs), *S] of some organs; a view where they lie side by side."""
+    places = [vocabulary.index(organ) for organ in organs]
+    if places == list(range(places[0], places[0] + len(places))):
+        return logits[:, places[0] : places[0] + len(places)]
+    return logits[:, places]

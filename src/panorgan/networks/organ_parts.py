@@ -109,6 +109,20 @@ class OrganNetwork(SegmentationNetwork):
         wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
         return self._logits(image, wanted.organs), wanted
 
+    def channels_and_shared(
+        self, image: torch.Tensor, organs: Collection[str]
+    ) -> tuple[torch.Tensor, Vocabulary, list[torch.Tensor]]:
+        """`channels_for` organs that have parts, and what is shared on the way, from one pass."""
+        wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
+        chosen = [group_of(organ) for organ in wanted]
+
+        def compute(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            shared = self.shared(image)
+            return self.outputs(chosen, shared), *shared
+
+        logits, *shared = self.run_pass(("and shared", *chosen), compute, image)
+        return logits, wanted, shared
+
     def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
         wanted = [group_of(organ) for organ in organs]
         places = [place for place, (group, _) in enumerate(wanted) if group in self.groups]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from panorgan.cases.labels import CONVENTIONS, Activation
+from panorgan.data.labels import CONVENTIONS, Activation
 from panorgan.settings import SettingError, Settings
 
 OrganParts = Literal["channels", "heads", "task_blocks", "decoders", "encoders"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import panorgan
 from panorgan.anatomy import catalogue
-from panorgan.cases.doctor import CaseFacts, Checkup, Severity
-from panorgan.cases.doctor.codes import CODES
-from panorgan.cases.doctor.summary import (
+from panorgan.data_doctor import CaseFacts, Checkup, Severity
+from panorgan.data_doctor.codes import CODES
+from panorgan.data_doctor.summary import (
     Group,
     Place,
     SourceSummary,

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.case import Case
-from panorgan.cases.preprocess import Grid
-from panorgan.cases.volume import Volume, read_volume, same_grid
+from panorgan.data.case import Case
+from panorgan.data.volume import Volume, read_volume, same_grid
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import structure_mask
 from panorgan.evaluation.metrics import dice
+from panorgan.preparation.preprocess import Grid
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import Row
 

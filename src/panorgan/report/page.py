@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.case import Case
+from panorgan.data.case import Case
 from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from panorgan.cases.case import Case
+from panorgan.data.case import Case
 from panorgan.errors import ConfigError, PanorganError
 from panorgan.methods.registry import find_method
 from panorgan.report.overlays import CaseKey

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.doctor import CaseFacts, Checkup, Severity
-from panorgan.cases.doctor.summary import short_number
+from panorgan.data_doctor import CaseFacts, Checkup, Severity
+from panorgan.data_doctor.summary import short_number
 from panorgan.report.thumbnails import colour_of
 
 _FEWEST = 3  # fewer dots are read faster as numbers

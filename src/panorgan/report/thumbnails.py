@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.anatomy import catalogue
-from panorgan.cases.doctor import Thumbnail
+from panorgan.data_doctor import Thumbnail
 
 UNKNOWN_COLOUR = "#8a99a6"
 _TINT = 72  # of 255; the slice stays visible under the label

@@ -20,10 +20,8 @@ from torch.backends import cudnn
 
 import panorgan
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import structures_of
-from panorgan.cases.sampling import Batch, PatchSampler
-from panorgan.cases.seeds import derive_seed
 from panorgan.config import Experiment, parse_experiment
+from panorgan.data.labels import structures_of
 from panorgan.errors import ConfigError, DataError, RunError
 from panorgan.evaluation.curvature import (
     Loss,
@@ -40,6 +38,9 @@ from panorgan.losses import partial_dice_ce
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.second_derivatives import use_plain_norms
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.sampling import PatchSampler
+from panorgan.seeds import derive_seed
 from panorgan.settings import Settings
 from panorgan.workflows.analysis_files import ALL_SITES, Analysis, Landscape, PlaceCurvature, Similarity, write_analysis
 from panorgan.workflows.device import choose_device, use_hardware

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from panorgan.cases.cache import CacheEntry, trim
 from panorgan.errors import ConfigError
+from panorgan.preparation.cache import CacheEntry, trim
 
 VARIABLE = "PANORGAN_CACHE_LIMIT"
 _DEFAULT_GB = 100.0

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from panorgan.cases.preprocess import Grid, prepare_image
-from panorgan.cases.sampling import sliced_axis
 from panorgan.checksums import read_json
 from panorgan.config import parse_experiment
 from panorgan.errors import PanorganError, RunError
 from panorgan.evaluation.inference import predict_probabilities
 from panorgan.federation.events import DAMAGED, read_events
+from panorgan.preparation.preprocess import Grid, prepare_image
+from panorgan.preparation.sampling import sliced_axis
 from panorgan.workflows.compare import ComparisonPlan, Planned
 from panorgan.workflows.compare_at_once import shared_machine
 from panorgan.workflows.execute import setup_device

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from panorgan.cases.case import Case
-from panorgan.cases.formats import files_of
-from panorgan.cases.store import Store
+from panorgan.data.case import Case
+from panorgan.data.formats import files_of
+from panorgan.preparation.store import Store
 
 # A file changed twice within a clock tick keeps its time: so recent ones are hashed again.
 _SETTLED_SECONDS = 2.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from panorgan.cases.doctor import Checkup, Finding, Severity, Source, examine
+from panorgan.data_doctor import Checkup, Finding, Severity, Source, examine
 from panorgan.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.splits import RULE
 from panorgan.checksums import sealed_json
 from panorgan.config import Experiment
+from panorgan.data.splits import RULE
 from panorgan.errors import RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
@@ -24,6 +23,7 @@ from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import use_hardware
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import panorgan
-from panorgan.cases import splits
 from panorgan.config import Experiment
+from panorgan.data import splits
 from panorgan.workflows.prepare import PreparedFederation
 
 _PACKAGES = ("torch", "monai", "numpy", "scipy", "nibabel", "pydantic", "safetensors")

@@ -17,11 +17,10 @@ from safetensors.torch import load, save
 
 import panorgan
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.labels import CONVENTIONS
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.volume import Volume, read_scan, scan_from_array
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.config import Agreement
+from panorgan.data.labels import CONVENTIONS
+from panorgan.data.volume import Volume, read_scan, scan_from_array
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
 from panorgan.federation.checks import is_finite
@@ -31,6 +30,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
+from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run

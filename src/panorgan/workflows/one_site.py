@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.planning import SiteStatistics
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.store import Store
 from panorgan.config import Agreement, SiteSettings
 from panorgan.federation.site import SiteData
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.site_statistics import SiteStatistics
+from panorgan.preparation.store import Store
 from panorgan.workflows.cache import trim_cache
 from panorgan.workflows.data_watch import DataWatch
 from panorgan.workflows.parallel import InParallel, OnProgress

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary, catalogue
-from panorgan.cases.volume import write_labels
+from panorgan.data.volume import write_labels
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import label_ids, structure_mask
 from panorgan.federation.files import write_atomically

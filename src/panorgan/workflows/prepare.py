@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panorgan.cases.case import Case
-from panorgan.cases.planning import SiteStatistics
-from panorgan.cases.preprocess import Plan
-from panorgan.cases.store import Store, StoredCase
 from panorgan.config import Experiment
+from panorgan.data.case import Case
 from panorgan.errors import DataError
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.site_statistics import SiteStatistics
+from panorgan.preparation.store import Store, StoredCase
 from panorgan.workflows.cache import trim_cache
 from panorgan.workflows.data_watch import DataWatch
 from panorgan.workflows.parallel import InParallel, OnProgress

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from panorgan.cases.case import Case
-from panorgan.cases.labels import labelled_organs
-from panorgan.cases.volume import Volume, write_labels
+from panorgan.data.case import Case
+from panorgan.data.labels import labelled_organs
+from panorgan.data.volume import Volume, write_labels
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.inference import predict_organs, structure_mask
 from panorgan.evaluation.metrics import score

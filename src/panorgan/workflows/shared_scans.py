@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from panorgan.cases.case import Case
-from panorgan.cases.store import Store
+from panorgan.data.case import Case
 from panorgan.errors import DataError
+from panorgan.preparation.store import Store
 from panorgan.workflows.parallel import InParallel
 from panorgan.workflows.site_cases import SiteCases
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.cache_use import mark_in_use
-from panorgan.cases.case import Case
-from panorgan.cases.entry_files import mark_used
-from panorgan.cases.layouts import read_cases
-from panorgan.cases.phantom import recipe, withheld_folder, write_federation
-from panorgan.cases.splits import split_cases
 from panorgan.config import Agreement, Experiment, SiteSettings
+from panorgan.data.case import Case
+from panorgan.data.layouts import read_cases
+from panorgan.data.splits import split_cases
 from panorgan.errors import ConfigError, DataError, did_you_mean
 from panorgan.federation.admission import check_coverage
 from panorgan.methods.protocol import SiteInfo
+from panorgan.phantom import recipe, withheld_folder, write_federation
+from panorgan.preparation.cache_files import mark_used
+from panorgan.preparation.cache_use import mark_in_use
 from panorgan.workflows.parallel import OnProgress
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.doctor import Finding, Source
-from panorgan.cases.doctor.codes import finding
-from panorgan.cases.layouts import find_layout
-from panorgan.cases.splits import split_cases
 from panorgan.config import Agreement, Experiment, SiteSettings
+from panorgan.data.layouts import find_layout
+from panorgan.data.splits import split_cases
+from panorgan.data_doctor import Finding, Source
+from panorgan.data_doctor.codes import finding
 from panorgan.errors import PanorganError
 from panorgan.workflows.parallel import OnProgress
 from panorgan.workflows.site_cases import cache_folder, part_of_patients, read_site, read_sites, site_settings

@@ -9,11 +9,11 @@ import torch
 from fediod_pieces import SMALL
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.case import Case, MaskFiles
-from panorgan.cases.preprocess import Plan
+from panorgan.data.case import Case, MaskFiles
 from panorgan.methods.fediod.attention_on_scans import ScanPatch, choose_slices, look, on_plane, patches_of, seen_from
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNetSettings
+from panorgan.preparation.plan import Plan
 
 
 def patch_of(size: tuple[int, int, int], across: int = 2, level: int = 0, **masks: torch.Tensor) -> ScanPatch:

@@ -13,7 +13,6 @@ from fediod_pieces import FEDIOD, SMALL, TOKENS_HERE, aggregate, attention, rule
 from refusing import refused
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch, PatchSampler, SamplingSettings
 from panorgan.errors import ConfigError
 from panorgan.methods.about.uploads import empty_network
 from panorgan.methods.base import Payload, RoundInfo
@@ -24,6 +23,8 @@ from panorgan.methods.fediod.attention_containment import missing_intersection, 
 from panorgan.methods.fediod.attention_maps import ScanMaps, packed, slice_targets, unpacked
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.sampling import PatchSampler, SamplingSettings
 
 
 def batch_of(rule: FedIOD.Site, seed: int = 0) -> Batch:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.federation.optimizers import make_optimizer, set_rate
 from panorgan.federation.settings import OptimizerSettings
 from panorgan.losses import partial_dice_ce
@@ -14,6 +13,7 @@ from panorgan.methods.fediod import FedIOD, FedIODConfig
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.networks import UNetSettings
+from panorgan.preparation.batch import Batch
 
 SIDE = 160  # a hundred tokens
 

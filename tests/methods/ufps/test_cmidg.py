@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from scipy.interpolate import BSpline
 
-from panorgan.cases.phantom import PhantomConfig, PhantomSite, generate_case
 from panorgan.methods.ufps import cmidg as module
 from panorgan.methods.ufps.cmidg import (
     CMIDGSettings,
@@ -24,6 +23,7 @@ from panorgan.methods.ufps.cmidg import (
     run_network,
     smooth_field,
 )
+from panorgan.phantom import PhantomConfig, PhantomSite, generate_case
 
 SHAPES = [(3, 1, 14, 11), (3, 1, 10, 8, 6)]
 

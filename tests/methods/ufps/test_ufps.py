@@ -11,13 +11,13 @@ from torch import nn
 from ufps_pieces import FACTS, OFF, ORGANS, FixedNetwork, enter, make_batch, site_of
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch
 from panorgan.losses.label_values import disagreed_value, undecided_value
 from panorgan.methods.protocol import Federation
 from panorgan.methods.ufps import UFPS
 from panorgan.methods.ufps import method as ufps_module
 from panorgan.methods.ufps.masks import pack
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
 
 # -- the loss --------------------------------------------------------------------------------------------------------
 

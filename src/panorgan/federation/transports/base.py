@@ -9,6 +9,13 @@ MakeRequest = Callable[[str], bytes]
 OnReply = Callable[[str, bytes], None]
 
 
+class RequestHandler(Protocol):
+    """Turns a request into an answer, at a site."""
+
+    def handle(self, request: bytes) -> bytes:
+        """Do what the request asks."""
+
+
 class Transport(Protocol):
     """Carries one request to each site and returns the answers."""
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from panorgan.federation.transports.base import MakeRequest, OnReply
-
-
-class Answering(Protocol):
-    """Turns a request into an answer: a `SiteWorker`."""
-
-    def handle(self, request: bytes) -> bytes:
-        """Do what the request asks."""
+from panorgan.federation.transports.base import MakeRequest, OnReply, RequestHandler
 
 
 class LocalTransport:
     """Calls the workers directly; an error at a site surfaces where it happened."""
 
-    def __init__(self, workers: Mapping[str, Answering]) -> None:
+    def __init__(self, workers: Mapping[str, RequestHandler]) -> None:
         self._workers = dict(sorted(workers.items()))
 
     @property
@@ -29,6 +21,6 @@ class LocalTransport:
     def exchange(
         self, sites: Sequence[str], make_request: MakeRequest, on_reply: OnReply, deadline: float | None = None
     ) -> None:
-        """Ask the sites in the given order, without waiting."""
+        """Ask the sites in the given order. There is nothing to wait for."""
         for site in sites:
             on_reply(site, self._workers[site].handle(make_request(site)))

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from panorgan.cases.case import Case
-from panorgan.cases.preprocess import Grid, Plan, prepare_image, prepare_mask
-from panorgan.cases.sampling import sliced_axis
+from panorgan.data.case import Case
 from panorgan.methods.fediod.attention_gate import mean_attention
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
+from panorgan.preparation.plan import Plan
+from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask
+from panorgan.preparation.sampling import sliced_axis
 
 _AXIAL = 2
 _SHOWN = 0.3

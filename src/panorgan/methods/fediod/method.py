@@ -56,8 +56,6 @@ from typing import ClassVar
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.pooling import MINORITY, capped, weighted_median
-from panorgan.cases.sampling import Batch, sliced_axis
 from panorgan.errors import ConfigError, RunError
 from panorgan.methods.base import LOSS_IN_PARTS, Federation, Method, Payload, Scalars, ServerRule, SiteRule, Updates
 from panorgan.methods.fediod.attention_containment import ALPHA, containment
@@ -75,6 +73,9 @@ from panorgan.methods.fediod.settings import FedIODConfig
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.networks.settings import OrganParts, UNetSettings
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.pooling import MINORITY, capped, weighted_median
+from panorgan.preparation.sampling import sliced_axis
 
 INTERSECTION, UNION = "attention/intersection", "attention/union"
 DEPTH, TOKENS = "attention/depth", "attention/tokens"

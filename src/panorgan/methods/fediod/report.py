@@ -21,15 +21,15 @@ from matplotlib.image import imsave
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from panorgan.cases.case import Case
-from panorgan.cases.preprocess import Plan
 from panorgan.checksums import is_damaged
+from panorgan.data.case import Case
 from panorgan.federation.events import read_events
 from panorgan.methods.fediod.attention_on_scans import Looks, ScanPatch, look, on_plane, patches_of
 from panorgan.methods.fediod.bottleneck_attention import head_of_key
 from panorgan.methods.fediod.head_attribution import head_weights
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.methods.fediod.method import ATTRIBUTION
+from panorgan.preparation.plan import Plan
 from panorgan.report.overlays import (
     MR_PERCENTILES,
     WINDOW_HU,

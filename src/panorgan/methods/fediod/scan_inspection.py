@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.sampling import Batch, PackedBatch, sliced_axis, whole_scan
-from panorgan.cases.store import StoredCase
 from panorgan.losses.partial import structure_probabilities
 from panorgan.methods.base import SiteTools
 from panorgan.methods.fediod.attention_maps import ScanMaps
@@ -27,6 +25,9 @@ from panorgan.methods.fediod.head_attribution import (
     largest_entries,
 )
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
+from panorgan.preparation.batch import Batch, PackedBatch
+from panorgan.preparation.sampling import sliced_axis, whole_scan
+from panorgan.preparation.store import StoredCase
 
 _AT_ONCE = 16
 """Slices processed together."""

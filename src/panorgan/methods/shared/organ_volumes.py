@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.store import StoredCase
 from panorgan.methods.protocol import Federation, Scalars, Updates
+from panorgan.preparation.store import StoredCase
 
 PREFIX = "volume_ml/"
 VOLUMES = {f"{PREFIX}*": "mean volume of each structure that the site annotates, in ml and rounded, sent once"}

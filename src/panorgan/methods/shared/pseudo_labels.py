@@ -13,9 +13,6 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, PositiveFloat
 
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
-from panorgan.cases.teacher_predictions import TeacherPredictions
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, overlap_priority
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, published
@@ -24,6 +21,9 @@ from panorgan.methods.shared.teacher_stages import PRETRAIN, TEACHERS, TeacherSe
 from panorgan.methods.shared.teachers import PREFIX
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.settings import OrganParts, UNetSettings
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class PseudoLabelConfig(MethodConfig):

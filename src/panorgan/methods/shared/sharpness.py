@@ -23,9 +23,9 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from panorgan.cases.sampling import Batch
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteRule
+from panorgan.preparation.batch import Batch
 
 
 def asam_step(rule: SiteRule, batch: Batch, rho: float, eta: float) -> torch.Tensor:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from panorgan.cases.store import StoredCase
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import InferenceSettings, predict_probabilities
 from panorgan.methods.protocol import MemoryTensorStore, Scalars, TensorStore
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.store import StoredCase
 
 
 def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:

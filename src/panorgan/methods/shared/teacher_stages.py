@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.cases.store import StoredCase
 from panorgan.methods.base import Federation, Notice, Payload, ServerRule, SiteRule, Stage, Updates
 from panorgan.methods.shared.teachers import ServerTeachers, SiteTeachers, as_teacher
 from panorgan.networks import OrganNetwork, SegmentationNetwork, organ_network
 from panorgan.networks.organ_parts import weights_for
+from panorgan.preparation.store import StoredCase
 
 PRETRAIN, EXCHANGE, TRAIN = "pretrain", "exchange", "train"
 TEACHERS = {

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from panorgan.cases.labels import CONVENTIONS
-from panorgan.cases.store import StoredCase
-from panorgan.cases.teacher_predictions import TeacherPredictions
+from panorgan.data.labels import CONVENTIONS
 from panorgan.errors import RunError
 from panorgan.methods.base import SiteTools
 from panorgan.methods.protocol import Payload, Scalars, Tensors, TensorStore, Updates
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.store import StoredCase
+from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 PREFIX = "teacher/"
 SEND = "send_teacher"

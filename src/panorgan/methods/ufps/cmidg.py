@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from panorgan.cases.host_to_device import in_one_copy
+from panorgan.preparation.host_to_device import in_one_copy
 from panorgan.settings import Settings
 
 # Slope of the leaky ReLU below zero.

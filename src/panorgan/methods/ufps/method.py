@@ -51,8 +51,6 @@ from typing import ClassVar
 
 import torch
 
-from panorgan.cases.sampling import Batch
-from panorgan.cases.store import StoredCase
 from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
 from panorgan.methods.base import Notice, Payload, Scalars, Updates
@@ -73,6 +71,8 @@ from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
 from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 from panorgan.methods.ufps.weight_schedules import sample_weights
 from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
+from panorgan.preparation.store import StoredCase
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
 _PARTS: dict[str, tuple[str, ...]] = {"decoder": ("decoder", "head"), "encoder": ("encoder", "bottleneck")}

@@ -1,1 +1,1 @@
-"""The adapter to NVFlare, the only place that knows it. NVFlare does connection, identity, TLS and job hand-over."""
+"""NVFlare as panorgan's network engine: the only folder that knows it. `engine.py` implements the interface."""

@@ -1,4 +1,4 @@
-"""The server's half: our coordinator as an NVFlare controller. One job is one segment of a run."""
+"""The server's half of a segment: the coordinator as an NVFlare controller. One job is one segment of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from panorgan.errors import RunError
+from panorgan.federation.engine import SegmentAbortedError
 from panorgan.federation.transports.base import MakeRequest, OnReply
 from panorgan.federation.transports.nvflare.jobs import is_job_id
 from panorgan.federation.transports.nvflare.parcels import unpacked
@@ -31,17 +31,8 @@ _LOOK_EVERY = 0.05
 _LOOK_FOR_PARENT_EVERY = 0.5
 
 
-class SegmentAbortedError(RunError):
-    """The network engine ends the job; the rounds that were finished are saved."""
-
-    code = "segment-aborted"
-
-
 class NVFlareTransport:
-    """Carries requests as NVFlare tasks, one per site. Identity and encryption are NVFlare's.
-
-    `gone` names sites that are known not to answer any more, so that nobody waits for them until the deadline.
-    """
+    """Implements `federation.engine.NetworkTransport`: carries requests as NVFlare tasks, one per site."""
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
         self._controller, self._context, self._abort = controller, fl_ctx, abort_signal
@@ -127,7 +118,7 @@ def _forget_resends(task: Task, kept: ClientTask | None = None) -> None:
 
 
 class _News:
-    """What the threads of NVFlare tell the one that waits: it need not look again and again."""
+    """What NVFlare's threads report to the one that waits, so that it need not poll."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
@@ -135,7 +126,7 @@ class _News:
         self._came = threading.Event()
 
     def came_from(self, site: str) -> None:
-        """A site's answer has been dealt with, whatever it was."""
+        """A site's answer has been handled, whatever it was."""
         self.heard.add(site)
         self._came.set()
 
@@ -148,7 +139,7 @@ class _News:
 def end_with_parent() -> None:
     """End this job's process when the one that started it is gone.
 
-    NVFlare looks whether the parent's process id exists, which a dead process keeps until somebody collects it.
+    NVFlare looks whether the parent's process id exists, which a dead process keeps until its own parent collects it.
     """
     parent = os.getppid()
 
@@ -197,5 +188,5 @@ class SegmentController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that nobody waits for any more: it came after the deadline, or was never asked for."""
+        """An answer that came after the deadline, or that was never asked for."""
         self.log_warning(fl_ctx, f"an answer of {client.name} came too late or was not asked for; it is dropped")

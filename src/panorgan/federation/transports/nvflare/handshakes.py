@@ -1,25 +1,20 @@
-"""Who was turned away at the server's door, and why.
+"""Which connections the server refused, and why: read from the output of NVFlare's server.
 
-A stranger fails in the TLS handshake, inside gRPC, before NVFlare hears of it: NVFlare's logs are silent about it. gRPC
-can tell its handshakes, at length, on the engine's own output. This reads that output line by line and makes one
-sentence of each failure. A stranger has no name that could be believed, so it is known by its address; a member that
-poses as another one is known by the name in its certificate.
+A client without a valid certificate fails in the TLS handshake, inside gRPC, and NVFlare's logs do not mention it. gRPC
+can trace its handshakes, at length, on the process's output. This reads that output line by line and makes one sentence
+of each failure. Such a client has no name that could be trusted, so its address stands for it; a member that claims to
+be another one is named as in its certificate.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from urllib.parse import unquote
 
+from panorgan.federation.engine import OnRefused
+
 TRACING = {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
-"""Environment in which gRPC tells its handshakes."""
-
-SECRETIVE = {"NVFLARE_SECURE_LOGGING": "true"}
-"""Environment in which NVFlare tells the server the kind of an error at a site, and not its text."""
-
-OnTurnedAway = Callable[[str, str], None]
-"""Takes who it was (an address or a name) and why."""
+"""Environment in which gRPC traces its handshakes."""
 
 _GRPC_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.]+:\d+\] ")
 _TRACE = re.compile(r"(handshaker\.cc|channel_trace\.h|ssl_transport_security\.cc|trace\.cc|log\.cc):\d+\] ")
@@ -27,7 +22,7 @@ _FAILED = re.compile(r"CallNextHandshakerLocked: error=(?!OK\b)(?P<why>.*)")
 _PEER = re.compile(r"endpoint_peer_address=(?:ipv[46]:)?(?P<peer>[^,}]+)")
 _MORE = re.compile(r"(=== Source Location Trace: ===\s*|src/core/\S+:\d+| shutdown=.*|\s*)$")
 _POSES = re.compile(r"authenticated as '(?P<name>[^']*)' but claimed endpoint '(?P<claimed>[^']*)'")
-_REFUSED = re.compile(r"the door turned away (?P<name>\S+): (?P<why>.*\S)")
+_REFUSED = re.compile(r"message filter refused (?P<name>\S+): (?P<why>.*\S)")
 
 _WORDS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
@@ -38,28 +33,33 @@ _WORDS = {
 }
 
 
-class Handshakes:
-    """Listens to the engine's output."""
+def refusal_line(site: str, why: str) -> str:
+    """How the server's message filter logs a refusal, for `Handshakes` to find."""
+    return f"message filter refused {site}: {why}"
 
-    def __init__(self, on_turned_away: OnTurnedAway) -> None:
-        self._on_turned_away = on_turned_away
+
+class Handshakes:
+    """Reads the server's output; calls `on_refused` for each connection that failed."""
+
+    def __init__(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
         self._why = ""
         self._in_trace = False
 
     def keep(self, line: str) -> bool:
-        """Take a line; returns whether it is worth keeping (gRPC's tale of its handshakes is not)."""
+        """Take a line; returns whether it belongs in the log (gRPC's trace of its handshakes does not)."""
         if _GRPC_LINE.match(line):
             self._in_trace = bool(_TRACE.search(line))
             self._why = found["why"].strip() if (found := _FAILED.search(line)) else ""
         elif self._in_trace and not _MORE.match(line):
             self._in_trace, self._why = False, ""
         if self._why and (peer := _PEER.search(line)):
-            self._on_turned_away(unquote(peer["peer"]), _plainly(self._why))
+            self._on_refused(unquote(peer["peer"]), _plainly(self._why))
             self._why = ""
-        if posed := _POSES.search(line):
-            self._on_turned_away(posed["name"], f"it said it was {posed['claimed']}")
+        if claimed := _POSES.search(line):
+            self._on_refused(claimed["name"], f"it said it was {claimed['claimed']}")
         if refused := _REFUSED.search(line):
-            self._on_turned_away(refused["name"], refused["why"])
+            self._on_refused(refused["name"], refused["why"])
         return not self._in_trace
 
 

@@ -1,7 +1,7 @@
-"""What a participant makes of a job before anything in it is used.
+"""Checks that a participant makes of a job before it uses anything in it.
 
 NVFlare's list of allowed classes matches by prefix, leaves out jobs that bring code, and lets a job say much more than
-which class to start: arguments, filters, other files. A job of panorgan says nothing of that. So a participant compares
+which class to start: arguments, filters, other files. A job of panorgan has none of these. So a participant compares
 the job with the one form that panorgan writes (`jobs.py`), and refuses every other, whatever it would do.
 """
 
@@ -60,14 +60,14 @@ def _as_site(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(value: object) -> float:
-    """The only thing that is a job's own choice."""
+    """The only values that a job may choose."""
     if type(value) is not float or not 0 < value < float("inf"):
         raise ValueError(value)
     return value
 
 
 def _differs(path: Path, form: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-    """Compares the text and not only what we read in it: another reader must not read something else."""
+    """Compares the text, and not only the parsed content: another parser must not read something else."""
     refusal = f"{path.name} is not what a job of panorgan says"
     try:
         with path.open(encoding="utf-8") as file:
@@ -81,7 +81,7 @@ class JobValidator(AppValidator):
     """Asked by NVFlare, at the server and at every site, when a job has arrived and before it is started."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """The objection, and nothing to add to what NVFlare finds by itself."""
+        """The objection; nothing is added to what NVFlare itself finds."""
         return objection(Path(app_folder)), {}
 
 

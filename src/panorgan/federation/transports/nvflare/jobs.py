@@ -1,6 +1,6 @@
 """A job for NVFlare: three small JSON files that name installed classes. No code is shipped.
 
-Who receives a job holds it to the same form (`job_check.py`), so what a job may say is written here once.
+The receiver holds a job to the same form (`job_check.py`), so this module alone defines what a job may say.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 CONTROLLER = "panorgan.deployment.coordinator_job.CoordinatorJob"
-"""What a job may start at the server."""
+"""What a job may start at the server. Kits name this path in their allow-list: it must stay."""
 EXECUTOR = "panorgan.deployment.site_job.SiteJob"
-"""What a job may start at a site."""
+"""What a job may start at a site. Kits name this path in their allow-list: it must stay."""
 
 CONFIG = "config"
 SERVER_CONFIG = "config_fed_server.json"
@@ -22,7 +22,7 @@ SITE_CONFIG = "config_fed_client.json"
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FETCH_EVERY = 0.1
-"""Seconds between a site's questions whether there is something to do."""
+"""Seconds between a site's requests for a task."""
 _HAND_OVER_WITHIN = 3600.0
 """Seconds in which the server must have fetched an answer. NVFlare's 300 would make a site behind a slow line hand it
 over again and again, while the first one is still on its way."""
@@ -39,7 +39,7 @@ def write_job(
 ) -> Path:
     """Write a job folder. `controller` and `executor` are dotted names of installed classes.
 
-    It goes to `sites`, as far as they are connected; if there are none given, to everybody.
+    It goes to `sites`, as far as they are connected; if none are given, to all sites.
     """
     meta = {
         "name": name,

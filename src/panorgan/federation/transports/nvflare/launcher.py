@@ -1,4 +1,4 @@
-"""How the engine starts a job's process: with installed code only.
+"""How NVFlare starts a job's process: with installed code only.
 
 NVFlare's own launcher hands its whole import path down and adds a folder of the job to it. Here the process starts with
 Python's `-P` and the environment of its parent: neither the working folder (the kit) nor the job's is on the path.

@@ -1,8 +1,10 @@
 """How a large answer travels through NVFlare: in pieces that the receiver asks for.
 
-NVFlare 2.9 writes a whole incoming request into a log line that nobody sees, which for 80 MB takes longer than their
+NVFlare 2.9 formats a whole incoming request for a log line that is then dropped; for 80 MB that takes longer than their
 way over the network. So the answer itself holds only a reference, and the server fetches the bytes, with NVFlare's own
 download service, as it does with the tensors of its own methods.
+
+NVFlare writes the names of these classes into messages: they, and this module, must keep theirs.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class _Pieces(Downloadable):
         return ProduceRC.OK, list(self._pieces[position]), {"next": position + 1}
 
     def release(self) -> None:
-        """Nobody asks any more."""
+        """The receiver has everything, or has given up."""
         self.base_obj, self._pieces = None, []
 
 
@@ -114,7 +116,7 @@ class _Arrived(dict[str, Parcel]):
 
 
 class ParcelDecomposer(ViaDownloaderDecomposer):
-    """Tells NVFlare how parcels travel."""
+    """Registers with NVFlare how parcels travel."""
 
     def __init__(self) -> None:
         super().__init__(PIECE_BYTES, "panorgan_")

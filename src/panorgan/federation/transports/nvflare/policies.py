@@ -1,4 +1,7 @@
-"""What NVFlare may do at a participant: resources, permissions and logs, in NVFlare's own files in `local/`."""
+"""What NVFlare may do at a participant: resources, permissions and logs, in NVFlare's own files in `local/`.
+
+Kits at hospitals name the classes below by their paths. A class that moves must stay importable under its old path.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import copy
 import json
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from panorgan.errors import ConfigError
+from panorgan.federation.files import write_atomically
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR
 
 SITE_CLASSES = [EXECUTOR]
@@ -28,8 +34,10 @@ _STORAGE = "panorgan.federation.transports.nvflare.storage.KitStorage"
 _HERE = "panorgan.federation.transports.nvflare"
 _JOB_VALIDATOR = {"path": f"{_HERE}.job_check.JobValidator", "args": {}}
 """Holds whole jobs to our own form: NVFlare's list matches by prefix, and only what is built."""
-DOOR = {"id": "door", "path": f"{_HERE}.door.Door", "args": {}}
-_KNOCKING = {"id": "knocking", "path": f"{_HERE}.knocking.Knocking", "args": {}}
+_SERVER_FILTER = {"id": "message_filter", "path": f"{_HERE}.message_filter.ServerMessageFilter", "args": {}}
+_SITE_FILTER = {"id": "message_filter", "path": f"{_HERE}.message_filter.SiteMessageFilter", "args": {}}
+_SERVER_FILTER_PATHS = (_SERVER_FILTER["path"], f"{_HERE}.door.Door")
+"""The second is its name in kits of older versions."""
 _OTHER_ROLES = ("org_admin", "lead", "member")
 _RIGHTS = (
     "submit_job",
@@ -59,7 +67,7 @@ def server_resources(default: dict[str, Any], heartbeat_seconds: int) -> dict[st
     component["job_manager"]["args"]["uri_root"] = JOBS
     component["job_store"].update(path=_STORAGE, args={})
     component["process_launcher"].update(path=f"{_HERE}.launcher.ServerLauncher", args={})
-    resources["components"].append(DOOR)
+    resources["components"].append(dict(_SERVER_FILTER))
     return resources
 
 
@@ -83,7 +91,7 @@ def site_resources() -> dict[str, Any]:
             {"id": "resource_consumer", "path": consuming, "args": {}},
             {"id": "process_launcher", "path": "panorgan.deployment.site_launcher.SiteLauncher", "args": {}},
             {"id": "app_deployer", "path": f"{_HERE}.job_check.SiteDeployer", "args": {}},
-            dict(_KNOCKING),
+            dict(_SITE_FILTER),
         ],
     }
 
@@ -98,6 +106,75 @@ def site_policies() -> dict[str, str]:
         "log_config.json": log_config(log_default),
     }
     return {name: json.dumps(policy, indent=2) + "\n" for name, policy in content.items()}
+
+
+def check_server(kit: Path) -> None:
+    """Raise if NVFlare would import code from the kit, or if jobs may name more than the coordinator's job.
+
+    Kits of older versions let them.
+    """
+    places = ("local/custom", "admin/local/custom")
+    if found := [place for place in places if (kit / place).exists()]:
+        raise ConfigError(
+            f"Code lies in the kit: {', '.join(found)}.",
+            code="code-in-kit",
+            fix="Find out who put it there, and move it out of the kit.",
+        )
+    path = kit / "local" / "resources.json"
+    try:
+        allowed = json.loads(path.read_text(encoding="utf-8"))["class_allow_list"]
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"local/resources.json cannot be read ({error}).",
+            code="resources-unreadable",
+            fix="Bring it back from the kit.",
+        ) from error
+    if allowed != SERVER_CLASSES:
+        raise ConfigError(
+            f"Jobs may name more than they need: class_allow_list in local/resources.json is {allowed}.",
+            code="jobs-too-free",
+            fix=f"Write there: {json.dumps(SERVER_CLASSES)}",
+        )
+
+
+def add_message_filter(path: Path) -> bool:
+    """Add it to the server's `resources.json` where it is missing; returns whether it was."""
+    try:
+        resources = json.loads(path.read_text(encoding="utf-8"))
+        components = resources["components"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            "The server's own settings cannot be read.",
+            code="resources-unreadable",
+            where=str(path),
+            why=str(error),
+            fix="Bring the file back.",
+        ) from error
+    if any(part.get("path") in _SERVER_FILTER_PATHS for part in components):
+        return False
+    components.append(dict(_SERVER_FILTER))
+    write_atomically(path, json.dumps(resources, indent=2) + "\n", durable=True)
+    return True
+
+
+def check_connection(path: Path) -> None:
+    """Raise if a site's `fed_client.json` says more than where to connect; one that is missing says nothing."""
+    if path.exists() and not is_plain_connection(_json(path)):
+        raise ConfigError(
+            "fed_client.json says more than where to connect.",
+            code="not-a-plain-connection",
+            where=str(path),
+            fix="Do not use this kit; ask the coordinator for another, and why.",
+        )
+
+
+def _json(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def is_plain_connection(said: object) -> bool:
@@ -151,13 +228,13 @@ def _restricted(default: dict[str, Any], classes: list[str]) -> dict[str, Any]:
 def connections() -> dict[str, Any]:
     """NVFlare's `comm_config.json`: the processes of one participant, too, talk to each other with mutual TLS.
 
-    They meet on loopback, where NVFlare's default is plain TCP: whoever is on the machine could listen, or join in.
+    They meet on loopback, where NVFlare's default is plain TCP: every user of the machine could listen, or join in.
     """
     return {"internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}}
 
 
 def server_authorization() -> dict[str, Any]:
-    """The coordinator may start, watch and stop jobs; nobody may send code or run commands on the machine."""
+    """The coordinator may start, watch and stop jobs; no role may send code or run commands on the machine."""
     return _authorization(
         submit_job="any", manage_job="any", view="any", operate="any", configure_site_log="none", report_version="any"
     )

@@ -8,8 +8,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys
 
 from panorgan.errors import ConfigError, PanorganError
+from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import write_atomically
+from panorgan.federation.transports.nvflare import policies
 
 SCHEME = "grpc"
 """How the sites connect; TLS 1.2 or later with certificates on both sides, HTTP/2 inside."""
@@ -35,26 +36,8 @@ ROOT_DAYS = 3650
 STATE = "cert.json"
 """NVFlare's name for the file with the authority's key."""
 
-
-@dataclass(frozen=True)
-class Participants:
-    """Who takes part. `sites` holds each site's organisation."""
-
-    federation: str
-    host: str
-    port: int
-    organization: str
-    coordinator: str
-    sites: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class StartupKits:
-    """Folders with `startup/` and `local/`, as NVFlare makes them."""
-
-    server: Path
-    admin: Path
-    sites: Mapping[str, Path]
+_LEFT_OUT = ("readme.txt", "startup/readme.txt", "startup/system_info.ipynb", "local/privacy.json.sample")
+"""What NVFlare puts into a kit and panorgan has no use for; its start scripts go as well."""
 
 
 class _Certificates(CertBuilder):
@@ -84,7 +67,7 @@ class _Certificates(CertBuilder):
 
 
 def provision(participants: Participants, days: int, authority: Path, scratch: Path) -> StartupKits:
-    """Make a kit with a new key for everybody named, in `scratch`, signed by the authority, which is made if need be.
+    """Make a kit with a new key for each participant in `scratch`; the authority, made if need be, signs them.
 
     NVFlare works on a copy of the authority's state; the original is replaced in one step when all went well. Only
     the authority's own key is kept: NVFlare would also keep those of all participants.
@@ -116,11 +99,40 @@ def provision(participants: Participants, days: int, authority: Path, scratch: P
     write_atomically(authority / STATE, json.dumps(own), durable=True)
     (authority / STATE).chmod(0o600)
     made = Path(context.get_result_location())
-    return StartupKits(
+    kits = StartupKits(
         server=made / project.get_server().name,
         admin=made / participants.coordinator,
         sites={name: made / name for name in participants.sites},
     )
+    _set_policies(kits, participants.heartbeat_seconds)
+    for kit in (kits.server, kits.admin, *kits.sites.values()):
+        for name in _LEFT_OUT:
+            (kit / name).unlink(missing_ok=True)
+        for script in (kit / "startup").glob("*.sh"):  # panorgan starts the engine itself: `deployment/processes.py`
+            script.unlink()
+    return kits
+
+
+def _set_policies(kits: StartupKits, heartbeat_seconds: int) -> None:
+    """Write panorgan's policies in place of NVFlare's defaults."""
+    local = kits.server / "local"
+    _replace_default(local / "resources.json", lambda it: policies.server_resources(it, heartbeat_seconds))
+    _replace_default(local / "authorization.json", lambda _: policies.server_authorization())
+    _replace_default(local / "log_config.json", policies.log_config)
+    (local / "comm_config.json").write_text(json.dumps(policies.connections(), indent=2) + "\n")
+    _replace_default(kits.admin / "local" / "resources.json", policies.admin_resources)
+    for kit in kits.sites.values():
+        for default in (kit / "local").glob("*.default"):
+            default.unlink()
+        for name, text in policies.site_policies().items():
+            (kit / "local" / name).write_text(text, encoding="utf-8")
+
+
+def _replace_default(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write NVFlare's file from its default and remove the default: without our file nothing may run."""
+    default = path.with_name(f"{path.name}.default")
+    path.write_text(json.dumps(change(json.loads(default.read_text(encoding="utf-8"))), indent=2) + "\n")
+    default.unlink()
 
 
 def _project(participants: Participants) -> Project:

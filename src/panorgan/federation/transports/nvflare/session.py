@@ -1,18 +1,18 @@
-"""The coordinator as a person: submit a job, look at it, see who is connected."""
+"""The coordinator's connection to NVFlare's server: submit a job, watch it, see which sites are connected."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 
-from panorgan.errors import RunError
+from panorgan.federation.engine import NotConnectedError, Segment, SegmentStatus, ServerState
+from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR, write_job
 
 Result = TypeVar("Result")
 
@@ -24,74 +24,51 @@ _COMMAND_TIMEOUT = 8.0
 _CONNECT_TIMEOUT = 10.0
 
 
-class NotConnectedError(RunError):
-    """The server cannot be reached just now."""
-
-    code = "not-connected"
-
-
-@dataclass(frozen=True)
-class JobState:
-    """What NVFlare says of a job. Its end says little: the checkpoint knows what was done."""
-
-    status: str
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it runs any more."""
-        return self.status.startswith(_DONE)
-
-    @property
-    def running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self.status == "RUNNING"
-
-
-@dataclass(frozen=True)
-class SystemState:
-    """`server_started` changes when the server was restarted, and all its jobs are gone then."""
-
-    server_started: str
-    connected: dict[str, float]
-    jobs: frozenset[str]
-
-
-class AdminSession:
-    """A connection to the server with the coordinator's own certificate; opened when needed, and again if it broke."""
+class NVFlareSession:
+    """Implements `federation.engine.AdminSession` with the coordinator's own certificate. A segment is a job here."""
 
     def __init__(self, kit: Path, user: str) -> None:
         self._kit, self._user = kit, user
         self._session: Session | None = None
 
-    def submit(self, job: Path) -> str:
-        """Hand a job folder over; returns its id."""
-        return self._ask(lambda session: str(session.submit_job(str(job))))
-
-    def job(self, job: str) -> JobState:
-        """How a job is doing. One that the server does not know (any more) is done."""
-        try:
-            return self._ask(lambda session: JobState(str(session.get_job_meta(job).get("status", "UNKNOWN"))))
-        except NotConnectedError as error:
-            if isinstance(error.__cause__, JobNotFound):
-                return JobState(f"{_DONE}:UNKNOWN")
-            raise
-
-    def look(self) -> SystemState:
-        """Who is connected and what runs, as the server itself sees it."""
+    def look(self) -> ServerState:
+        """As the server itself sees it."""
         info = self._ask(lambda session: session.get_system_info())
-        return SystemState(
+        return ServerState(
             str(info.server_info.start_time),
             {str(client.name): float(client.last_connect_time) for client in info.client_info},
             frozenset(str(job.job_id) for job in info.job_info),
         )
 
-    def queued_jobs(self) -> list[str]:
-        """Ids of jobs that wait for their start."""
-        jobs = self._ask(lambda session: session.list_jobs())
-        return [str(job["job_id"]) for job in jobs if str(job.get("status", "")) in _QUEUED]
+    def submit(self, segment: Segment, folder: Path) -> str:
+        """Write the job that starts panorgan's own two classes, and hand it over."""
+        write_job(folder, segment.name, CONTROLLER, EXECUTOR, segment.min_sites, segment.required, sites=segment.sites)
+        return self.submit_folder(folder)
 
-    def forget_jobs(self, keep: int) -> int:
-        """Remove finished jobs from the server's store, except the newest; returns how many went."""
+    def submit_folder(self, job: Path) -> str:
+        """Hand a job folder over; returns its id."""
+        return self._ask(lambda session: str(session.submit_job(str(job))))
+
+    def status(self, segment: str) -> SegmentStatus:
+        """From the job's record in the server's store."""
+        try:
+            word = self._ask(lambda session: str(session.get_job_meta(segment).get("status", "UNKNOWN")))
+        except NotConnectedError as error:
+            if isinstance(error.__cause__, JobNotFound):
+                return SegmentStatus("ended", f"{_DONE}:UNKNOWN")
+            raise
+        if word.startswith(_DONE):
+            return SegmentStatus("ended", word)
+        return SegmentStatus("running" if word == "RUNNING" else "waiting", word)
+
+    def unfinished(self) -> set[str]:
+        """Jobs that run, and those in the store that wait."""
+        running = self.look().running
+        jobs = self._ask(lambda session: session.list_jobs())
+        return {*running, *(str(job["job_id"]) for job in jobs if str(job.get("status", "")) in _QUEUED)}
+
+    def forget_finished(self, keep: int) -> int:
+        """A few at a time: each takes a command of its own."""
         jobs = self._ask(lambda session: session.list_jobs())
         finished = [job for job in jobs if str(job.get("status", "")).startswith(_DONE)]
         newest_first = sorted(finished, key=lambda job: str(job.get("submit_time", "")), reverse=True)
@@ -103,16 +80,16 @@ class AdminSession:
     def _forget(self, job: str) -> None:
         self._ask(lambda session: session.delete_job(job))
 
-    def abort(self, job: str) -> bool:
-        """End a job now; one that has ended already is as good. False if the server could not be told."""
+    def abort(self, segment: str) -> bool:
+        """A job that NVFlare no longer knows, or that does not run, has ended."""
         try:
-            self._ask(lambda session: session.abort_job(job))
+            self._ask(lambda session: session.abort_job(segment))
         except NotConnectedError as error:
             return isinstance(error.__cause__, JobNotFound | JobNotRunning)
         return True
 
-    def sites_in_jobs(self) -> dict[str, set[str]] | None:
-        """Ids of the jobs that run at each connected site; None if the sites could not be asked."""
+    def sites_in_segments(self) -> dict[str, set[str]] | None:
+        """The server asks each site."""
         found: list[dict[str, Any]] | None = self._ask(lambda session: session.get_client_job_status())
         if found is None:
             return None
@@ -126,7 +103,7 @@ class AdminSession:
         return jobs
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Release the connection."""
         if self._session is not None:
             with contextlib.suppress(Exception), _quietly():
                 self._session.close()
@@ -154,7 +131,7 @@ class AdminSession:
                     self._session = self._connected()
                 return question(self._session)
         except Exception as error:
-            # NVFlare's own errors are many; all of them mean that this session is of no use any more.
+            # NVFlare raises many kinds of errors; after each of them this session is of no use any more.
             self.close()
             raise NotConnectedError(
                 "The server does not answer.",

@@ -1,7 +1,10 @@
-"""A site's engine: NVFlare's client, cut down to what a run needs. Started with `python -P -m`.
+"""A site's process: NVFlare's client, cut down to what a run needs. Started with `python -P -m`.
 
-NVFlare's client also lists and prints files of the kit, deletes folders by name, restarts and tells about the machine,
-and asks for permission only if the server says that it should. The server belongs to somebody else.
+NVFlare's client also lists and prints files of the kit, deletes folders by name, restarts, reports about the machine,
+and asks for permission only if the server says that it should. Another institution runs that server.
+
+NVFlare's own `startup/sub_start.sh` ends its `PYTHONPATH` in a colon. To Python that is the working folder, the kit,
+also with `PYTHONSAFEPATH`; so panorgan does not use it.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ ANSWERED = (
     scheduler_cmds.StartJobProcessor,
     scheduler_cmds.ReportVersionProcessor,
 )
-"""Take a job, start it, end it, say how it does and which version runs. Everything else is no request here."""
+"""Eight kinds of requests: take a job, start it, end it, report its state and the version. There are no others here."""
 
 
 def answer_only_what_a_run_needs() -> None:
-    """For this process; NVFlare registers what is in its list when it connects."""
+    """For this process; NVFlare registers the processors in its list when it connects."""
     ClientRequestProcessors.request_processors[:] = [
         processor for processor in ClientRequestProcessors.request_processors if isinstance(processor, ANSWERED)
     ]

@@ -11,7 +11,7 @@ class KitStorage(FilesystemStorage):
     """Stores below a folder that is relative to the kit, so that a kit may be moved.
 
     NVFlare's own storage wants an absolute path. Its processes change into the kit before they build this. A folder
-    outside is refused, whoever names it.
+    outside is refused.
     """
 
     def __init__(self, folder: str = ".") -> None:

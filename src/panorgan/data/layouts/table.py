@@ -1,0 +1,163 @@
+"""A plain CSV: `case,image,label,annotated` (and, if wanted, `patient` and `modality`), for data without a convention.
+
+`image` and `label` are paths relative to the file. `annotated` says what the label's integers mean and which structures
+are known in that case: `liver=1;spleen=2`. A case without a label is unlabelled. `modality` is CT or MR.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.errors import DataError
+
+_COLUMNS = ("case", "image", "label", "annotated")
+_MODALITIES = {"": "", "CT": "CT", "MR": "MR", "MRI": "MR"}
+
+_Row = dict[str, str]
+
+
+def fits(folder: Path) -> bool:
+    """A CSV file itself, or a folder with a `cases.csv` that has some of the columns; reading reports the rest."""
+    path = _file(folder)
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header = file.readline()
+    return path == folder or bool(set(next(csv.reader([header], delimiter=_delimiter(header)), [])) & set(_COLUMNS))
+
+
+def images(folder: Path) -> dict[str, FoundImage]:
+    """Every row's scan."""
+    base = _file(folder).parent
+    return {
+        row["case"]: FoundImage(
+            base / row["image"], row.get("patient") or row["case"], modality=_MODALITIES[_modality(row)]
+        )
+        for row in _sorted(folder)[0]
+    }
+
+
+def labels(folder: Path) -> dict[str, FoundLabels]:
+    """Every row that has a label."""
+    path = _file(folder)
+    return {
+        row["case"]: FoundLabelMap(path.parent / row["label"], _ids(row, path))
+        for row in _sorted(folder)[0]
+        if row["label"]
+    }
+
+
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Rows that cannot be understood."""
+    return _sorted(folder)[1]
+
+
+def _file(folder: Path) -> Path:
+    return folder if folder.suffix == ".csv" else folder / "cases.csv"
+
+
+def _delimiter(header: str) -> str:
+    """Spreadsheets of some countries separate by semicolons; the header has no other use for them."""
+    return max(",;\t", key=header.count)
+
+
+def _modality(row: _Row) -> str:
+    return row.get("modality", "").upper()
+
+
+def _sorted(folder: Path) -> tuple[list[_Row], tuple[DataError, ...]]:
+    """Rows that can be used, and what is wrong with the others."""
+    path = _file(folder)
+    good, bad = [], []
+    rows = _rows(path)
+    counts = Counter(row["case"] for _, row in rows)
+    reported: set[str] = set()
+    for line, row in rows:
+        if row["case"] and counts[row["case"]] > 1:
+            if row["case"] not in reported:
+                bad.append(_twice(row["case"], path))
+            reported.add(row["case"])
+            continue
+        try:
+            _check(row, line, path)
+            good.append(row)
+        except DataError as error:
+            bad.append(error)
+    return good, tuple(bad)
+
+
+def _rows(path: Path) -> list[tuple[int, _Row]]:
+    """Line number and cells of every row that is not empty."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=_delimiter(header))
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = columns
+            missing = [name for name in _COLUMNS if name not in columns]
+            if missing:
+                raise ValueError(f"it has no column {', '.join(missing)}; it has {', '.join(columns) or 'none'}")
+            rows = [(reader.line_num, {k: (v or "").strip() for k, v in row.items() if k}) for row in reader]
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(
+            "The table of cases cannot be read.",
+            where=str(path),
+            why=str(error),
+            fix=f"It must be UTF-8 text, separated by commas, semicolons or tabs, with columns {','.join(_COLUMNS)}.",
+            code="table-unreadable",
+        ) from error
+    return [(line, row) for line, row in rows if any(row.values())]
+
+
+def _check(row: _Row, line: int, path: Path) -> None:
+    """Refuse what would be read as something else, or not at all."""
+    if not row["case"] or not row["image"]:
+        why, fix = f"line {line} has no {'image' if row['case'] else 'case'}", "Fill it in, or remove the row."
+    elif row["label"] and not row["annotated"]:
+        why = "it has a label, but nothing says what the label's integers mean"
+        fix = "Write it under annotated, like liver=1;spleen=2."
+    elif row["annotated"] and not row["label"]:
+        why, fix = f"annotated is {row['annotated']!r}, but there is no label", "Name the label, or leave both empty."
+    elif _modality(row) not in _MODALITIES:
+        why, fix = f"modality is {row['modality']!r}", "Write CT or MR, or leave it empty."
+    else:
+        _ids(row, path)
+        return
+    raise _not_understood(row, path, why, fix)
+
+
+def _ids(row: _Row, path: Path) -> dict[str, tuple[int, ...]]:
+    """`liver=1;kidney=2,3` → ids by name."""
+    ids: dict[str, tuple[int, ...]] = {}
+    for entry in filter(None, (part.strip() for part in row["annotated"].split(";"))):
+        name, _, values = (part.strip() for part in entry.partition("="))
+        numbers = [value.strip() for value in values.split(",")]
+        if not name or not all(value.isdecimal() and int(value) > 0 for value in numbers):
+            fix = "Write it like liver=1;spleen=2 (or kidney=2,3 for several ids)."
+            raise _not_understood(row, path, f"annotated is {row['annotated']!r}", fix)
+        if name in ids:
+            fix = f"Write several ids of a structure like {name}=1,2."
+            raise _not_understood(row, path, f"annotated names {name} twice: {row['annotated']!r}", fix)
+        ids[name] = tuple(int(value) for value in numbers)
+    return ids
+
+
+def _not_understood(row: _Row, path: Path, why: str, fix: str) -> DataError:
+    what = f"The row of case {row['case']} cannot be understood." if row["case"] else "A row cannot be understood."
+    return DataError(what, where=str(path), why=why, fix=fix, code="row-unreadable")
+
+
+def _twice(case: str, path: Path) -> DataError:
+    return DataError(
+        f"A case is listed twice: {case}.",
+        where=str(path),
+        fix="Give every row its own case name.",
+        code="case-named-twice",
+    )
+
+
+LAYOUT = Layout("csv", "a table of cases (cases.csv)", fits, images, labels, problems)

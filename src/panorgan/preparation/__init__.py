@@ -1,0 +1,1 @@
+"""From cases to training patches: plan, preprocessing, store, sampling, augmentation."""
