@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize
 
 from panorgan.networks.instance_norm import use_whole_gpu
 from panorgan.networks.settings import UNetSettings
-from panorgan.networks.upsampling import use_products
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SLOPE = 0.01
@@ -112,10 +111,9 @@ def decode(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:
-    """First weights, weight standardisation where it is asked for, and layers that are fast on a GPU."""
+    """First weights, weight standardisation where it is asked for, and normalisation that is fast on a GPU."""
     network.apply(_initialise)
     use_whole_gpu(network)
-    use_products(network)
     if settings.weight_standardisation:
         for module in list(network.modules()):
             # No normalisation follows transposed and output convolutions, so none would remove the scale again.
