@@ -13,7 +13,7 @@ set -euo pipefail
 SITES=(north east south)
 HOST=federation.test
 PORT=8002
-SERVER_ADDRESS=192.0.2.1 # addresses of RFC 5737, which nobody uses
+SERVER_ADDRESS=192.0.2.1 # addresses of RFC 5737, which are unused
 declare -A ADDRESS=([north]=192.0.2.11 [east]=192.0.2.12 [south]=192.0.2.13)
 OPEN_DOOR=8080 # something listens here at every participant, so that only the firewall stands in the way
 # Python's own web server would ask for a name, and be counted.
@@ -120,7 +120,7 @@ try_to_break_in_and_out() {
     within north bash -c 'echo >/dev/udp/203.0.113.53/53' 2>/dev/null || true
     echo "packets refused on their way into north: $(($(counted north in_refused) - before_in))"
     echo "packets of north that were dropped:      $(($(counted north other_out) - before_out))"
-    [ "$(counted north in_refused)" -gt "$before_in" ] || fail "north's firewall saw nobody"
+    [ "$(counted north in_refused)" -gt "$before_in" ] || fail "north's firewall saw no packet"
     [ "$(counted north other_out)" -gt "$before_out" ] || fail "north's firewall dropped nothing"
 }
 
@@ -178,7 +178,7 @@ run_federation() {
     say "While it runs: into a site, and out of it"
     try_to_break_in_and_out
     wait "$driver" || { cat driver.out && fail "the run did not end well"; }
-    say "The run, as 'panorgan federation start' told it"
+    say "The run, as 'panorgan federation start' shows it"
     cat driver.out
 }
 

@@ -71,7 +71,7 @@ def experiment(rounds: int) -> Experiment:
 
 
 class ProcessorTime:
-    """Samples what a federation's processes have used, so that it can be told for any stretch of time.
+    """Samples what a federation's processes have used, so that it is known for any stretch of time.
 
     Wall time suffers from whatever else a machine does; this does not.
     """

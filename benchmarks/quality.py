@@ -187,7 +187,7 @@ def _manifest() -> dict[str, str]:
         "machine": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "code": commit.stdout.strip() or "not told",
+        "code": commit.stdout.strip() or "unknown",
     }
 
 

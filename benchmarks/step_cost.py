@@ -7,7 +7,7 @@ from stored cases, augmentation, the method's step. A worker waits for its devic
 every step. So a stretch is timed: from the end of a round's first step (which also waits for the first batch) to the
 end of its last one, divided by the steps between them. All methods run in this process in turns, and the median turn of
 a method is divided by the median FedAvg turn of the same network. What happens once (teachers predict the scans) is not
-part of a step; its time is told apart. The last part compares inference for all seven organs with that for one.
+part of a step; its time is separate. The last part compares inference for all seven organs with that for one.
 
 `flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own; all others use the
 network with softmax channels. UFPS changes with the rounds:
@@ -21,8 +21,8 @@ Of the late phase one round in five makes new masks, in every step. A turn is on
 
 `fediod` is a method of slices: it and its `multidecoder` train on slices of 256 × 256, eight at a time, with the
 paper's network, whatever --patch and --features say; fused maps regularise. What it does after training (segment all
-scans, maps and attribution of the best fifth of them) is told as `after_round`: seconds beyond what multidecoder takes
-there, and their share of a round that sees every slice once. `fediod_megabytes` are what a site gets and sends.
+scans, maps and attribution of the best fifth of them) is `after_round`: seconds beyond what multidecoder takes there,
+and their share of a round that sees every slice once. `fediod_megabytes` are what a site gets and sends.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             contender.seconds.clear()
             contender.after.clear()
         for repeat in range(arguments.repeats):
-            # Every other time in reverse order: a machine that grows slower or faster then favours nobody.
+            # Every other time in reverse order: a machine that grows slower or faster then favours no method.
             for label in labels if repeat % 2 == 0 else reversed(labels):
                 contenders[label].turn()
         steps = {label: statistics.median(contender.seconds) for label, contender in contenders.items()}

@@ -83,7 +83,7 @@ def _pins(path: Path, scope: str) -> dict[str, tuple[str, str, list[str]]]:
 
 def _component(name: str, version: str, scope: str, hashes: list[str]) -> dict[str, Any]:
     installed = metadata.metadata(name)
-    told = installed.get("License-Expression") or installed.get("License") or ""
+    reported = installed.get("License-Expression") or installed.get("License") or ""
     component: dict[str, Any] = {
         "type": "library",
         "bom-ref": _reference(name, version),
@@ -93,8 +93,8 @@ def _component(name: str, version: str, scope: str, hashes: list[str]) -> dict[s
         "purl": _reference(name, version),
         "properties": [{"name": "panorgan:allowed-sha256", "value": one} for one in hashes],
     }
-    if told and told != "UNKNOWN" and len(told) <= _LONGEST_LICENCE and "\n" not in told:
-        component["licenses"] = [{"license": {"name": told}}]
+    if reported and reported != "UNKNOWN" and len(reported) <= _LONGEST_LICENCE and "\n" not in reported:
+        component["licenses"] = [{"license": {"name": reported}}]
     return component
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks must run: one that nobody starts breaks unnoticed. What they measure is no matter for a test."""
+"""Benchmarks must run: one that is never run breaks unnoticed. What they measure is no matter for a test."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path):
     text = "vocabulary: [liver]\nsites:\n  a: {folder: x}\n  b: {folder: y}\n  a: {folder: z}\n"
     with refused("not-yaml") as caught:
         load_experiment(write(tmp_path, text))
-    assert "'a' stands there twice" in caught.value.why
+    assert "'a' is repeated" in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", ""])

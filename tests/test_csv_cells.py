@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panorgan.csv_cells import escaped, unescaped
+from panorgan.csv_cells import escape_cell, unescape_cell
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.table_text import csv_text
 from panorgan.workflows.tables import read_metrics, write_metrics
@@ -19,19 +19,19 @@ FORMULA = '=HYPERLINK("http://example.org","open me")'
 
 @pytest.mark.parametrize("text", [FORMULA, "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "＝1+1", "-", "-case"])
 def test_what_a_spreadsheet_would_compute_becomes_text(text):
-    assert escaped(text) == "'" + text
+    assert escape_cell(text) == "'" + text
 
 
 @pytest.mark.parametrize("value", [-0.5, "-0.5", "+3", "-1e-05", "-inf", 7, "liver", "a=b", "north-1", "", None])
 def test_numbers_and_ordinary_names_stay(value):
-    assert escaped(value) == value
-    assert type(escaped(value)) is type(value)
+    assert escape_cell(value) == value
+    assert type(escape_cell(value)) is type(value)
 
 
 @given(st.text(alphabet="'=+-@ab1.\t") | st.text())
 def test_what_is_written_is_read_back(text):
-    cell = escaped(text)
-    assert unescaped(cell) == text
+    cell = escape_cell(text)
+    assert unescape_cell(cell) == text
     if cell[:1] in ("=", "+", "-", "@"):
         float(cell)
 

@@ -1,7 +1,7 @@
 """panorgan — hospitals that each label different organs train one model that segments them all.
 
-The names below are the library; docs/library.md shows them at work. They are imported when they are first used, so
-that `import panorgan` is quick. The library never prints and never exits: it raises `PanorganError`.
+The names below are the library; docs/library.md shows examples. They are imported on first use, so that
+`import panorgan` is quick. The library never prints and never exits: it raises `PanorganError`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HOME = {
     "write_report": "report.page",
 }
 
-if not TYPE_CHECKING:  # or a misspelled name would pass for one of any type
+if not TYPE_CHECKING:  # otherwise a misspelled name would type-check
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

@@ -57,7 +57,7 @@ def compare(
     observer: ComparisonObserver | None = None,
     cache: StrPath | None = None,
 ) -> Results:
-    """Train several methods with several seeds and compare them; goes on where it was stopped.
+    """Train several methods with several seeds and compare them; continues where it was stopped.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def compare(
     reference : the method that the others are tested against; fedavg, or the first.
     at_once : runs that train at the same time, each in its own process.
     report_only : train nothing; compare what is finished.
-    observer : hears how the runs go on.
+    observer : gets the progress of the runs.
     cache : where prepared cases are kept, as for `train`.
 
     Returns

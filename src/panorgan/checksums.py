@@ -1,11 +1,11 @@
-"""A checksum in every file that panorgan writes and reads back, so that damage is noticed and never computed with.
+"""A checksum in every file that panorgan writes and reads back, so that damage is detected before the data is used.
 
-A disk, a cable or a copy may flip a bit; CRC-32 finds that, at some GB per second. It is no signature: who changes a
-file on purpose can change its checksum too.
+A disk, a cable or a copy may flip a bit; CRC-32 finds that, at some GB per second. It is not a signature: an
+intentional change can include the checksum.
 
 JSON and safetensors carry the checksum inside, as their first entry: `{"crc32": "1a2b3c4d", …`. It is that of all
-bytes of the file, with zeros for its own eight digits. Other tools read such files as ever. A file without it was
-written by an older version and is read as it is.
+bytes of the file, with zeros for its own eight digits. Other tools can still read such files. A file without a checksum
+was written by an older version and is read as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DamagedError(ValueError):
 
 
 def checksum(pieces: Iterable[Piece]) -> str:
-    """CRC-32 of all pieces one after the other, as eight digits."""
+    """CRC-32 of all pieces in order, as eight digits."""
     value = 0
     for piece in pieces:
         value = zlib.crc32(piece, value)
@@ -48,7 +48,7 @@ def checksum(pieces: Iterable[Piece]) -> str:
 
 
 def file_checksum(path: Path) -> str:
-    """That of a file as it is."""
+    """The checksum of a file."""
     with path.open("rb") as file:
         return checksum(_blocks(file))
 
@@ -64,7 +64,7 @@ def ends_in_checksum(path: Path) -> bool:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a file carries a checksum that is not its own."""
+    """Whether a file carries a checksum that does not match."""
     with path.open("rb") as file:
         head = file.read(_LONGEST_PLACE)
         found = _place(head)
@@ -100,12 +100,12 @@ def refuse_damage(content: bytes) -> None:
 def sealed_json(content: Mapping[str, Any], **how: Any) -> str:
     """JSON text with its checksum; `how` as for `json.dumps`."""
     mark = {"crc32": _ZEROS.decode()}
-    text = json.dumps({**mark, **content, **mark}, **how)  # the first entry, also of what bears one already
+    text = json.dumps({**mark, **content, **mark}, **how)  # the first entry, also where the content has one already
     return text.replace(_ZEROS.decode(), checksum((text.encode(),)), 1)
 
 
 def read_json(content: bytes) -> Any:
-    """What `sealed_json` was given; raises ValueError for what is damaged or no JSON."""
+    """The content passed to `sealed_json`; raises ValueError for damaged or invalid JSON."""
     refuse_damage(content.rstrip())  # a line of a log ends in a line break
     found = json.loads(content)
     if isinstance(found, dict):
@@ -114,7 +114,7 @@ def read_json(content: bytes) -> Any:
 
 
 def sealed_tensors(pieces: Sequence[Piece]) -> list[Piece]:
-    """A safetensors file in pieces, with its checksum in the header; what has no metadata there stays as it is."""
+    """A safetensors file in pieces, with its checksum in the header; a file without metadata stays as it is."""
     first = memoryview(pieces[0])
     end = _header_end(first)
     if end is None:
@@ -126,7 +126,7 @@ def sealed_tensors(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def unsealed_tensors(content: bytes) -> bytes:
-    """The safetensors bytes that were sealed, to the last bit; what carries no checksum stays as it is."""
+    """The original safetensors bytes, to the last bit; bytes without a checksum stay as they are."""
     end = _header_end(memoryview(content))
     if end is None or _place(content) is None:
         return content
@@ -150,7 +150,7 @@ def _header(text: bytes) -> bytes:
 
 
 def _place(content: bytes) -> re.Match[bytes] | None:
-    """Where the checksum stands, if there is one. Its name may be damaged too, so one letter may differ."""
+    """Where the checksum is, if there is one. Its name may be damaged too, so one letter may differ."""
     found = _PLACE.match(content[:_LONGEST_PLACE])
     differing = 0 if found is None else sum(a != b for a, b in zip(found[1], _KEY, strict=True))
     return found if differing <= 1 else None

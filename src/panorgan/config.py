@@ -20,12 +20,12 @@ from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
 from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.limits import LimitSettings
-from panorgan.federation.local_models import kept_round
+from panorgan.federation.local_models import round_to_keep
 from panorgan.federation.settings import TrainingSettings, refuse_few_sites
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
-from panorgan.overrides import read_overridden, written
+from panorgan.overrides import as_assignments, read_overridden
 from panorgan.phantom import PhantomConfig
 from panorgan.preparation.augment import refuse_swapped_sides
 from panorgan.preparation.plan import PlanSettings
@@ -34,10 +34,10 @@ from panorgan.settings import SettingError, Settings, validated
 
 
 class SiteSettings(Settings):
-    """One site of a simulated federation: where its data lies and what of it is used."""
+    """One site of a simulated federation: its data folder, and which part of it is used."""
 
     folder: Path = Field(description="its data folder")
-    layout: str = Field(AUTO, description="how the folder is laid out; found by itself if left out")
+    layout: str = Field(AUTO, description="how the folder is laid out; detected if left out")
     annotated: tuple[str, ...] | None = Field(None, description="structures to use; all that is annotated if left out")
     labels: dict[str, str] = Field(default_factory=dict, description="what names in the folder mean: {its name: organ}")
     ignore: tuple[str, ...] = Field((), description="names in the folder to leave out")
@@ -73,7 +73,7 @@ class SiteSettings(Settings):
 
 
 class HardwareSettings(Settings):
-    """Where this machine computes; not part of the experiment's identity."""
+    """The hardware of this machine; not part of the experiment's identity."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(None, ge=1, description="CPU threads; all cores if left out")
@@ -84,7 +84,7 @@ class HardwareSettings(Settings):
 
 
 class Agreement(Settings):
-    """What every participant of a federation must agree on: all that decides what is computed from a site's data."""
+    """What every participant of a federation must agree on: everything that affects the results."""
 
     name: str = Field("experiment", pattern=r"^[^./\\][^/\\]*$", description="names the run folder and the report")
     seed: int = Field(0, ge=0)
@@ -92,7 +92,7 @@ class Agreement(Settings):
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
     splits: SplitSettings = SplitSettings()
     allow_shared_scans: bool = Field(
-        False, description="go on although a scan is in two splits or at two sites; the report then says so"
+        False, description="continue although a scan is in two splits or at two sites; the report then says so"
     )
     plan: PlanSettings = PlanSettings()
     network: UNetSettings = UNetSettings()
@@ -121,7 +121,7 @@ class Agreement(Settings):
     @field_validator("method")
     @classmethod
     def _complete_method(cls, choice: dict[str, Any]) -> dict[str, Any]:
-        """Check the method's own numbers and write down its defaults too."""
+        """Check the method's own settings and fill in its defaults."""
         if "name" not in choice:
             raise SettingError("give the method's name, such as {name: fedavg}", code="method-without-name")
         method = find_method(str(choice["name"]))
@@ -165,7 +165,7 @@ class Agreement(Settings):
 
     @model_validator(mode="after")
     def _the_method_decides_first(self) -> Agreement:
-        """A method that is about heads has heads: a wish for something else must not be passed over in silence."""
+        """A method may fix settings of the network: a conflicting choice must not be ignored silently."""
         decided = self.build_method().network_settings(self.network)
         for field in ("organs", "activation"):
             wished, used = getattr(self.network, field), getattr(decided, field)
@@ -174,8 +174,8 @@ class Agreement(Settings):
                     f"{self.method['name']} cannot use a network with {field}: {wished}.",
                     code="method-decides",
                     where=f"network.{field}",
-                    why=f"the method itself decides that: {used}",
-                    fix=f"Leave network.{field} out, or choose a method that does not decide it, such as fedavg.",
+                    why=f"the method fixes it: {used}",
+                    fix=f"Leave network.{field} out, or choose a method that does not fix it, such as fedavg.",
                 )
         return self
 
@@ -185,7 +185,7 @@ class Agreement(Settings):
         return method(method.Config(**{k: v for k, v in self.method.items() if k != "name"}))
 
     def fingerprint(self) -> str:
-        """Equal for experiments that compute the same; hardware and name do not count."""
+        """Equal for experiments with equal results; hardware and name do not count."""
         content = self.model_dump(mode="json", exclude={"hardware", "name"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -199,15 +199,15 @@ class Experiment(Agreement):
         0.0,
         ge=0,
         le=1,
-        description="keep every site's model as it was before it was averaged, and score it too: shows what a site "
-        "forgets. A share of the training rounds says after which: 0.4, or true for the last one",
+        description="keep every site's model from before averaging, and score it too: shows what a site "
+        "forgets. A share of the training rounds selects the round: 0.4, or true for the last one",
     )
     hardware: HardwareSettings = HardwareSettings()
 
     @model_validator(mode="before")
     @classmethod
     def _phantom_shares_the_vocabulary(cls, content: Any) -> Any:
-        """Organs are named once: a phantom draws the vocabulary, a vocabulary left out is the phantom's."""
+        """Organs are named once: a phantom uses the vocabulary, or defines it where it is left out."""
         if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
             phantom = dict(content["phantom"])
             if content.get("vocabulary"):
@@ -268,7 +268,7 @@ class Experiment(Agreement):
                 f"with local_models, no site may be called {GLOBAL_MODEL!r}: the averaged model is",
                 code="reserved-site-name",
             )
-        kept = kept_round(self.build_method().stages(self.training.rounds), self.local_models)
+        kept = round_to_keep(self.build_method().stages(self.training.rounds), self.local_models)
         if self.local_models and (late := [site for site, first in self.late_sites().items() if first > kept]):
             raise SettingError(
                 f"local_models keeps those of round {kept}, when {', '.join(late)} has not joined yet",
@@ -277,7 +277,7 @@ class Experiment(Agreement):
         return self
 
     def late_sites(self) -> dict[str, int]:
-        """Sites that are not there from the first round, with the round in which they join; none if data is pooled."""
+        """Sites that are absent from the first round, with the round in which they join; none if data is pooled."""
         if self.build_method().pooled:
             return {}
         return {name: first for name, first in self._training_sites().items() if first is not None}
@@ -295,12 +295,12 @@ class Experiment(Agreement):
         return Experiment(**{**self.model_dump(), "method": {"name": name, **numbers}})
 
     def agreement(self) -> Agreement:
-        """The same without sites and hardware: what is left when it runs between hospitals."""
+        """The same without sites and hardware, for a federation between hospitals."""
         return Agreement(**self.model_dump(exclude=LOCAL_KEYS))
 
 
 LOCAL_KEYS = {"sites", "phantom", "hardware", "local_models"}
-"""What an experiment file says for one machine, or for a simulation, alone."""
+"""Sections of an experiment file for one machine, or for a simulation, alone."""
 
 
 def load_experiment(
@@ -327,11 +327,11 @@ def load_experiment(
                     site[key] = str((beside / site[key]).resolve())
         return parse_experiment(content, where)
 
-    return read_overridden(content, written(overrides), where, read)
+    return read_overridden(content, as_assignments(overrides), where, read)
 
 
 def load_agreement(path: Path) -> Agreement:
-    """Read an experiment file for use between hospitals: its sites and hardware, if it names any, stay behind."""
+    """Read an experiment file for use between hospitals, without its sites and hardware."""
     content = read_yaml(path, "experiment file")
     if "phantom" in content or "sites" in content:
         return load_experiment(path).agreement()
@@ -365,14 +365,14 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML would silently forget the first, and with it perhaps a whole site."""
+    """Refuses a repeated key: YAML would silently drop the first, and with it perhaps a whole site."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
                 mark = node.value[place][0].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands there twice", mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is repeated", mark)
         return super().construct_mapping(node, deep)
 
 

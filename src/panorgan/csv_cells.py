@@ -1,4 +1,4 @@
-"""Cells of a CSV file that a spreadsheet takes for text: a name such as `=HYPERLINK(…)` must not become a formula."""
+"""CSV cells that spreadsheets read as text: a name such as `=HYPERLINK(…)` must not become a formula."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# What begins a formula for one spreadsheet or another, perhaps after quotes of earlier escapes.
+# Characters that begin a formula in some spreadsheet, possibly after quotes of earlier escapes.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
 _QUOTE = "'"
 
 
-def escaped(value: Any) -> Any:
-    """The value for a cell: a text that would be a formula begins with a quote. Numbers stay numbers, also as text."""
+def escape_cell(value: Any) -> Any:
+    """The value for a cell: a text that would be a formula gets a leading quote. Numbers stay numbers, also as text."""
     if isinstance(value, str) and _FORMULA.match(value) and not _is_number(value):
         return _QUOTE + value
     return value
 
 
-def escaped_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def escape_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """All cells of a row."""
-    return {name: escaped(value) for name, value in row.items()}
+    return {name: escape_cell(value) for name, value in row.items()}
 
 
-def unescaped(cell: str) -> str:
-    """What `escaped` was given."""
+def unescape_cell(cell: str) -> str:
+    """The value passed to `escape_cell`."""
     return cell[1:] if cell.startswith(_QUOTE) and _FORMULA.match(cell) else cell
 
 

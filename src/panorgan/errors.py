@@ -1,4 +1,4 @@
-"""Errors that tell what happened, where, why, and how to fix it.
+"""Errors that say what happened, where, why, and how to fix it.
 
 The library raises these and never prints or exits; the command line turns them into a message and an exit code.
 """
@@ -16,9 +16,9 @@ class PanorganError(Exception):
     ----------
     what : one sentence, what went wrong.
     code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the sentences change. A class
-        that stands for one situation names it once, as its own `code`.
+        for a single situation declares it as its own `code`.
     where : the file, site, case or config key concerned.
-    why : the reason, when it is not plain from `what`.
+    why : the reason, when it is not obvious from `what`.
     fix : what the user can do about it.
     """
 
@@ -40,7 +40,7 @@ class PanorganError(Exception):
         return [(label, text) for label, text in parts if text]
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments need help to cross a process boundary.
+        # Keyword-only arguments need support to cross a process boundary.
         return (_rebuild, (type(self), self.what, self.code, self.where, self.why, self.fix))
 
 

@@ -1,4 +1,4 @@
-"""What all Triton kernels share: where they start. It needs PyTorch alone; kernels live beside what they speed up."""
+"""Shared code of all Triton kernels. It needs PyTorch alone; kernels are beside the code that they speed up."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Triton starts kernels on the current device (and without one in its interpreter): make it the tensor's."""
+    """Triton launches kernels on the current device (and without one in its interpreter): make it the tensor's."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -1,4 +1,4 @@
-"""`--set a.b=value`: settings that are changed on the command line, and errors that then name `--set`, not the file."""
+"""`--set a.b=value`: settings changed on the command line; errors caused by one name `--set`, not the file."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Read = TypeVar("Read")
 def read_overridden(
     content: Mapping[str, Any], overrides: Sequence[str], where: str, read: Callable[[dict[str, Any]], Read]
 ) -> Read:
-    """What `read` makes of a file's content with `a.b=value` overrides.
+    """The result of `read` for a file's content with `a.b=value` overrides.
 
-    `where` is the file. An error that an override is the reason of names the override instead.
+    `where` is the file. An error caused by an override names the override instead.
     """
     try:
         return read(overridden(content, overrides))
     except PanorganError as error:
         if error.where.startswith(where):
-            told = _set_there(error, overrides, where) or _set_apart(error, content, overrides, read, where)
-            error.where = told or error.where
+            place = _set_there(error, overrides, where) or _set_apart(error, content, overrides, read, where)
+            error.where = place or error.where
         raise
 
 
-def written(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
-    """Overrides as they are written: `{"a.b": value}` becomes `a.b=value`."""
+def as_assignments(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
+    """Overrides as on the command line: `{"a.b": value}` becomes `a.b=value`."""
     if not isinstance(overrides, Mapping):
         return overrides
     return [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in overrides.items()]
@@ -45,7 +45,7 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 
 
 def _set_there(error: PanorganError, overrides: Sequence[str], where: str) -> str:
-    """The override that set the very place of an error, or a group with the place in it; empty if there is none."""
+    """The override that set the place of an error, or a group that contains it; empty if there is none."""
     place = error.where.removeprefix(where).removeprefix(": ").replace(": ", ".")
     for key in reversed([_key(override) for override in overrides]):
         if f"{place}.".startswith(f"{key}."):
@@ -61,7 +61,7 @@ def _set_apart(
     read: Callable[[dict[str, Any]], object],
     where: str,
 ) -> str:
-    """The overrides without which there would be no such error: what is right by itself may not fit the rest."""
+    """The overrides without which the error would not occur: valid by themselves, they may conflict with the rest."""
     found = []
     for left_out, override in enumerate(overrides):
         try:
@@ -98,7 +98,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
                 f"{group!r} is not a group of settings.",
                 code="override-not-a-group",
                 where="--set",
-                why=f"{override!r} sets something inside it",
+                why=f"{override!r} sets a value inside it",
                 fix=f"Give the whole value, {group}=…, or change it in the file.",
             )
     try:

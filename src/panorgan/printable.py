@@ -1,12 +1,12 @@
-"""Text from elsewhere (sites, files, names) that is safe to show: terminals obey control characters."""
+"""Untrusted text (from sites, files, names) made safe to show: terminals obey control characters."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-# C0 and C1 controls but for tab and newline, delete, line separators, marks that turn the direction of writing (they
-# let one name look like another), and halves of characters, which cannot be encoded.
+# C0 and C1 controls except tab and newline, delete, line separators, bidirectional marks (they let one name look like
+# another), and surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
@@ -17,12 +17,12 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same, and no newline either: nobody else's text may look like a line of ours."""
+    """The same without newlines: untrusted text must not look like a line of ours."""
     return printable(text).replace("\n", "␊").replace("\t", " ")
 
 
 def is_printable(text: str) -> bool:
-    """Whether a name can be shown as it is."""
+    """Whether a name can be shown unchanged."""
     return text.isprintable()
 
 
@@ -34,7 +34,7 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Log lines are read in terminals too."""
+    """Formats log lines, which are read in terminals too."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line as usual, made printable."""

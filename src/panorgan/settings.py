@@ -1,4 +1,4 @@
-"""The base of every config section: immutable, typed, strict about names; and what is wrong with one as an error.
+"""The base of every config section: immutable, typed, strict about names; and validation errors as ours.
 
 Each room declares its own section next to the code that uses it; `panorgan.config` composes them into an experiment.
 """
@@ -16,7 +16,7 @@ from panorgan.errors import ConfigError, PanorganError, did_you_mean
 
 
 class SettingError(ValueError):
-    """What a validator raises: why a setting cannot be used. `validated` makes a ConfigError with its code."""
+    """Raised by validators: why a setting cannot be used. `validated` turns it into a ConfigError with its code."""
 
     def __init__(self, why: str, *, code: str = "bad-setting") -> None:  # a default: an error is pickled without it
         super().__init__(why)
@@ -57,7 +57,7 @@ def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Mod
 
 
 def _refused(model: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
-    """The first thing that pydantic complains about."""
+    """The first error that pydantic reports."""
     first = error.errors()[0]
     keys = [str(part) for part in first["loc"]]
     place = ".".join(keys)
@@ -71,15 +71,15 @@ def _refused(model: type[BaseModel], error: ValidationError, where: str) -> Conf
             why=did_you_mean(keys[-1], known),
             fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
         )
-    told = first["msg"].removeprefix("Value error, ")  # about several settings at once: all of them is no help
-    got = "" if isinstance(first["input"], Mapping) and told != first["msg"] else f" (got {first['input']!r:.80})"
+    reason = first["msg"].removeprefix("Value error, ")  # for errors about several settings, the input is no help
+    got = "" if isinstance(first["input"], Mapping) and reason != first["msg"] else f" (got {first['input']!r:.80})"
     cause = first.get("ctx", {}).get("error")
     missing = first["type"] == "missing"
     return ConfigError(
         "A setting cannot be used as written.",
         code=cause.code if isinstance(cause, SettingError) else "missing-setting" if missing else "bad-setting",
         where=spot,
-        why=told + got,
+        why=reason + got,
         fix=f"Correct {place!r}." if place else "Correct it as the reason says.",
     )
 

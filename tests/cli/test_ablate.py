@@ -120,7 +120,7 @@ def test_more_rows_later_and_a_report_of_what_there_is(ablated, experiment_file,
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--method", "fedavg"], "Choose one that has: "),
+        (["--method", "fedavg"], "Choose one that has a table: "),
         (["--rows", "globalKD"], "did you mean 'global KD'"),
         (["--set", "method.local_weight=0", "--rows", "global KD,both"], "are the same"),
     ],

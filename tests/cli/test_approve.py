@@ -38,25 +38,25 @@ def kit(made: Path, tmp_path: Path) -> SiteKit:
     return SiteKit(Path(shutil.copytree(made / "sites" / "north", tmp_path / "north")))
 
 
-def told(*words: object) -> dict[str, object]:
+def reported(*words: object) -> dict[str, object]:
     result = CliRunner().invoke(app, ["federation", "approve", *map(str, words), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
 
 
 def test_approve_edit_approve(kit: SiteKit) -> None:
-    first = told(kit.path)
+    first = reported(kit.path)
     assert (first["approved"], first["first"]) == (str(kit.path), True)
     assert not deviations(kit)
-    assert told(kit.path, "--edit") == {"editable": str(kit.local)}
+    assert reported(kit.path, "--edit") == {"editable": str(kit.local)}
     kit.egress_policy.write_text("weights: true\n")
-    again = told(kit.path)
+    again = reported(kit.path)
     assert (again["first"], again["changed"]) == (False, ["local/egress.yaml"])
     assert not deviations(kit)
 
 
 def test_people_are_told_what_is_other_than_before(kit: SiteKit) -> None:
-    told(kit.path)
+    reported(kit.path)
     reopen(kit)
     kit.egress_policy.write_text("weights: true\n")
     result = CliRunner().invoke(app, ["federation", "approve", str(kit.path)])

@@ -28,22 +28,22 @@ def kept(tmp_path, monkeypatch):
 def result(capfd, monkeypatch):
     """What the command tells as JSON."""
 
-    def told(*arguments: str) -> dict:
+    def reported(*arguments: str) -> dict:
         code, out, _ = invoke(capfd, monkeypatch, "cache", *arguments, "--json")
         assert code == 0
         return json.loads(out.splitlines()[-1])["result"]
 
-    return told
+    return reported
 
 
 def test_it_shows_entries_by_data_set_and_changes_nothing(kept, result, capfd, monkeypatch):
-    told = result("--folder", str(kept))
-    assert [(one["name"], one["entries"], one["source"]) for one in told["data_sets"]] == [
+    reported = result("--folder", str(kept))
+    assert [(one["name"], one["entries"], one["source"]) for one in reported["data_sets"]] == [
         ("south", 1, "/data/south/imagesTr"),
         ("north", 2, "/data/north/imagesTr"),
     ]
-    assert told["limit"] == 2_000_000_000
-    assert told["bytes"] == sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+    assert reported["limit"] == 2_000_000_000
+    assert reported["bytes"] == sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
     _, shown, _ = invoke(capfd, monkeypatch, "cache", "--folder", str(kept))
     assert "north" in shown
     assert "40 days ago" not in shown, "the data set was used since"

@@ -104,10 +104,10 @@ def test_a_program_gets_the_code_of_an_error(experiment_file, capfd, monkeypatch
     arguments = ("train", str(experiment_file), "--set", "network.dimensions=2", "--json")
     code, out, err = invoke(capfd, monkeypatch, *arguments)
     assert code == 2
-    told = json.loads(out)
-    assert told["code"] == "network-needs-slices"
-    assert "--set network.dimensions" in told["where"]
-    assert {"error", "why", "fix"} < told.keys()
+    reported = json.loads(out)
+    assert reported["code"] == "network-needs-slices"
+    assert "--set network.dimensions" in reported["where"]
+    assert {"error", "why", "fix"} < reported.keys()
     assert "[network-needs-slices]" in err
 
 

@@ -82,7 +82,7 @@ def test_many_cases_with_one_finding_are_named_briefly() -> None:
     text = one_line(shown(checkups.sick()))
     assert "north: north_005, north_006, north_007 and 12 more" in text
     assert text.count("the label has 512 × 512 × 80 voxels") == 3  # once for 15 cases, once for each stray id
-    assert text.count("--fix-headers") == 2, "a fix that all cases share is told once"
+    assert text.count("--fix-headers") == 2, "a fix that all cases share is shown once"
     assert "north: north_000 The label holds the undeclared id 7." in text
     assert text.count(CODES["stray-label"].meaning) == 1, "they differ, so the code's meaning says what they share"
     assert "south: the whole folder" in text

@@ -117,7 +117,7 @@ def test_an_end_that_was_cut_off_fails(kit):
     kit.audit_log.write_text("".join(kit.audit_log.read_text().splitlines(keepends=True)[:-1]))
     shown = ask(kit.path)
     assert shown.exit_code == 1
-    assert "tells of 5 entries, the log holds 4" in shown.output
+    assert "counts 5 entries, the log holds 4" in shown.output
 
 
 def test_a_torn_end_is_explained_and_does_not_fail(kit):

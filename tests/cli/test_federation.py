@@ -1,4 +1,4 @@
-"""`panorgan federation`: kits are told apart, exit codes, and what is printed for people, logs and programs."""
+"""`panorgan federation`: kinds of kits, exit codes, and what is printed for people, logs and programs."""
 
 from __future__ import annotations
 
@@ -189,9 +189,9 @@ def test_init_makes_kits_and_says_who_does_what(command, tiny, tmp_path: Path) -
     for words in ("panorgan federation start", "edit local/site.yaml", "a private key", str(out_folder / "ca")):
         assert words in out.replace("\n", " ")
     code, out, _ = command("init", tmp_path / "federation.yaml", "--out", out_folder, "--json")
-    told = json.loads(out)
-    assert (told["made"], told["kept"]) == ([], ["server", "north", "south"])
-    assert Path(told["sites"]["north"]).is_dir()
+    reported = json.loads(out)
+    assert (reported["made"], reported["kept"]) == ([], ["server", "north", "south"])
+    assert Path(reported["sites"]["north"]).is_dir()
 
 
 # -- preflight ---------------------------------------------------------------------------------------------------
@@ -202,15 +202,15 @@ def test_preflight_fails_loudly(command, site: SiteKit) -> None:
     assert code == 2
     assert "FAIL  connection" in out
     assert "fix" in out
-    assert "failed. Mend that" in out
+    assert "failed. Fix that" in out
     assert "\x1b[" not in out
 
 
 def test_preflight_for_programs(command, server: ServerKit) -> None:
     code, out, _ = command("preflight", server.path, "--json")
-    told = json.loads(out)
-    assert (code, told["ready"]) == (2, False)
-    certificate = next(check for check in told["checks"] if check["name"] == "certificate")
+    reported = json.loads(out)
+    assert (code, reported["ready"]) == (2, False)
+    certificate = next(check for check in reported["checks"] if check["name"] == "certificate")
     assert (certificate["verdict"], bool(certificate["fix"])) == ("failed", True)
 
 
@@ -265,8 +265,8 @@ def test_watching_for_programs_tells_changes_only(server: ServerKit, monkeypatch
     )
     monkeypatch.setattr(federation_run.time, "sleep", lambda seconds: next(looks)())
     assert show_status(server, watch=True, as_json=True) == "finished"
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["state"] for one in told] == ["new", "interrupted", "finished"]
+    reported = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["state"] for one in reported] == ["new", "interrupted", "finished"]
 
 
 # -- start and stop ----------------------------------------------------------------------------------------------
@@ -309,9 +309,17 @@ def test_start_prints_plain_lines(command, server: ServerKit, engine: ModuleType
 
 def test_start_for_programs(command, server: ServerKit, engine: ModuleType) -> None:
     engine.drive = driving
-    told = [json.loads(line) for line in command("start", server.path, "--json")[1].splitlines()]
-    assert [one["event"] for one in told] == ["driver", "driver", "started", "joined", "failed", "round", "finished"]
-    assert told[5]["bytes_sent"] == 2_000_000
+    reported = [json.loads(line) for line in command("start", server.path, "--json")[1].splitlines()]
+    assert [one["event"] for one in reported] == [
+        "driver",
+        "driver",
+        "started",
+        "joined",
+        "failed",
+        "round",
+        "finished",
+    ]
+    assert reported[5]["bytes_sent"] == 2_000_000
 
 
 def test_start_in_a_terminal_redraws_and_leaves_the_end(server: ServerKit, engine: ModuleType, monkeypatch) -> None:

@@ -47,7 +47,7 @@ def test_all_about_one(monkeypatch, capsys):
     assert "`" not in words
     assert "*global" not in words
     words = " ".join(shown(monkeypatch, capsys, "central_full").split())
-    assert "Nothing is sent: this is no federation." in words
+    assert "Nothing is sent: this is not a federation." in words
 
 
 def test_points_of_a_list_begin_lines(monkeypatch, capsys):

@@ -93,16 +93,16 @@ def test_again_keeps_what_is_there(written, experiment_file) -> None:
     scan = folder / "north" / "imagesTr" / "north_000_0000.nii.gz"
     before = scan.stat().st_mtime_ns
     result = phantom(folder, "--experiment", experiment_file)
-    assert "untouched" in result.output
+    assert "unchanged" in result.output
     assert (folder / "experiment.yaml").read_text() == "mine: true\n"
     assert scan.stat().st_mtime_ns == before
 
 
 def test_json_names_the_folders(tmp_path, experiment_file) -> None:
     result = phantom(tmp_path / "data", "--experiment", experiment_file, "--json")
-    told = json.loads(result.stdout)
-    assert told["sites"]["north"] == str(tmp_path / "data" / "north")
-    assert told["experiment"] == str(tmp_path / "data" / "experiment.yaml")
+    reported = json.loads(result.stdout)
+    assert reported["sites"]["north"] == str(tmp_path / "data" / "north")
+    assert reported["experiment"] == str(tmp_path / "data" / "experiment.yaml")
 
 
 def test_other_files_are_left_alone(tmp_path, experiment_file) -> None:

@@ -37,11 +37,11 @@ def test_the_printed_lines_fix_what_was_measured(experiment_file) -> None:
 
 def test_json_has_the_numbers_that_would_travel(experiment_file) -> None:
     result = CliRunner().invoke(app, ["plan", str(experiment_file), "--json"], catch_exceptions=False)
-    told = json.loads(result.output.splitlines()[-1])["result"]
-    assert set(told["sites"]) == {"north", "south"}
-    assert told["sites"]["north"]["plan/cases"] == 3
-    assert told["plan"]["intensity"] == "window"
-    assert told["plan"]["window_hu"][0] < told["plan"]["window_hu"][1]
+    reported = json.loads(result.output.splitlines()[-1])["result"]
+    assert set(reported["sites"]) == {"north", "south"}
+    assert reported["sites"]["north"]["plan/cases"] == 3
+    assert reported["plan"]["intensity"] == "window"
+    assert reported["plan"]["window_hu"][0] < reported["plan"]["window_hu"][1]
 
 
 def test_what_is_said_stays(experiment_file) -> None:
@@ -51,8 +51,8 @@ def test_what_is_said_stays(experiment_file) -> None:
 
 
 def test_the_sizes_of_the_split_are_shown(experiment_file) -> None:
-    told = CliRunner().invoke(app, ["plan", str(experiment_file), "--json"], catch_exceptions=False).output
-    patients = json.loads(told.splitlines()[-1])["result"]["patients"]
+    reported = CliRunner().invoke(app, ["plan", str(experiment_file), "--json"], catch_exceptions=False).output
+    patients = json.loads(reported.splitlines()[-1])["result"]["patients"]
     assert patients["north"] == {"train": 3, "validation": 1, "test": 1}
     assert patients["south"] == {"train": 2, "validation": 1, "test": 1}
     shown = CliRunner().invoke(app, ["plan", str(experiment_file)], catch_exceptions=False, env={"COLUMNS": "160"})

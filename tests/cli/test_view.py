@@ -10,20 +10,20 @@ from panorgan.federation.events import Event
 
 
 @pytest.mark.parametrize(
-    ("sites", "told"),
+    ("sites", "reported"),
     [
         ({"north": {"loss": 0.5, "cases": 3.0}, "south": {"cases": 2.0}}, "round 2/4  loss north 0.500"),
         ({"north": {"cases": 3.0}}, "round 2/4"),
     ],
     ids=["one trained", "a mere exchange"],
 )
-def test_a_round_in_which_not_everybody_trains(capsys, sites, told):
+def test_a_round_in_which_not_everybody_trains(capsys, sites, reported):
     """A stage may have no steps, and a loss that is not finite is not sent."""
     facts = {"number": 2, "total": 4, "sites": sites, "validation": None, "best": None}
     PlainView("tiny")(Event("round", facts))
     line = capsys.readouterr().out
-    assert line.startswith(f"tiny: {told}  ")
-    assert ("loss" in line) == ("loss" in told)
+    assert line.startswith(f"tiny: {reported}  ")
+    assert ("loss" in line) == ("loss" in reported)
 
 
 def test_what_a_method_wants_people_to_know_is_shown(capsys):

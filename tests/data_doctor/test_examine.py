@@ -124,8 +124,8 @@ def test_workers_start_without_torch():
     """A worker imports the doctor anew; torch would cost it seconds."""
     heavy = "('torch', 'monai', 'SimpleITK')"
     look = f"import sys, panorgan.data_doctor.read_case; print([m for m in {heavy} if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    reported = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert reported.stdout.strip() == "[]"
 
 
 def test_a_source_that_cannot_be_opened_does_not_stop_the_others(make_bench):

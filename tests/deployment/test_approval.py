@@ -40,7 +40,7 @@ def new(copy: Path, tmp_path: Path) -> SiteKit:
 
 @pytest.fixture
 def kit(new: SiteKit) -> SiteKit:
-    """Approved, and open to whoever wants to meddle."""
+    """Approved, and open to tampering."""
     approve(new)
     reopen(new)
     return new
@@ -58,10 +58,10 @@ def test_a_new_kit_is_not_approved_and_an_approved_one_is(new: SiteKit) -> None:
 def test_a_user_without_a_name_may_approve_too(new: SiteKit, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that runs under a number."""
 
-    def nobody() -> str:
+    def no_site() -> str:
         raise KeyError("uid not found")
 
-    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("getpass.getuser", no_site)
     approve(new)
     assert check_approval(new).what.endswith(f"by user {os.getuid()}")
 

@@ -1,4 +1,4 @@
-"""Certificates: each thing that can be wrong with one is told by its own name."""
+"""Certificates: each defect has its own name."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ NO_ROOM = [
 
 @pytest.mark.parametrize("error", NO_ROOM)
 def test_a_full_disk_makes_the_driver_wait_name_the_folder_and_go_on(error, pilot, monkeypatch):
-    """Neither the job's folder nor the driver's own file can be written, until somebody makes room."""
+    """Neither the job's folder nor the driver's own file can be written, until there is room."""
     full = True
     submit, write = pilot.server.submit, drive.write_atomically
 
@@ -137,11 +137,11 @@ def test_what_is_shown_may_lie_on_the_full_disk(pilot):
 
 
 def test_a_twin_is_told_by_name_in_the_events_once(pilot):
-    told = {"code": "twin", "why": "Two machines answer as north.", "time": 5.0}
+    reported = {"code": "twin", "why": "Two machines answer as north.", "time": 5.0}
 
     def knock() -> None:
-        told["time"] += 10.0
-        (pilot.kit.path / "door.json").write_text(json.dumps({"north": told}))
+        reported["time"] += 10.0
+        (pilot.kit.path / "door.json").write_text(json.dumps({"north": reported}))
 
     def end() -> None:
         pilot.server.phases["job-1"] = "ended"
@@ -150,7 +150,7 @@ def test_a_twin_is_told_by_name_in_the_events_once(pilot):
     at(pilot.clock, knock, knock, knock, end)
     pilot.drive()
     events = [event.facts for event in read_events(pilot.control.folder.parent / "events.jsonl")]
-    assert [(facts["site"], facts["code"], facts["reason"]) for facts in events] == [("north", "twin", told["why"])]
+    assert [(facts["site"], facts["code"], facts["reason"]) for facts in events] == [("north", "twin", reported["why"])]
 
 
 def test_who_waits_for_a_revoked_kit_reads_the_way_out(pilot):

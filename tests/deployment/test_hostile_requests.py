@@ -1,4 +1,4 @@
-"""A request from whoever holds the coordinator's keys does not end a site's process: it is refused and written down."""
+"""A request signed with the coordinator's keys does not end a site's process: it is refused and written down."""
 
 from __future__ import annotations
 

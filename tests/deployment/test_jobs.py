@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "retry", None),
         (OSError("4096 requested and 100 written"), "retry", None),
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "retry", None),
-        (ConfigError("Nobody annotates spleen.", code="unlabelled-organ"), "error", "unlabelled-organ"),
+        (ConfigError("No site annotates spleen.", code="unlabelled-organ"), "error", "unlabelled-organ"),
         (SitesMissingError("Only 1 usable answer.", ["north"], code="too-few-answers"), "missing", "too-few-answers"),
         (ValueError("a bug"), "error", "internal"),
     ],
@@ -77,10 +77,10 @@ def test_a_wrong_setting_is_told_as_such_every_time_and_can_be_mended(copy: Path
 def test_what_the_driver_is_told(error: Exception | None, kind: str, code: str | None, tmp_path: Path):
     control = Control(tmp_path / "run" / "control")
     write_outcome(control, "job-1", error)
-    told = read_json(control.outcome)
-    assert (told["job"], told["kind"], told.get("code")) == ("job-1", kind, code)
+    reported = read_json(control.outcome)
+    assert (reported["job"], reported["kind"], reported.get("code")) == ("job-1", kind, code)
     if kind == "retry":
-        assert str(tmp_path / "run") in told["what"], "which disk"
+        assert str(tmp_path / "run") in reported["what"], "which disk"
 
 
 def test_a_run_folder_that_another_process_holds_is_tried_again(tmp_path: Path):
@@ -172,5 +172,5 @@ def test_who_could_not_be_given_the_model_is_written_down_for_the_next_start(tin
     finished.unlink()  # as the driver does when south is back
     transport.asked.clear()
     run_segment(kit, settings, transport, "job-2")
-    assert transport.asked == [("deliver", "south")], "nobody trains again, and north has it"
+    assert transport.asked == [("deliver", "south")], "no site trains again, and north has it"
     assert read_json(finished) == {"rounds": 1, "sites": ["north", "south"], "without": []}

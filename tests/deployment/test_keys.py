@@ -185,8 +185,8 @@ def test_a_server_kit_from_before_there_was_a_message_filter_gets_one(copy):
 def test_the_commands_say_what_they_did(copy, capfd, monkeypatch):
     kit = str(copy / "server")
     code, out, _ = invoke(capfd, monkeypatch, "federation", "revoke", "north", "--kit", kit, "--json")
-    told = json.loads(out)
-    assert (code, told["revoked"], told["changed"]) == (0, "north", True)
+    reported = json.loads(out)
+    assert (code, reported["revoked"], reported["changed"]) == (0, "north", True)
     assert invoke(capfd, monkeypatch, "federation", "revoke", "north", "--kit", str(copy / "sites" / "north"))[0] == 2
     (copy.parent / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT.as_json()))
     file = copy.parent / "federation.yaml"
@@ -292,8 +292,8 @@ def test_after_a_revocation_no_message_of_the_kit_gets_through(channel, topic, c
     assert cell.receive(message("north", channel, topic, "token")).code == "revoked"
     assert cell.receive(registration(kit)).code == "revoked"
     assert cell.receive(message("east-2", channel, topic, "another")) is None
-    told = json.loads((copy / "server" / "door.json").read_text())
-    assert told["north"]["code"] == "revoked"
+    reported = json.loads((copy / "server" / "door.json").read_text())
+    assert reported["north"]["code"] == "revoked"
 
 
 def test_a_twin_is_refused_and_written_down(cell, copy):
@@ -319,9 +319,11 @@ def test_a_server_that_was_restarted_learns_from_a_heartbeat_which_machine_it_he
 @pytest.mark.parametrize(("who", "renewed"), [("north", "north"), (federation().coordinator, "server")])
 def test_revoke_says_whom_to_renew(who, renewed, copy):
     """Without a name everybody would be renewed, and every site had to be restarted."""
-    told = CliRunner().invoke(app, ["federation", "revoke", who, "--kit", str(copy / "server")], catch_exceptions=False)
-    assert told.exit_code == 0
-    assert f"panorgan federation renew {renewed}." in told.stdout
+    reported = CliRunner().invoke(
+        app, ["federation", "revoke", who, "--kit", str(copy / "server")], catch_exceptions=False
+    )
+    assert reported.exit_code == 0
+    assert f"panorgan federation renew {renewed}." in reported.stdout
 
 
 # -- at the site -------------------------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ def test_a_refused_site_keeps_the_reason_and_ends(tmp_path):
 
 @pytest.mark.parametrize(("code", "final"), [("twin", True), ("revoked", True), ("again", False)])
 def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final, tmp_path, monkeypatch):
-    """The engine is refused the first time; when it is started again, somebody stops it."""
+    """The engine is refused the first time; when it is started again, it is stopped."""
     kit = SiteKit(tmp_path / "kit")
     kit.local.mkdir(parents=True)
     record(kit)
@@ -373,7 +375,7 @@ def test_a_refused_site_gives_up_only_where_trying_again_is_in_vain(code, final,
         assert starts == [False]
     else:
         assert processes.run_site(kit) == 0
-        assert starts == [False, False], "an old reason is not told again"
+        assert starts == [False, False], "an old reason is not repeated"
 
 
 @pytest.mark.parametrize(("ahead", "word"), [(3600.0, "behind"), (-3600.0, "ahead of"), (1.0, "")])

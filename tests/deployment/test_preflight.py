@@ -87,7 +87,7 @@ def failed(checks: list[Check]) -> dict[str, str]:
 def test_a_site_that_is_ready(kit: SiteKit) -> None:
     heard: list[tuple[str, int, int]] = []
     before = {path: path.read_bytes() for path in kit.path.rglob("*") if path.is_file()}
-    checks = preflight(kit, on_progress=lambda *told: heard.append(told))
+    checks = preflight(kit, on_progress=lambda *reported: heard.append(reported))
     assert {(check.verdict, check.code) for check in checks} == {("ok", "")}, checks
     counts = ("5 cases", "5 patients", "3 train", "1 validation", "1 test", "liver")
     assert all(count in by_name(checks)["data"].what for count in counts)
@@ -120,9 +120,9 @@ def test_every_failure_says_what_to_do(kit: SiteKit) -> None:
 
 def test_json_shows_the_code(kit: SiteKit) -> None:
     (kit.startup / "client.key").chmod(0o644)
-    told = {check["name"]: check for check in (check.as_json() for check in preflight(kit, data=False))}
-    assert told["private key"].keys() == {"name", "verdict", "what", "fix", "code"}
-    assert (told["private key"]["verdict"], told["private key"]["code"]) == ("failed", "key-exposed")
+    reported = {check["name"]: check for check in (check.as_json() for check in preflight(kit, data=False))}
+    assert reported["private key"].keys() == {"name", "verdict", "what", "fix", "code"}
+    assert (reported["private key"]["verdict"], reported["private key"]["code"]) == ("failed", "key-exposed")
 
 
 # -- what may leave, and what the method sends -------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_no_policy_that_comes_with_a_kit_lets_anything_leave(name: str) -> None:
 
 
 def test_a_policy_that_would_keep_the_teacher_here(kit: SiteKit, tiny: Callable[..., Experiment]) -> None:
-    """It was made for FedAvg. Nobody would notice before the end of pre-training."""
+    """It was made for FedAvg. It would go unnoticed until the end of pre-training."""
     agree_on(kit, tiny, name="flkd")
     found = by_name(preflight(kit, data=False))["egress.yaml"]
     assert (found.verdict, found.code) == ("failed", "policy-keeps-payload")

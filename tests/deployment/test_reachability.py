@@ -1,4 +1,4 @@
-"""Reaching the server: firewall, wrong port, wrong federation and refused certificate are told apart."""
+"""Reaching the server: firewall, wrong port, wrong federation and refused certificate are distinguished."""
 
 from __future__ import annotations
 

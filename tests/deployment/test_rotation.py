@@ -6,7 +6,7 @@ import json
 import shutil
 
 from panorgan.deployment import rotation
-from panorgan.deployment.rotation import keeping_small, rotate
+from panorgan.deployment.rotation import rotate, rotating
 
 LIMIT, KEPT = 1000, 2
 
@@ -58,7 +58,7 @@ def test_what_runs_from_a_kit_has_its_logs_kept_small(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rotation, "LIMIT_BYTES", LIMIT)
     monkeypatch.setattr(rotation.rotate, "__defaults__", (LIMIT, KEPT))
-    monkeypatch.setattr(keeping_small.__wrapped__, "__defaults__", (0.05,))
+    monkeypatch.setattr(rotating.__wrapped__, "__defaults__", (0.05,))
     kit = SiteKit(tmp_path / "kit")
     kit.local.mkdir(parents=True)
     record(kit)

@@ -181,7 +181,7 @@ def lose_a_scan(kit: SiteKit) -> Callable[[], None]:
         (change_a_label, False, "data-changed"),
         (change_a_label, True, "data-changed"),
         (lose_a_scan, False, "data"),
-        (add_a_patient, True, "data-changed"),  # what nobody has read yet changes nothing within a segment
+        (add_a_patient, True, "data-changed"),  # data that was not read yet changes nothing within a segment
     ],
 )
 def test_data_that_changes_during_a_run_is_noticed_and_can_be_put_back(hospitals, change, restart, code):

@@ -64,12 +64,12 @@ class Run:
 
     def job(self, since: float, kind: str, number: int, asked: list[str], answered: dict[str, float]) -> None:
         """As the job itself writes it."""
-        told = JobNews(self.control.job)
+        reported = JobNews(self.control.job)
         if kind != "join":
-            told(Event("round_started", {"number": number, "stage": "train", "total": 3}, since))
-        told(Event("asked", {"task": kind, "sites": asked}, since))
+            reported(Event("round_started", {"number": number, "stage": "train", "total": 3}, since))
+        reported(Event("asked", {"task": kind, "sites": asked}, since))
         for site, seconds in answered.items():
-            told(Event("answered", {"site": site, "seconds": seconds}, since + seconds))
+            reported(Event("answered", {"site": site, "seconds": seconds}, since + seconds))
 
     def status(self, now: float, driven: bool = True) -> FederationStatus:
         """Read it while a driver holds its lock, or not."""
@@ -120,7 +120,7 @@ def test_a_driver_that_waits_says_for_what(run: Run) -> None:
 
 
 def test_a_driver_that_was_killed_is_noticed_at_once(run: Run) -> None:
-    """Its file is fresh, but nobody holds its lock."""
+    """Its file is fresh, but its lock is free."""
     run.begin()
     run.driver("running", 1002)
     assert run.status(1003).state == "running"
@@ -238,8 +238,8 @@ def test_refusals_and_failures_are_listed_with_their_reason(run: Run) -> None:
     assert [(t.site, t.code, t.reason, t.why) for t in status.failures] == [
         ("north", "memory", "memory", MEANING["memory"])
     ]
-    (told,) = status.as_json()["refusals"]
-    assert told["code"] == "not-finite"
+    (reported,) = status.as_json()["refusals"]
+    assert reported["code"] == "not-finite"
     for second in range(100):
         run.event(1010 + second, "failed", number=1, site="north", code="memory")
     status = run.status(1200, driven=False)

@@ -98,7 +98,7 @@ class DisturbedRun:
 def disturbed_run(
     tmp_path_factory: pytest.TempPathFactory, loopback: Loopback, experiment_with: Callable[..., Experiment]
 ) -> DisturbedRun:
-    """One whole run, with intruders at the door and somebody who listens."""
+    """One whole run, with intruders at the door and an eavesdropper."""
     folder = tmp_path_factory.mktemp("intruders")
     training = {"rounds": 2, "validate_every": 2, "optimizer": {"keep_state": True}}
     experiment = experiment_with(method={"name": "fedavg"}, training=training)
@@ -132,7 +132,7 @@ def disturbed_run(
 
 
 def _intruders(loopback: Loopback, experiment: Experiment, folder: Path) -> dict[str, SiteKit]:
-    """Sites that run NVFlare from kits that somebody else made, or that are not theirs."""
+    """Sites that run NVFlare from kits that another authority made, or that are not theirs."""
     foreign = foreign_kit(loopback, experiment.agreement(), "north", folder / "foreign")
     member = member_kit(loopback, "mallory", folder / "member")
     posing = posing_as(member, "mallory", "north", folder / "posing")

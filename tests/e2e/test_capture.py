@@ -1,4 +1,4 @@
-"""Whoever listens on the machine reads no weights, neither between sites and server nor between processes of one."""
+"""An eavesdropper on the machine reads no weights, neither between sites and server nor between processes of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 def test_no_tensor_and_no_word_of_a_message_can_be_read(disturbed_run, loopback, tmp_path):
     captured = disturbed_run.captured
     assert disturbed_run.capture.dropped == 0
-    assert disturbed_run.ports <= disturbed_run.capture.ports, "nobody listened anywhere else"
+    assert disturbed_run.ports <= disturbed_run.capture.ports, "no other port was open"
     manifest = json.loads((disturbed_run.folder / "manifest.json").read_text())
     weights = {
         f"{path.stem}/{key}": value

@@ -42,18 +42,18 @@ def test_the_run_goes_on_with_those_who_are_there(hospitals, experiment_with, tm
     with federation.without("north"):
         federation.start("driver")
         until(lambda: events("round"), 240)
-        assert events("joined")[0]["sites"].keys() == {"east", "south"}  # liver is nobody's yet
+        assert events("joined")[0]["sites"].keys() == {"east", "south"}  # no site has the liver yet
         federation.start("north")
-        until(lambda: any("north" in told["sites"] for told in events("round")), 300)
+        until(lambda: any("north" in reported["sites"] for reported in events("round")), 300)
         federation.kill("east")
         until((run / "control" / "finished.json").exists, 400)
 
-    told = events("round")
-    assert [one["number"] for one in told] == list(range(1, 11))
+    reported = events("round")
+    assert [one["number"] for one in reported] == list(range(1, 11))
     assert events("late_join")[0]["site"] == "north"
-    first = next(one["number"] for one in told if "north" in one["sites"])
-    assert all("north" in one["sites"] for one in told if one["number"] >= first)
-    assert "east" not in told[-1]["sites"], "it was killed and never came back"
+    first = next(one["number"] for one in reported if "north" in one["sites"])
+    assert all("north" in one["sites"] for one in reported if one["number"] >= first)
+    assert "east" not in reported[-1]["sites"], "it was killed and never came back"
     assert any(one["sites"] == ["east"] for one in events("missing"))
     assert events("finished")[0]["without"] == ["east"]
     card = json.loads((run / "model" / "model.json").read_text())

@@ -1,4 +1,4 @@
-"""Who should not take part gets nothing, is named in a log, and disturbs nobody. Real processes, real certificates."""
+"""Who should not take part gets nothing, is named in a log, and disturbs no site. Real processes, real certificates."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_revoked_kit_is_refused_at_once_and_a_renewed_one_is_let_in(loopback, 
     """Ends as it began: the others' tests share this federation."""
     kit = loopback.site_kits["north"]
     revoke_kit(loopback.server_kit, "north")
-    assert loopback.processes["north"].wait(150) == RefusedError.exit_code, "it was told while it ran"
+    assert loopback.processes["north"].wait(150) == RefusedError.exit_code, "it learnt of it while it ran"
     wait_for(lambda: "north" not in session.look().connected)
     said = len(text_of(kit.path / "engine.out"))
     again = _site(kit)

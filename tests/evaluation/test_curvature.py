@@ -120,10 +120,10 @@ def test_the_largest_eigenvalues_are_the_algebraically_largest():
 
 def test_the_trace_of_a_diagonal_is_exact_with_every_probe():
     """Signs square to one, so nothing is left to chance."""
-    values, told = torch.tensor([1.0, 2.0, 3.5]), []
-    samples = trace_samples(lambda v: values * v, 3, 4, seed=0, device=CPU, on_probe=told.append)
+    values, reported = torch.tensor([1.0, 2.0, 3.5]), []
+    samples = trace_samples(lambda v: values * v, 3, 4, seed=0, device=CPU, on_probe=reported.append)
     assert samples.tolist() == [6.5] * 4
-    assert told == [1, 2, 3, 4]
+    assert reported == [1, 2, 3, 4]
     assert Trace.of(samples) == Trace(6.5, 0.0)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from panorgan.anatomy import Vocabulary
-from panorgan.evaluation.forgetting import GLOBAL_MODEL, forgetting, organs_taught
+from panorgan.evaluation.forgetting import GLOBAL_MODEL, covered_organs, forgetting
 
 OWNED = {"north": {"liver"}, "south": {"spleen", "pancreas"}}
 
@@ -59,6 +59,6 @@ def test_what_nobody_scored_has_no_mean():
 
 def test_a_union_teaches_its_parts_and_an_organ_not_its_tumours():
     vocabulary = Vocabulary(["liver", "liver_tumour", "kidney_left", "kidney_right"])
-    assert organs_taught(["liver"], vocabulary) == {"liver"}
-    assert organs_taught(["kidney"], vocabulary) == {"kidney", "kidney_left", "kidney_right"}
-    assert organs_taught(["liver_tumour", "kidney_left"], vocabulary) == {"liver_tumour", "kidney_left"}
+    assert covered_organs(["liver"], vocabulary) == {"liver"}
+    assert covered_organs(["kidney"], vocabulary) == {"kidney", "kidney_left", "kidney_right"}
+    assert covered_organs(["liver_tumour", "kidney_left"], vocabulary) == {"liver_tumour", "kidney_left"}

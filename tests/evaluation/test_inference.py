@@ -12,7 +12,7 @@ from panorgan.data.volume import Volume
 from panorgan.evaluation import inference
 from panorgan.evaluation.inference import (
     InferenceSettings,
-    cleaned,
+    clean_labels,
     decide,
     label_ids,
     predict_probabilities,
@@ -120,6 +120,6 @@ def test_a_preset_cleans_a_label_map_and_keeps_the_tumour_in_its_organ():
     expected = labels.copy()
     expected[5, 1, 1] = 1
     expected[17, 1, 1] = 0
-    np.testing.assert_array_equal(cleaned(labels, vocabulary, "ufps"), expected)
-    assert cleaned(labels, vocabulary, "none") is labels
+    np.testing.assert_array_equal(clean_labels(labels, vocabulary, "ufps"), expected)
+    assert clean_labels(labels, vocabulary, "none") is labels
     assert label_ids(vocabulary) == {"liver": 1, "liver_tumour": 2}

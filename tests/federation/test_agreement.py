@@ -1,4 +1,4 @@
-"""A site answers what follows from the agreement, and nothing else, whoever asks."""
+"""A site answers what follows from the agreement, and nothing else."""
 
 from __future__ import annotations
 

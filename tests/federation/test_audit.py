@@ -216,8 +216,8 @@ def test_a_write_that_was_cut_short_is_told_and_the_log_goes_on(tmp_path, kept, 
     assert report.ok
     assert (report.unfinished, report.torn) == (0, int(kept == "a part"))
     assert before + line[:left] == path.read_bytes()[: len(before) + left], "what was there stays there"
-    told = [(record["bytes"], record["sha256"]) for record in records if record["kind"] == "torn"]
-    assert told == ([(left, hashlib.sha256(line[:left]).hexdigest())] if kept == "a part" else [])
+    reported = [(record["bytes"], record["sha256"]) for record in records if record["kind"] == "torn"]
+    assert reported == ([(left, hashlib.sha256(line[:left]).hexdigest())] if kept == "a part" else [])
     sent = [record["round"] for record in records if record["kind"] == "sent"]
     assert sent[entries:] == ([7, 8] if kept.startswith("all") else [8])
 

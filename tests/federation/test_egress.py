@@ -83,8 +83,10 @@ def test_weights_and_named_numbers_leave_as_they_are_and_are_written_down(log):
     answer = message()
     assert guard(log).release(answer, "train", 2, "train") is answer
     _, (record,) = read_log(log)
-    told = {name: record[name] for name in ("direction", "kind", "task", "stage", "round", "run", "tensors", "bytes")}
-    assert told == {
+    reported = {
+        name: record[name] for name in ("direction", "kind", "task", "stage", "round", "run", "tensors", "bytes")
+    }
+    assert reported == {
         "direction": "out",
         "kind": "sent",
         "task": "train",

@@ -1,4 +1,4 @@
-"""The event log: complete lines, listeners told, torn lines passed over."""
+"""The event log: complete lines, listeners notified, torn lines skipped."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from panorgan.cli.follow import _TURNED_AWAY, translated
+from panorgan.cli.follow import _TURNED_AWAY, translate
 from panorgan.federation.transports.nvflare.handshakes import Handshakes, refusal_line
 
 HEAD = "I1115 17:08:29.243122   26181 handshaker.cc:155] CallNextHandshakerLocked: error="
@@ -78,7 +78,7 @@ def test_a_refusal_by_the_message_filter_is_found_in_its_log():
 
 def test_the_terminal_says_it_without_the_port():
     line = "2026-11-15 17:28:22,083 turned away 127.0.0.1:45126: it showed no certificate"
-    assert translated(line, _TURNED_AWAY) == "turned away 127.0.0.1: it showed no certificate"
-    assert translated("… turned away mallory: it said it was north", _TURNED_AWAY) == (
+    assert translate(line, _TURNED_AWAY) == "turned away 127.0.0.1: it showed no certificate"
+    assert translate("… turned away mallory: it said it was north", _TURNED_AWAY) == (
         "turned away mallory: it said it was north"
     )

@@ -112,7 +112,7 @@ def test_100_000_mutated_messages_are_read_or_refused():
     mutator, taken = Mutator(fuzzing.SOUND, seed=17), 0
     for _ in range(MANY):
         taken += fuzzing.examine(mutator.message())
-    assert MANY / 100 < taken < MANY / 2, "mutations that nobody takes, or everybody, try nothing"
+    assert MANY / 100 < taken < MANY / 2, "mutations that are all refused, or all accepted, test nothing"
 
 
 def test_mutated_files_are_read_or_refused(tmp_path):
@@ -219,7 +219,7 @@ def test_mutated_scores_never_end_a_validation(tmp_path):
 
 
 def test_a_run_goes_on_without_the_site_that_sends_deep_json(tiny, tmp_path):
-    """At every question: whoever cannot introduce itself is not in, whose update or scores are no message is out."""
+    """A site that cannot introduce itself is not in, one whose update or scores are no message is out."""
     asked = []
 
     def meddle(site: str, kind: str, answer: bytes):

@@ -77,12 +77,12 @@ def test_a_bad_introduction_is_refused_by_name(tiny, tmp_path, answer, code):
     heard: list[Event] = []
     coordinator = make_coordinator(experiment, tmp_path, Joining(make_workers(experiment, tmp_path), answer), heard)
     assert set(coordinator.federation.sites) == {"north"}
-    (told,) = [event.facts for event in heard if event.kind == "refused"]
-    assert (told["site"], told["code"]) == ("south", code)
+    (reported,) = [event.facts for event in heard if event.kind == "refused"]
+    assert (reported["site"], reported["code"]) == ("south", code)
 
 
 def test_too_few_sites_at_the_start(tiny, tmp_path):
-    """Told before anybody trains, not after a round."""
+    """Reported before training, not after a round."""
     experiment = tiny(phantom=NORTH_KNOWS_ALL, training={"min_sites": 2})
     with refused("too-few-sites", RunError) as caught:
         make_coordinator(experiment, tmp_path, Joining(make_workers(experiment, tmp_path), None))
@@ -103,8 +103,8 @@ def test_a_site_without_cases_at_the_start_is_refused_by_name_and_the_run_begins
     coordinator.run()
     assert coordinator.finished
     assert coordinator.members == ["north", "south"]
-    (told,) = happened(tmp_path, "refused")
-    assert (told["number"], told["site"], told["code"]) == (0, "west", "no-training-cases")
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["number"], reported["site"], reported["code"]) == (0, "west", "no-training-cases")
     assert transport.asked.count(("join", "west")) == 1, "it is not asked again before every round"
 
 

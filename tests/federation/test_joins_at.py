@@ -92,7 +92,7 @@ def test_organs_that_nobody_else_knows_are_awaited(tiny, tmp_path):
 
 
 def test_a_join_that_a_kill_kept_out_of_the_log_is_written_down_later(tiny, tmp_path):
-    """The checkpoint knows the newcomer, the log was not yet told."""
+    """The checkpoint knows the newcomer, the log does not yet."""
     late = start(tiny, tmp_path, joins_at={"south": 2})
     late.run(rounds=1)
     log, lines = tmp_path / "events.jsonl", (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
@@ -103,8 +103,8 @@ def test_a_join_that_a_kill_kept_out_of_the_log_is_written_down_later(tiny, tmp_
     log.write_text("".join(lines))
     again = start(tiny, tmp_path, joins_at={"south": 2})
     assert set(again.state.sites) == {"north", "south"}
-    (told,) = [event.facts for event in read_events(log) if event.kind == "late_join"]
-    assert (told["number"], told["site"], told["annotated"]) == (2, "south", {"kidney": 2, "spleen": 2})
+    (reported,) = [event.facts for event in read_events(log) if event.kind == "late_join"]
+    assert (reported["number"], reported["site"], reported["annotated"]) == (2, "south", {"kidney": 2, "spleen": 2})
     again.run()
     assert sum(event.kind == "late_join" for event in read_events(log)) == 1
 
@@ -113,6 +113,6 @@ def test_the_first_line_about_who_joined_is_written_down_later_too(tiny, tmp_pat
     first = start(tiny, tmp_path)
     (tmp_path / "events.jsonl").unlink()
     start(tiny, tmp_path)
-    (told,) = read_events(tmp_path / "events.jsonl")
-    assert told.kind == "joined"
-    assert told.facts["sites"] == first.state.sites
+    (reported,) = read_events(tmp_path / "events.jsonl")
+    assert reported.kind == "joined"
+    assert reported.facts["sites"] == first.state.sites

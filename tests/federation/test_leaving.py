@@ -51,13 +51,13 @@ def test_a_round_from_before_a_late_join_is_not_the_best(tiny, tmp_path):
 class Scores:
     """Sites say these mean Dice scores, one after the other."""
 
-    def __init__(self, **told: list[float]) -> None:
-        self.told = told
+    def __init__(self, **reported: list[float]) -> None:
+        self.reported = reported
 
     def __call__(self, site: str, kind: str, answer: bytes):
         if kind == "evaluate":
             meta = Message.from_bytes(answer).meta
-            answer = Message(scalars={"dice/liver": self.told[site].pop(0)}, meta=meta).to_bytes()
+            answer = Message(scalars={"dice/liver": self.reported[site].pop(0)}, meta=meta).to_bytes()
         return [(site, answer)]
 
 

@@ -174,8 +174,8 @@ def test_an_update_that_rests_on_more_cases_than_the_site_has_is_refused(cases, 
     coordinator = stand_in_coordinator(sites, tmp_path)
     coordinator.run()
     assert refusals(tmp_path).keys() == {"north"}
-    assert coordinator.state.told is not None
-    assert coordinator.state.told["sites"].keys() == {"east"}
+    assert coordinator.state.last_round is not None
+    assert coordinator.state.last_round["sites"].keys() == {"east"}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_the_largest_uncertainty_that_there_can_be_lies_within_the_range():
 
 
 def test_a_site_buys_no_weight_with_its_certainty(tmp_path):
-    """μ = σ = 0 is what nobody measures, but a number like any other: the share is what holds."""
+    """μ = σ = 0 is never measured, but a number like any other: the share is what holds."""
     from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 
     honest = {name: SiteUncertainty(4, 0.2, 0.004) for name in ("a", "b", "c")}
@@ -214,9 +214,9 @@ def test_a_site_buys_no_weight_with_its_certainty(tmp_path):
 
 
 def test_a_run_of_fediod_survives_a_site_that_tells_of_absurd_maps(tmp_path):
-    """As tokens it would ask for more memory than there is, as depth it would be a map nobody can send."""
-    told = {"attention/tokens": 16.0, "attention/depth": 3.0}
-    sites = [StandIn(name, noise(place), numbers=told) for place, name in enumerate(("east", "south"))]
+    """As tokens it would ask for more memory than there is, as depth it would be a map too large to send."""
+    reported = {"attention/tokens": 16.0, "attention/depth": 3.0}
+    sites = [StandIn(name, noise(place), numbers=reported) for place, name in enumerate(("east", "south"))]
     sites.append(StandIn("north", noise(9), numbers={"attention/tokens": 1e18, "attention/depth": 1e18}))
     coordinator = stand_in_coordinator(sites, tmp_path, "fediod", training={"rounds": 2})
     coordinator.run()

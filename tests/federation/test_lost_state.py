@@ -1,4 +1,4 @@
-"""A site that has lost its state says so, and goes on when it is back or when somebody accepts the loss."""
+"""A site that has lost its state says so, and goes on when it is back or when the loss is accepted."""
 
 from __future__ import annotations
 
@@ -139,8 +139,10 @@ def test_a_site_may_be_ahead_of_what_the_coordinator_received(tiny, tmp_path):
 
     transport = Meddling(make_workers(experiment, tmp_path), meddle)
     make_coordinator(experiment, tmp_path, transport).run()
-    told = [event.facts["sites"].keys() for event in read_events(tmp_path / "events.jsonl") if event.kind == "round"]
-    assert [("north" in sites) for sites in told] == [True, False, True]
+    reported = [
+        event.facts["sites"].keys() for event in read_events(tmp_path / "events.jsonl") if event.kind == "round"
+    ]
+    assert [("north" in sites) for sites in reported] == [True, False, True]
 
 
 def test_an_answer_that_was_refused_for_its_size_alone_leaves_a_state_that_can_be_lost(tiny, tmp_path):

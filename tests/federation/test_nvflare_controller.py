@@ -41,7 +41,7 @@ class Engine:
         return self._contexts.new_context()
 
     def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Nobody listens."""
+        """No listener."""
 
 
 class Segment(SegmentController):
@@ -89,7 +89,7 @@ class Server:
     def wait_for_tasks(self, count: int) -> None:
         ends = time.monotonic() + PATIENCE
         while len(self.standing()) < count:
-            assert time.monotonic() < ends, "nobody is asked"
+            assert time.monotonic() < ends, "no site is asked"
             time.sleep(0.005)
 
 

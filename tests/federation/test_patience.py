@@ -147,12 +147,12 @@ def test_the_run_does_not_begin_without_a_site_that_is_required(three, tmp_path)
 
 def test_a_site_that_is_silent_at_validation_counts_with_its_last_score(three, tmp_path):
     """Means: (0.2 + 0.6 + 0.4) / 3 = 0.4, then north is silent: (0.2 + 0.7 + 0.6) / 3 = 0.5, not (0.7 + 0.6) / 2."""
-    told = {"north": [0.2, None], "south": [0.6, 0.7], "west": [0.4, 0.6]}
+    reported = {"north": [0.2, None], "south": [0.6, 0.7], "west": [0.4, 0.6]}
 
     def meddle(site: str, kind: str, answer: bytes):
         if kind != "evaluate":
             return [(site, answer)]
-        score = told[site].pop(0)
+        score = reported[site].pop(0)
         meta = Message.from_bytes(answer).meta
         return [] if score is None else [(site, Message(scalars={"dice/liver": score}, meta=meta).to_bytes())]
 
@@ -170,7 +170,7 @@ def test_a_site_that_is_silent_at_validation_counts_with_its_last_score(three, t
 
 
 class Clock:
-    """A clock that moves when somebody is asked, and at no other time."""
+    """A clock that moves with every request, and at no other time."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -264,13 +264,13 @@ def test_a_site_may_join_between_rounds(method, three, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("reported", "code"),
     [({"train_cases": 0.0}, "no-training-cases"), ({"train_cases": 3.0}, "annotates-nothing")],
 )
-def test_a_late_joiner_with_nothing_to_teach_is_refused_once(told, code, three, tmp_path):
+def test_a_late_joiner_with_nothing_to_teach_is_refused_once(reported, code, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         if (site, kind) == ("west", "join"):
-            answer = Message(scalars=told, meta=Message.from_bytes(answer).meta).to_bytes()
+            answer = Message(scalars=reported, meta=Message.from_bytes(answer).meta).to_bytes()
         return [(site, answer)]
 
     experiment = three(rounds=3)

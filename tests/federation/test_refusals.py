@@ -81,9 +81,9 @@ def test_a_tampered_update_is_refused_and_the_others_go_on(what, three, tmp_path
     experiment = three()
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (told,) = happened(tmp_path, "refused")
-    assert (told["number"], told["site"], told["code"]) == (1, "north", code)
-    assert named in told["why"]
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["number"], reported["site"], reported["code"]) == (1, "north", code)
+    assert named in reported["why"]
     (round_,) = happened(tmp_path, "round")
     assert set(round_["sites"]) == {"south", "west"}
     assert not happened(tmp_path, "missing")
@@ -97,9 +97,9 @@ def test_a_message_of_an_earlier_round_cannot_be_used_again(three, tmp_path):
 
     experiment = three(rounds=2)
     make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), replay)).run()
-    (told,) = happened(tmp_path, "refused")
-    assert (told["number"], told["site"], told["code"]) == (2, "north", "misaddressed")
-    assert all(question in told["why"] for question in ("'train/train/1'", "'train/train/2'"))
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["number"], reported["site"], reported["code"]) == (2, "north", "misaddressed")
+    assert all(question in reported["why"] for question in ("'train/train/1'", "'train/train/2'"))
 
 
 def test_nobody_can_speak_for_another(three, tmp_path):
@@ -114,9 +114,9 @@ def test_nobody_can_speak_for_another(three, tmp_path):
 
     experiment = three()
     make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle)).run()
-    (told,) = happened(tmp_path, "refused")
-    assert (told["site"], told["code"]) == ("west", "misaddressed")
-    assert all(name in told["why"] for name in ("'site'", "'south'", "'west'"))
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["site"], reported["code"]) == ("west", "misaddressed")
+    assert all(name in reported["why"] for name in ("'site'", "'south'", "'west'"))
 
 
 @pytest.mark.parametrize("kind", ["join", "train", "evaluate"])
@@ -137,8 +137,8 @@ def test_an_answer_that_nobody_waits_for_changes_nothing(kind, sender, code, thr
     disturbed.run()
     quiet = make_coordinator(experiment, tmp_path / "b", Meddling(make_workers(experiment, tmp_path / "b")))
     quiet.run()
-    (told,) = happened(tmp_path / "a", "refused")
-    assert (told["site"], told["code"]) == (sender, code)
+    (reported,) = happened(tmp_path / "a", "refused")
+    assert (reported["site"], reported["code"]) == (sender, code)
     assert same(disturbed.state.weights, quiet.state.weights)
     assert disturbed.state.scores == quiet.state.scores
     assert disturbed.state.sites == quiet.state.sites
@@ -152,8 +152,8 @@ def test_a_site_that_is_not_listed_is_not_even_asked(three, tmp_path):
     coordinator.run()
     assert set(coordinator.state.sites) == listed
     assert "west" not in {site for _, site in transport.asked}
-    (told,) = happened(tmp_path, "refused")  # once, not every round
-    assert (told["site"], told["code"]) == ("west", "site-not-listed")
+    (reported,) = happened(tmp_path, "refused")  # once, not every round
+    assert (reported["site"], reported["code"]) == ("west", "site-not-listed")
 
 
 def test_an_unknown_code_of_failure_does_not_travel_further(three, tmp_path):
@@ -197,8 +197,8 @@ MEASURED = (
 )
 def test_a_nonsensical_introduction_is_refused(numbers, code, three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
-        told = MEASURED | (numbers if site == "north" else {})
-        return [(site, edited(answer, lambda tensors, own, meta: own.update(told)))]
+        reported = MEASURED | (numbers if site == "north" else {})
+        return [(site, edited(answer, lambda tensors, own, meta: own.update(reported)))]
 
     experiment = three()
     transport = Meddling(make_workers(experiment, tmp_path), meddle)
@@ -207,8 +207,8 @@ def test_a_nonsensical_introduction_is_refused(numbers, code, three, tmp_path):
     assert set(coordinator.state.sites) == {"south", "west"}
     assert coordinator.state.plan is not None
     assert coordinator.state.plan["spacing_mm"] == [14.0, 14.0, 14.0]
-    (told,) = happened(tmp_path, "refused")
-    assert (told["site"], told["code"]) == ("north", code)
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["site"], reported["code"]) == ("north", code)
 
 
 @pytest.mark.parametrize("score", [1.0000001, -0.1, 7.0])
@@ -220,8 +220,8 @@ def test_a_score_outside_0_and_1_is_refused(score, three, tmp_path):
     experiment = three(validate_every=1)
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (told,) = happened(tmp_path, "refused")
-    assert (told["site"], told["code"]) == ("north", "not-a-dice")
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["site"], reported["code"]) == ("north", "not-a-dice")
     assert set(coordinator.state.scores) == {"south", "west"}
 
 
@@ -236,8 +236,8 @@ def test_the_ends_of_the_scale_are_scores(score):
 
 def test_a_site_may_annotate_nothing_and_all_of_its_cases():
     numbers = {"train_cases": 3.0, "annotated/liver": 3.0}
-    for told, expected in ((numbers, {"liver": 3}), ({"train_cases": 0.0}, {})):
-        answer = Message(scalars=told, meta=answer_meta(TASK, "a")).to_bytes()
+    for reported, expected in ((numbers, {"liver": 3}), ({"train_cases": 0.0}, {})):
+        answer = Message(scalars=reported, meta=answer_meta(TASK, "a")).to_bytes()
         facts, _ = read_introduction(answer, TASK, "a", Vocabulary(["liver"]))
         assert facts.annotated == expected
 
@@ -274,7 +274,7 @@ def test_the_norm_of_an_update(tmp_path):
         ({"a": 1.0, "b": 3.0, "c": 5.0, "d": 40.0}, 10.0, set()),
         ({"a": 3.0, "b": 4.0, "c": 1e9}, None, set()),  # switched off
         ({"a": 3.0, "b": 1e9}, 10.0, set()),  # two cannot tell which of them is wrong
-        ({"a": 0.0, "b": 0.0, "c": 1.0}, 10.0, set()),  # nobody else moved: nothing to compare with
+        ({"a": 0.0, "b": 0.0, "c": 1.0}, 10.0, set()),  # no other site moved: nothing to compare with
     ],
 )
 def test_which_update_is_out_of_all_proportion(norms, factor, found):
@@ -356,9 +356,9 @@ def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tm
     experiment = three(validate_every=1)
     coordinator = make_coordinator(experiment, tmp_path, Meddling(make_workers(experiment, tmp_path), meddle))
     coordinator.run()
-    (told,) = happened(tmp_path, "refused")
-    assert (told["site"], told["code"]) == ("north", "unknown-structure")
-    assert told["why"].isprintable()
+    (reported,) = happened(tmp_path, "refused")
+    assert (reported["site"], reported["code"]) == ("north", "unknown-structure")
+    assert reported["why"].isprintable()
     assert set(coordinator.state.scores) == {"south", "west"}
 
 

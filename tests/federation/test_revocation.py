@@ -29,13 +29,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[Refusal]:
+def reported() -> list[Refusal]:
     return []
 
 
 @pytest.fixture
-def identities(tmp_path, clock, told) -> IdentityCheck:
-    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), told.append, clock)
+def identities(tmp_path, clock, reported) -> IdentityCheck:
+    return IdentityCheck(RevocationList(tmp_path / "revoked.yaml"), reported.append, clock)
 
 
 def let_in(
@@ -89,14 +89,14 @@ def test_a_list_that_nobody_could_read_yet_lets_nobody_in(tmp_path, identities):
 # -- revoked kits ------------------------------------------------------------------------------------------------
 
 
-def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, identities, told):
+def test_the_next_message_of_a_revoked_kit_is_refused_and_registering_does_not_help(tmp_path, identities, reported):
     let_in(identities, "north", "token")
     assert identities.check("north", "token") is None
     revoke(tmp_path / "revoked.yaml", "north", BETWEEN)
     assert identities.check("north", "token").code == "revoked"
     assert identities.check("north", "token", heartbeat=True).code == "revoked"
     assert identities.register("north", OLD).code == "revoked"
-    assert {refusal.site for refusal in told} == {"north"}
+    assert {refusal.site for refusal in reported} == {"north"}
 
 
 def test_a_renewed_kit_is_let_in_while_the_revoked_one_stays_out(tmp_path, identities):
@@ -136,14 +136,14 @@ def test_a_line_that_is_removed_takes_the_revocation_back(tmp_path, identities):
 # -- twins -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(identities, clock, told):
+def test_a_second_machine_is_refused_while_the_first_is_alive_and_both_are_named(identities, clock, reported):
     let_in(identities, "north", "first", machine="a", address="10.0.0.1")
     clock.now += ALIVE_SECONDS - 1
     refusal = identities.register("north", OLD, "b", "10.0.0.2")
     assert refusal.code == "twin"
     assert "10.0.0.1" in refusal.why
     assert "10.0.0.2" in refusal.why
-    assert told == [refusal]
+    assert reported == [refusal]
     assert identities.check("north", "first", heartbeat=True) is None, "the first goes on"
 
 
@@ -153,20 +153,20 @@ def test_a_second_machine_may_take_over_when_the_first_is_silent(identities, clo
     let_in(identities, "north", "second", machine="b")
 
 
-def test_a_machine_that_starts_again_is_welcome_at_once(identities, told):
+def test_a_machine_that_starts_again_is_welcome_at_once(identities, reported):
     let_in(identities, "north", "first", machine="a")
     let_in(identities, "north", "second", machine="a")
     assert identities.check("north", "second", heartbeat=True) is None
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("machine", ["", "a"])
-def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_still_in_use(machine, identities, clock, told):
+def test_a_twin_that_lies_about_its_machine_is_noticed_by_the_token_still_in_use(machine, identities, clock, reported):
     let_in(identities, "north", "first", machine="a")
     let_in(identities, "north", "second", machine=machine)
     clock.now += 5
     assert identities.check("north", "first", heartbeat=True).code == "twin"
-    assert [refusal.code for refusal in told] == ["twin"]
+    assert [refusal.code for refusal in reported] == ["twin"]
     clock.now += ALIVE_SECONDS + 1
     assert identities.check("north", "first", heartbeat=True) is None, "the other one is silent: it may go on"
 

@@ -47,7 +47,7 @@ def test_trimmed_mean_by_hand():
     # weights 1, 2, 3, 4, 5: (1·1 + 2·2 + 3·6)/6, and (2·4 + 3·0 + 4·5)/9
     assert trimmed_mean(five, [1.0, 2.0, 3.0, 4.0, 5.0], 1).tolist() == pytest.approx([23 / 6, 28 / 9])
     assert trimmed_mean(five, [1.0] * 5, 2).tolist() == median(five).tolist()
-    assert trimmed_mean(five, [1.0] * 5, 9).tolist() == median(five).tolist()  # somebody is always kept
+    assert trimmed_mean(five, [1.0] * 5, 9).tolist() == median(five).tolist()  # one value is always kept
 
 
 def test_whole_numbers_stay_whole():

@@ -119,8 +119,8 @@ def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, c
     heard: list[Event] = []
     coordinator = make_coordinator(experiment, tmp_path, Tampering(make_workers(experiment, tmp_path), change), heard)
     coordinator.run()
-    told = [event.facts for event in heard if event.kind == "refused"]
-    assert [(facts["site"], facts["code"]) for facts in told] == [("north", code)]
+    reported = [event.facts for event in heard if event.kind == "refused"]
+    assert [(facts["site"], facts["code"]) for facts in reported] == [("north", code)]
     # what remains is exactly the round of the other site alone
     transport = Tampering(make_workers(experiment, tmp_path), drop=("none",))
     alone = make_coordinator(experiment, tmp_path / "alone", transport)
@@ -193,8 +193,8 @@ def test_the_bytes_of_training_are_told_apart_from_those_of_validation(tiny, tmp
     experiment = tiny()
     make_coordinator(experiment, tmp_path, LocalTransport(make_workers(experiment, tmp_path)), heard).run()
     rounds = [event.facts for event in heard if event.kind == "round"]
-    everything = [told["bytes_sent"] + told["bytes_received"] for told in rounds]
-    training = [told["bytes_training"] for told in rounds]
+    everything = [reported["bytes_sent"] + reported["bytes_received"] for reported in rounds]
+    training = [reported["bytes_training"] for reported in rounds]
     assert training[0] == everything[0]
     assert training[1:] == pytest.approx([training[0]] * 2, rel=0.01)
     assert all(more > 1.4 * less for more, less in zip(everything[1:], training[1:], strict=True))
@@ -291,6 +291,6 @@ def test_a_score_that_is_no_dice_does_not_choose_the_model(tiny, tmp_path):
     heard: list[Event] = []
     coordinator = make_coordinator(experiment, tmp_path, Boasting(make_workers(experiment, tmp_path)), heard)
     coordinator.run()
-    told = [event.facts for event in heard if event.kind == "refused"]
-    assert [(facts["site"], facts["code"]) for facts in told] == [("north", "not-a-dice")]
+    reported = [event.facts for event in heard if event.kind == "refused"]
+    assert [(facts["site"], facts["code"]) for facts in reported] == [("north", "not-a-dice")]
     assert coordinator.state.best["dice"] <= 1

@@ -50,12 +50,12 @@ def test_ctrl_c_while_it_connects_leaves_no_threads_behind(connecting, tmp_path,
 
 
 def test_a_server_that_is_away_is_asked_anew_each_time(connecting, tmp_path, monkeypatch):
-    monkeypatch.setattr(connecting, "ends_with", OSError("nobody there"), raising=False)
+    monkeypatch.setattr(connecting, "ends_with", OSError("no listener"), raising=False)
     session = adapter.NVFlareSession(tmp_path, "coordinator@example.org")
     for _ in range(2):
         with refused("not-connected", NotConnectedError) as caught:
             session.look()
-        assert "nobody there" in caught.value.why
+        assert "no listener" in caught.value.why
     assert [session.closed for session in connecting.made] == [True, True]
 
 

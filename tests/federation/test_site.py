@@ -105,8 +105,8 @@ class DivergingInPrivate(Method):
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
             nan = torch.tensor(float("nan"))
-            told = {"loss": torch.tensor(0.5), "other": torch.tensor(1.0)}
-            return {**told, DivergingInPrivate.what: nan} if self.broken else told
+            reported = {"loss": torch.tensor(0.5), "other": torch.tensor(1.0)}
+            return {**reported, DivergingInPrivate.what: nan} if self.broken else reported
 
         def update(self) -> Payload:
             return Payload(scalars={"rounds": self.rounds})
@@ -129,7 +129,7 @@ class DivergingInPrivate(Method):
 )
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_diverges_without_being_sent_is_refused_too(tiny, tmp_path, what, counted, waits):
-    """North counts only rounds that were good; a number besides the loss is left out, as ever. Nobody waits for it."""
+    """North counts only rounds that were good; a number besides the loss is left out, as ever. No site waits for it."""
     experiment, method = tiny(training=QUICK), DivergingInPrivate(MethodConfig())
     DivergingInPrivate.what = what
     heard: list[Event] = []
@@ -138,9 +138,9 @@ def test_what_diverges_without_being_sent_is_refused_too(tiny, tmp_path, what, c
     make_coordinator(experiment, tmp_path, transport, heard, method, patience=patience).run()
     refused = [(event.facts["number"], event.facts["site"]) for event in heard if event.kind == "refused"]
     assert refused == ([] if what == "other" else [(2, "north")])
-    told = [event.facts["sites"] for event in heard if event.kind == "round"]
-    assert [numbers["north"]["rounds"] for numbers in told if "north" in numbers] == counted
-    assert [numbers["south"]["rounds"] for numbers in told] == [1.0, 2.0, 3.0]
+    reported = [event.facts["sites"] for event in heard if event.kind == "round"]
+    assert [numbers["north"]["rounds"] for numbers in reported if "north" in numbers] == counted
+    assert [numbers["south"]["rounds"] for numbers in reported] == [1.0, 2.0, 3.0]
     assert not [event for event in heard if event.kind in ("missing", "failed")]
 
 

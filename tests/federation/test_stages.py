@@ -105,8 +105,8 @@ class Growing(Staged):
 
 
 def early_notices(folder: Path) -> list[dict[str, Any]]:
-    told = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "notice"]
-    return [facts for facts in told if facts["code"] == "delivered-early"]
+    reported = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "notice"]
+    return [facts for facts in reported if facts["code"] == "delivered-early"]
 
 
 def growing(**starts: int) -> Method:
@@ -116,20 +116,20 @@ def growing(**starts: int) -> Method:
 def test_a_round_from_before_a_module_began_is_said_to_be_one(tiny, tmp_path):
     coordinator, _ = scored_run(tiny, tmp_path, growing(late=3, there=2))
     assert coordinator.delivered_weights()[0] == 4
-    (told,) = early_notices(tmp_path)
-    assert told["number"] == 5
-    assert "round 4 of 5" in told["text"]
-    assert "late (round 5)" in told["text"], "rounds of the whole run"
-    assert "there" not in told["text"]
-    assert "training.select: last" in told["text"]
-    assert "validate_every" not in told["text"], "more often than after every round is not possible"
+    (reported,) = early_notices(tmp_path)
+    assert reported["number"] == 5
+    assert "round 4 of 5" in reported["text"]
+    assert "late (round 5)" in reported["text"], "rounds of the whole run"
+    assert "there" not in reported["text"]
+    assert "training.select: last" in reported["text"]
+    assert "validate_every" not in reported["text"], "more often than after every round is not possible"
 
 
 def test_a_run_that_validates_seldom_is_told_so(tiny, tmp_path):
     """Rounds 2 and 3 of training are validated, with 0.3 and 0.2."""
     scored_run(tiny, tmp_path, growing(late=3), validate_every=2)
-    (told,) = early_notices(tmp_path)
-    assert "training.validate_every is 2" in told["text"]
+    (reported,) = early_notices(tmp_path)
+    assert "training.validate_every is 2" in reported["text"]
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,16 @@ NORMAL = {"north": {"liver": 1.1}, "south": {"spleen": 0.9}}
 FLOODED = {"north": {"liver": 1.1}, "south": {"spleen": 8.0}}
 
 
-def named(told: list[Notice]) -> list[str]:
-    return [notice.text.split()[0] for notice in told]
+def named(reported: list[Notice]) -> list[str]:
+    return [notice.text.split()[0] for notice in reported]
 
 
 @pytest.mark.parametrize(("dice", "volume", "code"), [(LOST, NORMAL, "organ-lost"), (FINE, FLOODED, "organ-floods")])
 def test_an_organ_in_trouble_twice_in_a_row_is_named_once(dice: dict, volume: dict, code: str) -> None:
     dog = Watchdog()
-    told = [dog.look(progress, dice, volume) for progress in (0.3, 0.4, 0.5, 0.6)]
-    assert [named(some) for some in told] == [[], ["spleen"], [], []]
-    assert [notice.code for some in told for notice in some] == [code]
+    reported = [dog.look(progress, dice, volume) for progress in (0.3, 0.4, 0.5, 0.6)]
+    assert [named(some) for some in reported] == [[], ["spleen"], [], []]
+    assert [notice.code for some in reported for notice in some] == [code]
 
 
 def test_the_sites_that_annotate_it_are_named() -> None:
@@ -78,8 +78,8 @@ def test_a_model_that_knows_nothing_yet_has_lost_nothing() -> None:
 
 def test_an_organ_that_came_back_and_went_again_is_named_again() -> None:
     dog = Watchdog()
-    told = [named(dog.look(0.5, dice, {})) for dice in (LOST, LOST, FINE, LOST, LOST)]
-    assert told == [[], ["spleen"], [], [], ["spleen"]]
+    reported = [named(dog.look(0.5, dice, {})) for dice in (LOST, LOST, FINE, LOST, LOST)]
+    assert reported == [[], ["spleen"], [], [], ["spleen"]]
 
 
 # -- what to do ------------------------------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, dice: dict[str, float], volume: di
 
 
 def notices(folder: Path) -> list[tuple[int, str, str]]:
-    told = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "notice"]
-    return [(facts["number"], facts["code"], facts["text"].split()[0]) for facts in told]
+    reported = [event.facts for event in read_events(folder / "events.jsonl") if event.kind == "notice"]
+    return [(facts["number"], facts["code"], facts["text"].split()[0]) for facts in reported]
 
 
 def test_a_run_names_the_organ_it_loses_once(tiny, tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_round_that_happened_twice_counts_once(tmp_path):
     board = NoticeBoard(log)
     board.recall(read_events(log.path))
     assert notices(tmp_path) == []
-    board.look_after_organs({**facts, "number": 2, "round": 2})
+    board.check_organs({**facts, "number": 2, "round": 2})
     assert notices(tmp_path) == [(2, "organ-floods", "spleen")]
 
 
@@ -168,9 +168,9 @@ def test_a_log_of_before_volumes_and_codes_is_taken_up(tmp_path):
     board = NoticeBoard(log)
     board.recall(read_events(log.path))
     board.note(2, Notice("no-teacher", "No teacher knows liver."))
-    board.look_after_organs({"number": 2, "round": 2, "rounds": 4, "validation": LOST})
-    told = [event.facts.get("code") for event in read_events(log.path) if event.kind == "notice"]
-    assert told == [None, "organ-lost"]
+    board.check_organs({"number": 2, "round": 2, "rounds": 4, "validation": LOST})
+    reported = [event.facts.get("code") for event in read_events(log.path) if event.kind == "notice"]
+    assert reported == [None, "organ-lost"]
 
 
 class Flooding(Method):

@@ -24,5 +24,5 @@ def visit(page: str, folder: Path) -> tuple[str, str]:
 
 
 def blocked(log: str) -> list[str]:
-    """Lines that tell of something that the page's policy has stopped."""
+    """Lines that report what the page's policy has blocked."""
     return [line for line in log.splitlines() if "Content Security Policy" in line]

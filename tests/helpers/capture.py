@@ -1,4 +1,4 @@
-"""What somebody on the machine would see on the loopback interface, by tcpdump."""
+"""Traffic on the loopback interface as seen on the machine, by tcpdump."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         self._settle()
         self._process.send_signal(signal.SIGTERM)
-        _, told = self._process.communicate(timeout=30)
-        found = re.search(r"(\d+) packets? dropped by kernel", told)
+        _, reported = self._process.communicate(timeout=30)
+        found = re.search(r"(\d+) packets? dropped by kernel", reported)
         self.dropped = int(found[1]) if found else -1
 
     def _settle(self) -> None:

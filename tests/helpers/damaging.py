@@ -42,7 +42,7 @@ from panorgan.workflows.run import Run
 from panorgan.workflows.site_cases import read_sites
 from panorgan.workflows.tables import read_metrics
 
-# Every change gets a time of its own: whoever checks a file once must see that another has taken its place.
+# Every change gets a time of its own: a reader that checks a file once must see that it was replaced.
 _times = itertools.count(1_700_000_000_000_000_000, 1_000_000_000)
 _HEADER = 2048
 RUN = "test-run"
@@ -50,7 +50,7 @@ RUN = "test-run"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. `read` gives all that is read of it; `noticed` says whether that tells of the damage."""
+    """A kind of file. `read` gives all that is read of it; `noticed` says whether that reveals the damage."""
 
     name: str
     files: tuple[Path, ...]
@@ -79,7 +79,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def silent_change(kind: Kind, draw: random.Random) -> str:
-    """Damage one file of a kind; what was changed if nobody noticed though something else was read, else nothing."""
+    """Damage one file of a kind; returns the change if it went undetected though something else was read."""
     path = draw.choice(kind.files)
     expected = kind.read(path)
     assert not kind.noticed(expected), f"{kind.name}: something is wrong before any damage"
@@ -180,7 +180,7 @@ def unfinished_kinds(folder: Path) -> list[Kind]:
         ),
         Kind("spooled answer", tuple((folder / "spool").rglob("*.safetensors")), _message),
         Kind("teacher", tuple(path for one in stores for path in one.glob("*.safetensors")), tensor_store),
-        # An answer that is damaged is not given: whoever asks for it is told.
+        # A damaged answer is not given: the request fails with an error.
         Kind("state of a site", sites, _sites(sites), lambda found: None in found[-1]),
     ]
 

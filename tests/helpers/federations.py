@@ -87,7 +87,7 @@ Meddle = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 
 
 class Meddling(LocalTransport):
-    """Lets somebody stand between sites and coordinator; sites in `absent` cannot be reached."""
+    """Puts a man in the middle between sites and coordinator; sites in `absent` cannot be reached."""
 
     def __init__(self, workers, meddle: Meddle = lambda site, kind, answer: [(site, answer)]) -> None:
         super().__init__(workers)

@@ -59,7 +59,7 @@ def knock(port: int, certificate: Credentials | None = None, encrypted: bool = T
 
 
 def foreign_kit(loopback: Loopback, agreement: Agreement, name: str, folder: Path) -> SiteKit:
-    """A kit for the same server and the same name, made by somebody else."""
+    """A kit for the same server and the same name, made by another authority."""
     make_kits(loopback.settings, agreement, folder)
     return SiteKit(folder / "sites" / name)
 

@@ -30,11 +30,11 @@ def made_ablation(
     external: tuple[str, ...] = ("island",), gain: float = 0.1, paper: bool = True, seeds: tuple[int, ...] = (0, 1)
 ) -> tuple[Ablation, Results]:
     """Six patients per site. SOLO has Dice 0.4, PL 0.6, every other row `gain` more; seeds add 0.02, external −0.1."""
-    told = {"SOLO": "70.05", "PL": "73.07"} if paper else {}
-    rows = [AblationRow("SOLO", (), method="solo", paper=told.get("SOLO", ""))]
+    reported = {"SOLO": "70.05", "PL": "73.07"} if paper else {}
+    rows = [AblationRow("SOLO", (), method="solo", paper=reported.get("SOLO", ""))]
     for label in ROWS:
         modules = MODULES if label == "all" else tuple(label.split("+"))
-        rows.append(AblationRow(label, modules, paper=told.get(label, "")))
+        rows.append(AblationRow(label, modules, paper=reported.get(label, "")))
     dice = {row.label: 0.4 if row.label == "SOLO" else 0.6 + gain * (row.label != "PL") for row in rows}
     scores = {
         label: [

@@ -53,7 +53,7 @@ def made_results(external: bool = True, organs: tuple[str, ...] = ("liver", "spl
 
 
 def results_of(plan: ComparisonPlan, scores: Mapping[str, Sequence[Score]], organs: Sequence[str]) -> Results:
-    """What a comparison would tell of these scores, without runs, costs and local models."""
+    """The results of a comparison of these scores, without runs, costs and local models."""
     comparison = compare_scores(scores, plan.reference, organs, resamples=10)
     return Results(
         plan=plan,

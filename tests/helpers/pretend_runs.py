@@ -27,5 +27,5 @@ def begin(run: Planned, threads: int) -> None:
 
 @contextmanager
 def unwatched(run: Planned, number: int, total: int) -> Iterator[Listener]:
-    """Nobody looks."""
+    """Ignore progress."""
     yield lambda event: None

@@ -1,4 +1,4 @@
-"""UFPS's sites without a federation: a network that is told what to say, a round that begins, a batch to be checked."""
+"""UFPS's sites without a federation: a network with fixed outputs, a round that begins, a batch to be checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 3, {"spleen": 3
 FEDERATION = Federation(Vocabulary(ORGANS), FACTS)
 
 
-class Told(SegmentationNetwork):
+class FixedNetwork(SegmentationNetwork):
     """Logits [B, 3, 2, 2], whatever the image."""
 
     def __init__(self, logits: torch.Tensor) -> None:
@@ -53,14 +53,14 @@ def enter(
     site: UFPS.Site,
     round_: int,
     rounds: int,
-    contested: torch.Tensor | None = None,
+    global_bits: torch.Tensor | None = None,
     ready: Sequence[str] = ORGANS,
 ) -> None:
     """Begin a training round with the weights that the model has, which may teach some organs."""
     tensors = {key: value.clone() for key, value in site.model.state_dict().items()}
     site.round_info = RoundInfo("train", round_, rounds)
     numbers = {f"{READY}{organ}": 1.0 for organ in ready}
-    site.received = Payload(tensors if contested is None else {**tensors, GLOBAL: contested}, numbers)
+    site.received = Payload(tensors if global_bits is None else {**tensors, GLOBAL: global_bits}, numbers)
     site.before_round()
 
 

@@ -114,6 +114,6 @@ def test_what_each_denies_alone_all_deny_together(data):
     annotated, known = (torch.rand(4, len(names), generator=draw) > 0.6 for names in (structures, teachers))
     nothing = torch.zeros(4, 1, 1)
     batch = Batch(nothing, nothing.bool(), annotated, structures, ("case",) * 4, None, teachers, known)
-    assert torch.equal(possible_channels(batch, WHOLE), module._worked_out(batch, WHOLE))
+    assert torch.equal(possible_channels(batch, WHOLE), module._from_meanings(batch, WHOLE))
     heard = replace(batch, soft_targets_valid=None)
-    assert torch.equal(possible_channels(heard, WHOLE), module._worked_out(heard, WHOLE))
+    assert torch.equal(possible_channels(heard, WHOLE), module._from_meanings(heard, WHOLE))

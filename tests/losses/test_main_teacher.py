@@ -81,7 +81,7 @@ def test_what_is_left_alone_keeps_its_label_and_counts_in_no_volume():
 def test_ground_truth_wins():
     spleen = [False, True, True, False, False, False]
     batch = make_batch(("spleen",), [spleen], [True], {"liver": [0.9] * 2 + [0.1] + [0.9] * 3, "pancreas": [0.0] * 6})
-    # It claims liver where spleen is, spleen where none is: there its next best is told by the logits, background.
+    # It claims liver where spleen is, spleen where none is: there its next best follows from the logits, background.
     main = [2, 1, 0, 1, 1, 1]
     # open voxels: 1, 4, 5, 6; the main teacher has liver at 4, 5, 6, and the teacher agrees: both branch
     assert values(batch, ABDOMEN, main) == [LEFT_OUT, 2, 2, 1, 1, 1]
@@ -104,7 +104,7 @@ def test_where_they_disagree_ground_truth_still_names_the_union():
     batch = make_batch(("kidney",), [[True] * 6], [True], sides)
     assert values(batch, KIDNEYS, [1] * 6) == [1] * 5 + [undecided_value(0, KIDNEYS)]
     assert values(batch, KIDNEYS, [1] * 6, disagreement="background") == [1] * 6, "the main teacher's side"
-    # where teachers claim no side, nobody disagrees
+    # where teachers claim no side, there is no disagreement
     silent = make_batch(("kidney",), [[True] * 6], [True], {**sides, "kidney_right": [0.0] * 6})
     assert values(silent, KIDNEYS, [1] * 6) == [1] * 6
 
@@ -210,5 +210,5 @@ def test_teachers_of_labelled_organs_have_no_say_in_a_label():
     heard = without_own_teachers(batch, ABDOMEN)
     assert heard.soft_targets_valid.tolist() == [[True, False], [True, True]]
     assert merge(heard, ABDOMEN).values.tolist() == [[1, 2], [2, 2]]
-    nobody = replace(batch, soft_targets=None, soft_target_organs=(), soft_targets_valid=None)
-    assert without_own_teachers(nobody, ABDOMEN) is nobody
+    no_site = replace(batch, soft_targets=None, soft_target_organs=(), soft_targets_valid=None)
+    assert without_own_teachers(no_site, ABDOMEN) is no_site

@@ -40,7 +40,7 @@ CLASH = {"liver": [0.9, 0.9, 0.2, 0.6], "pancreas": [0.1, 0.7, 0.8, 0.4], "splee
 
 def test_background_is_where_every_teacher_says_background():
     batch = make_batch(("spleen",), [[False] * 4], [False])
-    assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 0, 0, 0]  # nobody says anything
+    assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 0, 0, 0]  # no claim
     teachers = torch.tensor([[[0.5, 0.51, 0.1, 0.0], [0.0, 0.2, 0.3, 0.9], [0.4, 0.4, 0.4, 0.1]]])
     batch = replace(batch, soft_targets=teachers, soft_target_organs=("liver", "pancreas", "spleen"))
     assert pseudo_label(batch, ABDOMEN)[0].tolist() == [0, 1, 0, 3]
@@ -140,17 +140,17 @@ def test_teachers_decide_the_side_inside_a_union():
     sides = {"kidney_left": [0.9, 0.3, 0.2, 0.9, 0.0], "kidney_right": [0.1, 0.2, 0.3, 0.1, 0.0]}
     batch = make_batch(("kidney",), [[True, True, True, False, True]], [True], {**sides, "kidney_tumour": [0.0] * 5})
     label = merge(batch, KIDNEYS)
-    # claimed; more probable; more probable; no kidney at all; nobody has an idea
+    # claimed; more probable; more probable; no kidney at all; no opinion
     assert label.values[0].tolist() == [1, 1, 2, 0, undecided_value(0, KIDNEYS)]
     assert label.channels()[0, :, 4].tolist() == [False, True, True, False]
 
 
 def test_without_a_teacher_for_each_side_a_union_stays_undecided():
     kidney = ("kidney",)
-    nobody = make_batch(kidney, [[True, False]], [True])
-    label = merge(nobody, KIDNEYS)
+    no_site = make_batch(kidney, [[True, False]], [True])
+    label = merge(no_site, KIDNEYS)
     assert label.values[0].tolist() == [undecided_value(0, KIDNEYS), 0]
-    # nobody tells of tumours either, which lie in kidneys and so not in the background
+    # tumours are unknown too, which lie in kidneys and so not in the background
     assert label.channels()[0, :, 0].tolist() == [False, True, True, True]
     assert label.channels()[0, :, 1].tolist() == [True, False, False, False]
     target, counted = label.targets()

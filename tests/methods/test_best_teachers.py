@@ -7,7 +7,7 @@ import pytest
 import torch
 from federations import make_coordinator, make_workers, run, same
 from torch import nn
-from ufps_pieces import Told, site_of
+from ufps_pieces import FixedNetwork, site_of
 
 from panorgan.anatomy import Vocabulary
 from panorgan.federation import site as site_module
@@ -25,7 +25,7 @@ DICE = {1: 0.9, 2: 0.3, 3: 0.9, 4: 0.6, 5: 0.4}
 
 def pretraining(every: int = 2, has_cases: bool = True, **config: object) -> UFPS.Site:
     """A site whose model after round r is r everywhere."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **config)
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **config)
     site.tools.cases = ()
     site.tools.validate_every = every
     site.tools.validate = lambda network, organs: (

@@ -21,7 +21,7 @@ from panorgan.methods.fedasam import FedASAM, FedASAMConfig
 from panorgan.methods.fedprox import FedProx, FedProxConfig
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
-from panorgan.methods.shared.sharpness import asam_step, statistics_kept
+from panorgan.methods.shared.sharpness import asam_step, preserve_statistics
 from panorgan.methods.shared.swa import RoundAverage
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.workflows.execute import train
@@ -66,10 +66,10 @@ def test_one_step_by_hand():
     At w + ε = (4.2, −1.8) the gradient is (1.05, −3.6); a step of 0.1 from w leads to (2.895, −0.64).
     """
     model = Quadratic()
-    told = site_of(QuadraticSite, FedASAMConfig(rho=0.5, eta=1.0), model).step(None)
+    reported = site_of(QuadraticSite, FedASAMConfig(rho=0.5, eta=1.0), model).step(None)
     assert model.places == [(3.0, -1.0), pytest.approx((4.2, -1.8))]
     assert model.weights == pytest.approx([2.895, -0.64])
-    assert told["loss"].item() == 0.5 * (0.25 * 9 + 2), "the loss where the model is"
+    assert reported["loss"].item() == 0.5 * (0.25 * 9 + 2), "the loss where the model is"
 
 
 def test_the_gradient_of_the_second_pass_is_clipped():
@@ -102,8 +102,8 @@ def test_the_step_takes_any_loss():
     model = Quadratic(0.0, 2.0)
     site = site_of(Held, FedProxConfig(mu=1), model)
     site.received = Payload({"u": torch.tensor([0.0]), "v": torch.tensor([1.0])})
-    told = site.step(None)
-    assert told["loss"].item() == 4 + 0.5
+    reported = site.step(None)
+    assert reported["loss"].item() == 4 + 0.5
     assert model.weights == pytest.approx([0.0, 1.2])
 
 
@@ -141,7 +141,7 @@ def test_statistics_come_back_after_an_error_too():
     before = {key: value.clone() for key, value in norm.state_dict().items()}
 
     def break_off() -> None:
-        with statistics_kept(norm):
+        with preserve_statistics(norm):
             norm(torch.tensor([[1.0], [3.0]]))
             assert not same(norm.state_dict(), before)
             raise ZeroDivisionError

@@ -23,7 +23,7 @@ RECEIVED, TRAINED = (torch.randn(2, 3, 30, generator=torch.Generator().manual_se
 AVERAGING = ["fedavg", "fedprox", "scaffold", "fedasam"]
 
 
-class Told(SegmentationNetwork):
+class FixedNetwork(SegmentationNetwork):
     """Logits [B, C, V], whatever the image."""
 
     def __init__(self, activation: Activation) -> None:
@@ -40,7 +40,7 @@ def loss_at(
     """Of a site with two cases, whose model says TRAINED after it has received RECEIVED."""
     here = SiteInfo("here", 2, annotated)
     federation = Federation(ORGANS, {"here": here, "there": SiteInfo("there", 1, {"liver": 1, "spleen": 1})})
-    model = Told(activation)
+    model = FixedNetwork(activation)
     method = find_method(name)
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = method.Site(method.Config(**({"mu": 0} if name == "fedprox" else {}), **config), here, federation, tools)

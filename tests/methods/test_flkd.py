@@ -17,7 +17,7 @@ from panorgan.federation.events import read_events
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.flkd import FLKD, FLKDConfig
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
-from panorgan.methods.shared.teacher_stages import who_teaches
+from panorgan.methods.shared.teacher_stages import organs_by_teacher
 from panorgan.networks import SegmentationNetwork
 from panorgan.networks.organ_parts import group_of_key
 from panorgan.preparation.batch import Batch
@@ -27,10 +27,10 @@ TRAINING = {"rounds": 2, "validate_every": 0, "local_steps": 2}
 OWN = {"north": {"liver"}, "south": {"spleen", "kidney_left", "kidney_right"}}
 
 
-# -- a site whose network says what it was told ----------------------------------------------------------------------
+# -- a site whose network has fixed outputs ------------------------------------------------------------------------
 
 
-class Told(SegmentationNetwork):
+class FixedNetwork(SegmentationNetwork):
     """Logits [B, C, V], whatever the image."""
 
     def __init__(self, organs: Sequence[str], logits: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ def make_site(
     """
     here, there = SiteInfo("here", 2, annotated), SiteInfo("there", 1, dict.fromkeys(organs, 1))
     federation = Federation(Vocabulary(organs), {"here": here, "there": there})
-    model = Told(organs, torch.zeros_like(local))
+    model = FixedNetwork(organs, torch.zeros_like(local))
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = FLKD.Site(FLKDConfig(**{"dice_over": "sample", **config}), here, federation, tools)
     site.round_info, site.received = RoundInfo("train", 1, 1), Payload({"logits": frozen})
@@ -259,9 +259,9 @@ def test_the_whole_loss_by_hand(organs, structure, combined, distilled):
         supervised, global_kd, local_kd = parts(logits)
         return supervised + 0.5 * global_kd + 2.0 * local_kd
 
-    told = site.step(batch)
+    reported = site.step(batch)
     _, global_kd, local_kd = parts(local.tolist())
-    assert {name: value.item() for name, value in told.items()} == pytest.approx(
+    assert {name: value.item() for name, value in reported.items()} == pytest.approx(
         {"loss": whole(local.tolist()), "loss/global_kd": global_kd, "loss/local_kd": local_kd}, rel=1e-5
     )
     torch.testing.assert_close(site.model.logits.grad, slope_of(whole, local), rtol=1e-3, atol=1e-5)
@@ -302,7 +302,7 @@ WHO = {
 def test_a_union_is_heard_only_where_no_teacher_knows_the_parts_by_name(annotated, present, expected):
     sites = {name: SiteInfo(name, 1, dict.fromkeys(own, 1)) for name, own in annotated.items()}
     letters = dict(zip("LTlr", SIDES, strict=True))
-    found = who_teaches(Federation(SIDES, sites), present)
+    found = organs_by_teacher(Federation(SIDES, sites), present)
     assert found == {site: tuple(letters[letter] for letter in own) for site, own in expected.items()}
 
 
@@ -352,8 +352,8 @@ def test_what_travels_in_which_stage(tiny, tmp_path):
         others = {f"teacher/{other}/{key}" for key in own[other]}
         assert [set(message.tensors) for message in site.sent] == [set(), teacher, set(), everything, everything]
         assert [set(message.tensors) for message in site.received] == [set(), set(), others, everything, everything]
-        told = [set(message.scalars) for message in site.sent]
-        assert told[:4] == [{"loss", "cases"}] * 2 + [{"cases"}] + [
+        reported = [set(message.scalars) for message in site.sent]
+        assert reported[:4] == [{"loss", "cases"}] * 2 + [{"cases"}] + [
             {"loss", "cases", "loss/global_kd", "loss/local_kd"}
         ]
         roster = [dict(message.scalars) for message in site.received]

@@ -106,10 +106,10 @@ def test_a_finished_teacher_is_asked_for_until_it_arrives(
     assert trial.teachers_sent_by("north") == [n for n in range(2, arrives + 1) if n not in trial.away]
     assert trial.teachers_sent_by("south") == [2]
     for number in range(4, 7):
-        told = set(trial.sent["south", number].scalars)
-        assert told == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
+        reported = set(trial.sent["south", number].scalars)
+        assert reported == (ALL_PARTS if number >= heard else ALL_PARTS - {"loss/local_kd"})
     assert coordinator.rule.teachers.up_to_date == ("north", "south")
-    assert coordinator.rule.teachers.owing == ()
+    assert coordinator.rule.teachers.due_sites == ()
     assert len(happened(tmp_path, "refused")) == len(trial.spoiled)
 
 
@@ -175,7 +175,7 @@ def test_training_without_a_teacher_is_told_once(tiny, tmp_path, monkeypatch, re
     assert trial.teachers_sent_by("north") == [2], "the one that was refused"
     assert [facts["number"] for facts in happened(tmp_path, "refused")] == [1, 2]
     assert coordinator.tensor_store.names() == ("teacher/south",)
-    assert coordinator.rule.teachers.owing == ()
+    assert coordinator.rule.teachers.due_sites == ()
     (notice,) = happened(tmp_path, "notice")
     assert notice["number"] == 4
     assert notice["code"] == "no-teacher"

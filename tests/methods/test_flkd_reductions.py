@@ -70,6 +70,6 @@ def test_where_every_site_knows_everything_distillation_changes_nothing(tiny, tm
     fedavg = {"name": "fedavg", "weighting": "uniform"}
     plain = by_round(tiny(method=fedavg, network={"organs": "heads"}, **common), tmp_path / "plain")
     assert all_same(by_round(tiny(method={"name": "flkd"}, **common), tmp_path / "flkd"), plain)
-    told = [event.facts for event in read_events(tmp_path / "flkd" / "events.jsonl") if event.kind == "round"]
-    assert [facts["stage"] for facts in told] == ["pretrain", "exchange", "train", "train"]
-    assert all(set(facts["sites"]["north"]) == {"loss", "cases"} for facts in told[2:])
+    reported = [event.facts for event in read_events(tmp_path / "flkd" / "events.jsonl") if event.kind == "round"]
+    assert [facts["stage"] for facts in reported] == ["pretrain", "exchange", "train", "train"]
+    assert all(set(facts["sites"]["north"]) == {"loss", "cases"} for facts in reported[2:])

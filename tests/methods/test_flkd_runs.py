@@ -51,9 +51,9 @@ def steps(monkeypatch) -> list[Step]:
         if self.round_info.stage != "train":
             return step(self, batch)
         taken.append(Step(self.facts.name, self.round_info.round, batch))
-        told = step(self, batch)
-        taken[-1].numbers = {name: float(value) for name, value in told.items()}
-        return told
+        reported = step(self, batch)
+        taken[-1].numbers = {name: float(value) for name, value in reported.items()}
+        return reported
 
     def watched_distillation(self, logits, vocabulary, batch):
         chosen = logits[:, [vocabulary.index(name) for name in batch.soft_target_organs]]
@@ -91,7 +91,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
     step = FLKD.Site.step
 
     def watched(self, batch):
-        told = step(self, batch)
+        reported = step(self, batch)
         if self.round_info.stage == "train":
             frozen = self.received_model
             assert same(dict(frozen.state_dict()), dict(self.received.tensors))
@@ -104,7 +104,7 @@ def test_the_global_model_is_the_received_one_and_stays_so_all_round(tiny, tmp_p
             counters = [key for key in received if key.endswith("num_batches_tracked")]
             passes = {int(self.model.state_dict()[key] - received[key]) for key in counters}
             seen.append((self.facts.name, self.round_info.round, passes, bool(norms)))
-        return told
+        return reported
 
     monkeypatch.setattr(FLKD.Site, "step", watched)
     workers = make_workers(experiment := tiny(method=FLKD_BOTH, training=TRAINING, network={"norm": norm}), tmp_path)
@@ -226,7 +226,7 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
-    """A run that nobody interrupts: its weights and what its sites told."""
+    """An uninterrupted run: its weights and what its sites sent."""
     folder = tmp_path_factory.mktemp("whole")
     coordinator = run(tiny(method=LONG, training=SAVED), folder)
     return coordinator.state.weights, told_by_sites(folder)
@@ -244,9 +244,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(
             run(experiment, tmp_path / "broken")
     again = run(experiment, tmp_path / "broken")
     assert again.finished
-    weights, told = whole
+    weights, reported = whole
     assert same(again.state.weights, weights)
-    assert told_by_sites(tmp_path / "broken") == told
+    assert told_by_sites(tmp_path / "broken") == reported
     assert len(asked) == sum(facts.train_cases for facts in again.federation.sites.values())
 
 
@@ -257,9 +257,9 @@ def test_one_round_per_process_gives_the_same_bits(tiny, tmp_path, whole, unpred
     for _ in range(5):
         pieces = run(experiment, tmp_path, rounds=1)
         predicted.append(len(asked))
-    weights, told = whole
+    weights, reported = whole
     assert same(pieces.state.weights, weights)
-    assert told_by_sites(tmp_path) == told
+    assert told_by_sites(tmp_path) == reported
     scans = sum(facts.train_cases for facts in pieces.federation.sites.values())
     assert predicted == [0, 0, scans, scans, scans]
 
@@ -272,7 +272,7 @@ def test_a_site_that_lost_its_teachers_says_so(tiny, tmp_path):
         run(experiment, tmp_path)
     assert "north, south" in caught.value.what
     assert caught.value.fix
-    # Its own alone: nobody would miss it before some case of its own goes without a label.
+    # Its own alone: it would not be missed before some case of its own goes without a label.
     run(experiment, tmp_path / "own", rounds=3)
     (own,) = (tmp_path / "own" / "sites" / "north" / "vault").glob("*/teacher-north-*")
     own.unlink()
@@ -305,9 +305,11 @@ def test_a_site_that_joins_in_training_is_taught_by_the_others_and_by_nobody_in_
     assert {key.split("/")[1] for key in first.tensors if key.startswith("teacher/")} == {"north"}
     assert set(second.tensors) == set(sites["south"].sent[0].tensors) == set(coordinator.state.weights)
     assert not any(key.startswith("teacher/") for message in sites["south"].sent for key in message.tensors)
-    told = {name: {frozenset(s.numbers) for s in steps if s.site == name} for name in sites}
-    assert told["north"] == {frozenset({"loss", "loss/global_kd"})}, "its organs are distilled from the global model"
-    assert told["south"] == {frozenset({"loss", "loss/global_kd", "loss/local_kd"})}
+    reported = {name: {frozenset(s.numbers) for s in steps if s.site == name} for name in sites}
+    assert reported["north"] == {frozenset({"loss", "loss/global_kd"})}, (
+        "its organs are distilled from the global model"
+    )
+    assert reported["south"] == {frozenset({"loss", "loss/global_kd", "loss/local_kd"})}
     assert {s.batch.soft_target_organs for s in steps if s.site == "south"} == {("liver",)}
 
 

@@ -25,7 +25,7 @@ HEAD_BYTES = 4 * 162
 HEAD_BIAS = "head.conv.conv.bias"
 
 
-def told(name: str) -> list[tuple[str, str, str]]:
+def reported(name: str) -> list[tuple[str, str, str]]:
     return [(s.stage, s.rounds, s.words) for s in describe(methods()[name]).sent]
 
 
@@ -119,16 +119,16 @@ def test_a_method_that_needs_a_setting_is_described_without_measuring():
 
 def test_which_weights_each_method_sends():
     others = "of organs that it does not annotate"
-    assert told("fedavg") == told("fedprox") == [("train", "every round", "all weights")]
-    assert told("scaffold") == [("train", "every round", "all weights, and `control/*`")]
+    assert reported("fedavg") == reported("fedprox") == [("train", "every round", "all weights")]
+    assert reported("scaffold") == [("train", "every round", "all weights, and `control/*`")]
     for name, part in {"multihead": "heads", "multidecoder": "decoders", "multiencoder": "encoders"}.items():
-        assert told(name) == [("train", "every round", f"all weights but the {part} {others}")]
-    assert told("segviz") == [("train", "every round", f"all weights but the task blocks {others}")]
-    assert told("solo") == [("train", "every round", "the weights of its own network, which no other site trains")]
+        assert reported(name) == [("train", "every round", f"all weights but the {part} {others}")]
+    assert reported("segviz") == [("train", "every round", f"all weights but the task blocks {others}")]
+    assert reported("solo") == [("train", "every round", "the weights of its own network, which no other site trains")]
 
 
 def test_teachers_are_sent_once_and_then_all_weights():
-    assert told("flkd") == [
+    assert reported("flkd") == [
         ("pretrain", "before the last round", "numbers alone"),
         ("pretrain", "last round", "`teacher/*`"),
         ("exchange", "once", "numbers alone"),
@@ -178,7 +178,7 @@ def test_who_decides_about_the_network():
     assert found["fedavg"] == found["central_full"] == "any"
     assert found["solo"] == "own"
     assert found["flkd"] == found["multihead"] == "heads"
-    assert describe(methods()["solo"]).network_words == "Several networks, each for its own organs, seen as one."
+    assert describe(methods()["solo"]).network_words == "Several networks, each for its own organs, combined into one."
     assert describe(methods()["fedavg"]).network_words == ""
 
 
@@ -186,7 +186,7 @@ def test_who_decides_about_the_network():
 
 
 def sent_by(expects, organs: OrganParts = "channels", rounds: int = 20, **more: object) -> list[tuple[str, str, float]]:
-    """What is told about a method whose server expects `expects(rule, site)`."""
+    """The description of a method whose server expects `expects(rule, site)`."""
     rule = type("Server", (ServerRule,), {"expects": expects})
     method = type("MadeUp", (Method,), {"name": "made_up", "Server": rule, **more})
     found = uploads(method(MethodConfig()), UNetSettings(organs=organs, features=(4, 8), norm="batch"), rounds=rounds)

@@ -204,7 +204,7 @@ def test_a_member_that_knows_only_a_union_does_not_blur_its_parts():
     members = {"a": Fixed(["kidney_left", "kidney_right"], [0, 1, 9.0]), "c": Fixed(["kidney_left"], [0, 4.0])}
     vocabulary = Vocabulary(["kidney_left", "kidney_right"])
     merged = MergedMembers(members, vocabulary, UNetSettings(), taught={"a": {"kidney"}, "c": {"kidney_left"}})
-    # left: c alone; right: nobody has seen it by name, so the union's member is heard
+    # left: c alone; right: no site names it, so the union's member is used
     assert merged(torch.zeros(1, 1, 1)).flatten().tolist() == [0.0, 4.0, 9.0]
 
 
@@ -219,7 +219,7 @@ def test_a_solo_member_has_no_channel_for_what_its_site_never_saw():
 
 
 def test_solo_sites_do_not_influence_each_other(tiny, tmp_path):
-    """North's member is the same whoever else takes part, and each site may write to its own keys only."""
+    """North's member does not depend on the other sites, and each site may write to its own keys only."""
     from safetensors.torch import load_file
 
     together = tiny(method={"name": "solo"})

@@ -154,7 +154,7 @@ def test_a_foreign_part_is_refused_by_name(tiny, tmp_path, method):
     assert refused["site"] == "north"
     assert foreign in refused["why"]
     liver = [key for key in before if group_of_key(key) == "liver"]
-    assert all(torch.equal(coordinator.state.weights[key], before[key]) for key in liver), "nobody else owns it"
+    assert all(torch.equal(coordinator.state.weights[key], before[key]) for key in liver), "no other site owns it"
 
 
 # -- whose mean ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_part_waits_for_owners_who_did_not_answer(tmp_path):
 
 
 def test_owners_of_tumours_and_unions():
-    """An organ and its tumour share one part: whoever annotates either trains it. A union trains its parts."""
+    """An organ and its tumour share one part: a site that annotates either trains it. A union trains its parts."""
     vocabulary = Vocabulary(["liver", "liver_tumour", "kidney_left", "kidney_right", "kidney_tumour"])
     federation = Federation(
         vocabulary,
@@ -235,7 +235,7 @@ def test_networks_of_sites_and_of_the_federation_have_equal_names_and_shapes(met
     federation = Federation(vocabulary, facts(a=(1, {"liver": 1}), b=(1, {"spleen": 1, "liver_tumour": 1})))
     built = find_method(method)(find_method(method).Config(unlabelled="marginal"))
     whole = built.build_network(UNetSettings(features=(4, 8)), federation)
-    assert whole.groups == ("liver", "spleen")  # nobody teaches the pancreas yet
+    assert whole.groups == ("liver", "spleen")  # no site annotates the pancreas yet
     assert tuple(whole.vocabulary) == tuple(vocabulary)
     for site, own in (("a", ("liver",)), ("b", ("liver_tumour", "spleen"))):
         network = built.build_network(UNetSettings(features=(4, 8)), federation, site)
@@ -378,6 +378,6 @@ def test_each_of_them_learns(tiny, tmp_path, method):
     training = {"rounds": 10, "local_steps": 6, "validate_every": 5, "optimizer": {"learning_rate": 0.02}}
     run(tiny(method={"name": method}, training=training), tmp_path)
     rounds = [event.facts for event in read_events(tmp_path / "events.jsonl") if event.kind == "round"]
-    losses = [sum(numbers["loss"] for numbers in told["sites"].values()) for told in rounds]
+    losses = [sum(numbers["loss"] for numbers in reported["sites"].values()) for reported in rounds]
     assert losses[-1] < 0.7 * losses[0]
     assert rounds[-1]["validation"]["north"]["liver"] > 0.4

@@ -9,7 +9,7 @@ from overhearing import overheard
 from panorgan.anatomy import Vocabulary
 from panorgan.losses.unified_label import overlap_priority
 from panorgan.methods.protocol import Federation, SiteInfo
-from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.organ_volumes import ServerVolumes, larger_first, measure_volumes
 from panorgan.preparation.store import StoredCase
 
 FACTS = {
@@ -42,13 +42,13 @@ def stored(folder, name: str, structures: tuple[str, ...], counts: tuple[int, ..
 
 
 def test_a_site_measures_what_it_annotates(tmp_path):
-    """Spleen: (20 + 45)/2 voxels = 16.25 ml, told as 16. An empty mask is no volume; nor is what no case shows."""
+    """Spleen: (20 + 45)/2 voxels = 16.25 ml, sent as 16. An empty mask is no volume; nor is what no case shows."""
     cases = [
         stored(tmp_path, "x", ("spleen", "kidney"), (20, 0)),
         stored(tmp_path, "y", ("spleen", "kidney"), (45, 7)),
         stored(tmp_path, "z", ("pancreas",), (0,)),
     ]
-    assert measured_volumes(cases) == {"volume_ml/spleen": 16.0, "volume_ml/kidney": 3.5}
+    assert measure_volumes(cases) == {"volume_ml/spleen": 16.0, "volume_ml/kidney": 3.5}
 
 
 def test_volumes_are_pooled_over_sites():
@@ -95,9 +95,9 @@ def test_sites_paint_in_the_order_of_measured_volumes(tiny, tmp_path):
     )
     coordinator, sites = overheard(experiment, tmp_path)
     coordinator.run()
-    told = {n: v for site in sites.values() for n, v in site.sent[0].scalars.items() if n.startswith("volume_ml/")}
-    assert set(told) == {"volume_ml/liver", "volume_ml/spleen", "volume_ml/kidney"}
-    assert told["volume_ml/liver"] > told["volume_ml/spleen"]
+    reported = {n: v for site in sites.values() for n, v in site.sent[0].scalars.items() if n.startswith("volume_ml/")}
+    assert set(reported) == {"volume_ml/liver", "volume_ml/spleen", "volume_ml/kidney"}
+    assert reported["volume_ml/liver"] > reported["volume_ml/spleen"]
     assert all(not n.startswith("volume_ml/") for s in sites.values() for m in s.sent[1:] for n in m.scalars), "once"
     pooled = coordinator.rule.volumes.pooled(coordinator.federation)
     by_volume = tuple(sorted(organs, key=lambda organ: -pooled[f"volume_ml/{organ}"]))

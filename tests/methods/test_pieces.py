@@ -1,4 +1,4 @@
-"""Small pieces that methods share, where nobody else tests them: names of ablation rows, tools without networks."""
+"""Small pieces that methods share, where no other test covers them: names of ablation rows, tools without networks."""
 
 from __future__ import annotations
 

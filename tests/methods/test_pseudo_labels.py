@@ -65,7 +65,7 @@ def steps(monkeypatch) -> list[Step]:
     return taken
 
 
-def told(folder, kind: str) -> list[dict[str, Any]]:
+def reported(folder, kind: str) -> list[dict[str, Any]]:
     return [event.facts for event in read_events(folder / "events.jsonl") if event.kind == kind]
 
 
@@ -82,10 +82,10 @@ def test_the_network_has_exclusive_channels_whatever_the_experiment_says(name):
 @pytest.mark.parametrize("name", STARRED)
 def test_a_painting_order_that_does_not_fit_is_refused_before_teachers_are_trained(tiny, tmp_path, name):
     """The paper's own order says kidney, where a vocabulary may say kidney_left and kidney_right."""
-    with pytest.raises(AnatomyError, match="has not: kidney") as error:
+    with pytest.raises(AnatomyError, match="not in the vocabulary: kidney") as error:
         run(tiny(method={"name": name, "larger_first": ["liver", "kidney"]}, training=TRAINING), tmp_path)
     assert error.value.where == "larger_first"
-    assert not (tmp_path / "events.jsonl").exists() or not told(tmp_path, "round")
+    assert not (tmp_path / "events.jsonl").exists() or not reported(tmp_path, "round")
 
 
 def test_teachers_come_first():
@@ -234,13 +234,13 @@ def target_of(step: Step, organ: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["fedavg_pl", "ufps"])
 def test_sites_with_overlapping_organs_and_a_union(tiny, tmp_path, steps, name):
-    """Every case is told of what it does not label itself, and ground truth is never overwritten."""
+    """Every case gets labels for what it does not label itself, and ground truth is never overwritten."""
     method = {"name": name, "pretrain": 0.3, **({"main_teacher_dice": 0} if name == "ufps" else {})}
     experiment = tiny(method=method, phantom=OVERLAPPING, training=THREE_ROUNDS)
     coordinator = run(experiment, tmp_path)
     assert coordinator.finished
-    assert not told(tmp_path, "notice")
-    assert not told(tmp_path, "refused")
+    assert not reported(tmp_path, "notice")
+    assert not reported(tmp_path, "refused")
     assert {step.round for step in steps} == {1, 2, 3}
     for step in steps:
         lacking = set(LACKS[step.site].split())
@@ -258,7 +258,7 @@ def test_sites_with_overlapping_organs_and_a_union(tiny, tmp_path, steps, name):
             for value in values[sample].unique().tolist():
                 if value <= len(ORGANS) and sure[sample, value]:
                     assert allowed[sample, value][values[sample] == value].all()
-        if step.site == "south":  # its own mask says kidney, and not of which side; nobody else knows it better
+        if step.site == "south":  # its own mask says kidney, and not of which side; no other site knows it better
             (kidney,) = (place for place, s in enumerate(step.batch.structures) if s == "kidney")
             inside = step.batch.masks[:, kidney]
             assert not step.label.targets()[0][:, 0][inside].any(), "a kidney is no background"
@@ -267,9 +267,9 @@ def test_sites_with_overlapping_organs_and_a_union(tiny, tmp_path, steps, name):
 
 @pytest.mark.parametrize("name", ["fedavg_pl", "ufps"])
 def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, steps, monkeypatch, name):
-    """North diverges while it trains alone, and has no teacher to send: nobody else knows a liver when it comes.
+    """North diverges while it trains alone, and has no teacher to send: no other site knows a liver when it comes.
 
-    Elsewhere neither the background nor the liver counts where nobody says what there is. North goes on teaching it.
+    Elsewhere neither the background nor the liver counts where the label is unknown. North goes on teaching it.
     """
     loss = PseudoLabelSite.loss
 
@@ -283,10 +283,10 @@ def test_an_organ_without_a_teacher_is_not_taught_as_background(tiny, tmp_path, 
     coordinator = run(experiment, tmp_path)
     assert coordinator.finished
     assert coordinator.tensor_store.names() == ("teacher/south", "teacher/west")
-    (notice,) = told(tmp_path, "notice")
+    (notice,) = reported(tmp_path, "notice")
     assert notice["code"] == "no-teacher"
     assert "No teacher knows liver." in notice["text"]
-    rounds = [facts for facts in told(tmp_path, "round") if facts["stage"] == "train"]
+    rounds = [facts for facts in reported(tmp_path, "round") if facts["stage"] == "train"]
     assert [sorted(facts["sites"]) for facts in rounds] == [["north", "south", "west"]] * 3
     for step in steps:
         liver, background = target_of(step, "liver")

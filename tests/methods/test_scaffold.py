@@ -157,7 +157,7 @@ def mean_of(controls: dict[str, float]) -> float:
 
 
 def test_a_lost_answer_leaves_c_the_mean_of_all_c_i(tmp_path):
-    """Site b's second change never arrives: it must not count as told."""
+    """Site b's second change never arrives: it must not count as confirmed."""
     toy = Toy(tmp_path, {"a": 0.0, "b": 4.0})
     toy.play()
     before = toy.known_controls()["b"]
@@ -249,7 +249,7 @@ def test_the_payload_doubles(tiny, tmp_path, norm):
         parameters, everything = dict(model.named_parameters()), set(model.state_dict())
         twice = everything | {f"control/{name}" for name in parameters}
         assert set(site.sent[0].tensors) == set(site.sent[1].tensors) == set(site.received[1].tensors) == twice
-        assert set(site.received[0].tensors) == everything, "nobody has a control variate yet"
+        assert set(site.received[0].tensors) == everything, "no site has a control variate yet"
         control = sum(v.numel() for k, v in site.sent[0].tensors.items() if k.startswith("control/"))
         assert control == sum(value.numel() for value in parameters.values())
         if norm == "instance":

@@ -265,7 +265,7 @@ def test_a_later_teacher_reaches_those_who_have_the_others(server):
 
 
 def test_what_reached_the_vault_but_no_checkpoint_is_not_given_away(server):
-    """A kill in between: the round is repeated, and until then nobody hears of it."""
+    """A kill in between: the round is repeated, and until then it is not reported."""
     before = ServerTeachers(server.tensor_store)
     before.load({})
     assert before.for_site("north") == {}
@@ -297,12 +297,12 @@ def test_a_site_that_lost_its_own_teacher_says_so(server):
 
 def test_who_owes_a_teacher_is_asked_until_it_answers(server):
     server.mark_due(["east", "north", "south", "west"])
-    assert server.owing == ("east", "west"), "the others have sent theirs"
+    assert server.due_sites == ("east", "west"), "the others have sent theirs"
     assert "send_teacher" in server.request_flags("west")
     server.collect(Answers(north={}))
-    assert server.owing == ("east", "west")
+    assert server.due_sites == ("east", "west")
     server.collect(Answers(east={}, west=as_teacher(WEST)))
-    assert server.owing == (), "one has sent it, one has none"
+    assert server.due_sites == (), "one has sent it, one has none"
     assert server.sites == ("north", "south", "west")
     assert server.request_flags("west") == server.request_flags("north") == server.request_flags("newcomer")
 
@@ -311,7 +311,7 @@ def test_who_owes_survives_a_restart(server):
     server.mark_due(["north", "west"])
     again = ServerTeachers(server.tensor_store)
     again.load(server.numbers())
-    assert again.owing == ("west",)
+    assert again.due_sites == ("west",)
     assert again.numbers() == server.numbers()
 
 
@@ -320,12 +320,12 @@ def test_a_site_sends_its_teacher_when_it_is_asked_and_has_one(server):
     site = site_teachers()
     site.receive(Payload(server.for_site("west"), server.request_flags("west")))
     assert site.asked
-    assert site.wanted("west") == {}
+    assert site.requested("west") == {}
     site.keep("west", WEST)
-    assert torch.equal(site.wanted("west")["teacher/logits"], WEST["logits"])
+    assert torch.equal(site.requested("west")["teacher/logits"], WEST["logits"])
     server.collect(Answers(west=as_teacher(WEST)))
     site.receive(Payload({}, server.request_flags("west")))
-    assert site.wanted("west") == {}
+    assert site.requested("west") == {}
 
 
 def test_what_a_site_may_send_has_shapes_and_no_values(server):

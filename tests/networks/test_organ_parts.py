@@ -256,7 +256,7 @@ def test_a_head_does_not_feel_the_others():
 
 
 def test_outputs_that_fill_up_a_matrix_change_nothing(monkeypatch):
-    """As a GPU does it, for speed: outputs nobody asked for are computed, and neither seen nor learnt from."""
+    """As a GPU does it, for speed: outputs that were not requested are computed, but neither seen nor learnt from."""
     network, outcomes = build(), []
     for aligned in (1, 8):
         monkeypatch.setitem(head_stack._ALIGNED, "cpu", aligned)

@@ -70,33 +70,33 @@ def test_a_site_tells_coarse_medians_and_ranges() -> None:
         CaseMeasurements((mm, 1.0, 5.0), (104 * mm, 80.0, 3.0), ct, {"liver": counts(hu_40=n)})
         for mm, ct, n in [(0.7, True, 1), (0.9012, True, 2), (4.0, False, 4)]
     ]
-    told = SiteStatistics.of(cases)
-    assert (told.cases, told.ct_cases) == (3, 2)
-    assert told.spacing_mm == (0.9, 1, 5)
-    assert told.extent_mm == (90, 80, 10)  # whole centimetres, at least one
-    assert told.hu_ranges == {"liver": (32, 48)}
+    reported = SiteStatistics.of(cases)
+    assert (reported.cases, reported.ct_cases) == (3, 2)
+    assert reported.spacing_mm == (0.9, 1, 5)
+    assert reported.extent_mm == (90, 80, 10)  # whole centimetres, at least one
+    assert reported.hu_ranges == {"liver": (32, 48)}
     back = CaseMeasurements.from_json(cases[0].as_json())
     assert back.spacing_mm == (0.7, 1.0, 5.0)
     np.testing.assert_array_equal(back.hu_counts["liver"], counts(hu_40=1))
 
 
 def test_a_range_leaves_out_half_a_percent_at_either_end() -> None:
-    def told(**bins: int) -> tuple[float, float]:
+    def reported(**bins: int) -> tuple[float, float]:
         case = CaseMeasurements((1, 1, 1), (10, 10, 10), True, {"liver": counts(**bins)})
         return SiteStatistics.of([case]).hu_ranges["liver"]
 
     # 1000 voxels: five may be left out at an end. -100 lies in the bin from -112, 40 in the bin that ends at 48.
-    assert told(hu_m1000=4, hu_m100=500, hu_40=492, hu_3000=4) == (-112.0, 48.0)
+    assert reported(hu_m1000=4, hu_m100=500, hu_40=492, hu_3000=4) == (-112.0, 48.0)
     # Six are too many to leave out: -1000 lies in the bin from -1008.
-    assert told(hu_m1000=6, hu_m100=500, hu_40=490, hu_3000=4) == (-1008.0, 48.0)
+    assert reported(hu_m1000=6, hu_m100=500, hu_40=490, hu_3000=4) == (-1008.0, 48.0)
 
 
 def test_what_leaves_a_site_are_named_numbers_and_nothing_is_lost() -> None:
-    told = site(liver=(-112.0, 240.0), spleen=(0.0, 160.0))
-    numbers = told.as_numbers()
+    reported = site(liver=(-112.0, 240.0), spleen=(0.0, 160.0))
+    numbers = reported.as_numbers()
     assert all(isinstance(number, float) for number in numbers.values())
     assert len(numbers) == 2 + 6 + 4
-    assert SiteStatistics.from_numbers(numbers) == told
+    assert SiteStatistics.from_numbers(numbers) == reported
 
 
 @pytest.mark.parametrize(

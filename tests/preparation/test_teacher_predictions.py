@@ -89,11 +89,11 @@ def test_no_level_is_further_than_half_a_step_from_its_probability():
 
 
 def test_every_case_is_predicted_once_and_only_what_it_lacks(cases):
-    teacher, told = Teacher(), []
+    teacher, reported = Teacher(), []
     whole = teacher_predictions(cases, teacher)
-    whole.ensure(lambda done, total: told.append((done, total)))
+    whole.ensure(lambda done, total: reported.append((done, total)))
     assert teacher.asked == [("aorta", "pancreas", "spleen"), ("aorta", "pancreas")]
-    assert told == [(1, 2), (2, 2)]
+    assert reported == [(1, 2), (2, 2)]
     assert teacher.released == 1
     assert whole.names == ("aorta", "pancreas", "spleen")
     volume, names = whole.volume(cases[0])

@@ -31,7 +31,7 @@ from panorgan.methods.shared.ablation import AblationRow
 from panorgan.report import comparison_tables as tables
 from panorgan.report.ablation import page as ablation_page
 from panorgan.report.comparison import write_comparison
-from panorgan.report.comparison_figures import looks, wrapped
+from panorgan.report.comparison_figures import looks, wrap_label
 from panorgan.report.comparison_results import ComparisonFiles, Results, compare_runs
 from panorgan.report.delivered_rounds import delivered_line
 from panorgan.workflows.compare import ComparisonPlan, Failure, Planned, check_comparison, plan_comparison, run_missing
@@ -297,8 +297,8 @@ def test_every_table_says_which_round_is_delivered(copied: ComparisonPlan) -> No
     assert r"- fedavg · seed 1: The delivered model is that of round 1 of 2 \<b\>." in summary
     scores = {r["method"]: (r["rounds"], r["delivered_rounds"]) for r in csv.DictReader(files.scores.open())}
     assert scores == {"solo": ("2", "? 2"), "fedavg": ("2", "2 1"), "held tight": ("2", "2 2")}
-    told = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
-    assert [entry for entry in told if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
+    reported = [(r["method"], r["seed"], r["delivered_round"]) for r in json.loads(files.data.read_text())["runs"]]
+    assert [entry for entry in reported if entry[0] == "fedavg"] == [("fedavg", 0, 2), ("fedavg", 1, 1)]
     assert delivered_line(results.runs) == (
         "Delivered rounds, by seed: solo –, 2 of 2; fedavg 2, 1 of 2; held tight 2, 2 of 2."
     )
@@ -407,7 +407,7 @@ def test_every_method_has_its_own_look() -> None:
     drawn = looks(methods, "m3")
     assert len({(look.colour, str(look.dashes)) for look in drawn.values()}) == 12
     assert drawn["m3"].width > drawn["m4"].width
-    assert wrapped("flkd+local_weight=0+global_weight=1", 16) == "flkd\n+local_weight=0\n+global_weight=1"
+    assert wrap_label("flkd+local_weight=0+global_weight=1", 16) == "flkd\n+local_weight=0\n+global_weight=1"
 
 
 @pytest.mark.slow

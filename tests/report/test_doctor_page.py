@@ -116,7 +116,7 @@ def test_findings_are_grouped_worst_first_with_meaning_reason_and_fix(sick_page:
     ]
     text = sick_page.text
     assert CODES["shape-mismatch"].meaning in text
-    assert text.count("Write corrected copies:") == 2, "a fix that all cases share is told once"
+    assert text.count("Write corrected copies:") == 2, "a fix that all cases share is shown once"
     for number in range(5, 20):
         assert f"north_{number:03d}" in text
     for words in ("undeclared id 7", "undeclared id 8", "6 mm here, 2.5 mm is usual", "the whole folder"):
@@ -135,7 +135,7 @@ def test_cases_per_organ_and_site(sick_page: Page) -> None:
 
 def test_healthy_data_gets_a_friendly_page() -> None:
     page = Page(render(checkups.healthy(1), "now"))
-    assert "Nothing was found in 1 case. The data can be trained on." in page.text
+    assert "No problem was found in 1 case. The data can be used for training." in page.text
     assert page.all("article") == []
     assert str(Path("/data/north")) in page.text
 
@@ -168,11 +168,11 @@ def test_hostile_names_are_only_text() -> None:
 @pytest.mark.parametrize(
     ("severities", "sentence"),
     [
-        ((), "Nothing was found in 5 cases. The data can be trained on."),
+        ((), "No problem was found in 5 cases. The data can be used for training."),
         ((2,), "In 5 cases, 1 error must be fixed before training."),
-        ((2, 1, 1, 0), "In 5 cases, 1 error must be fixed before training, and 2 warnings should be looked at."),
-        ((1, 0), "In 5 cases nothing is broken, but 1 warning should be looked at before training."),
-        ((0, 0), "In 5 cases nothing is wrong; 2 notes may be good to know."),
+        ((2, 1, 1, 0), "In 5 cases, 1 error must be fixed before training, and 2 warnings should be checked."),
+        ((1, 0), "In 5 cases nothing is broken, but 1 warning should be checked before training."),
+        ((0, 0), "In 5 cases nothing is wrong; 2 notes for information."),
     ],
 )
 def test_verdict_in_a_sentence(severities: tuple[int, ...], sentence: str) -> None:

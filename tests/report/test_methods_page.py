@@ -38,7 +38,7 @@ def test_a_section_holds_everything(name):
         assert f"| {' | '.join(cells)} |" in section
     assert all(f"- `{pattern}`: {sentence}" in section for pattern, sentence in described.tensors.items())
     if described.pooled:
-        assert "this is no federation" in section
+        assert "this is not a federation" in section
     else:
         assert all(f"- number `{pattern}`: {words}\n" in section for pattern, words in described.numbers.items())
         assert all(f"| {s.stage} | {s.rounds} | {s.words} |" in section for s in described.sent)
@@ -56,7 +56,7 @@ def test_sections_by_example(page):
 
 
 def test_the_page_is_about_methods_of_panorgan_only(monkeypatch, page):
-    """Whoever has other methods installed writes the same page."""
+    """Other installed methods do not change the page."""
     monkeypatch.setattr(registry, "_registered", dict(methods()))
     register("elsewhere")(type("Elsewhere", (Method,), {"__module__": "another_package", "__doc__": "Not ours."}))
     assert "elsewhere" in methods()

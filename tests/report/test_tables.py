@@ -6,7 +6,7 @@ import math
 
 from panorgan.evaluation.statistics import summarise
 from panorgan.report.figures import readable_on_white
-from panorgan.report.tables import duration, heat_colour, interval, mean_sd, plural, size, spelled
+from panorgan.report.tables import duration, heat_colour, interval, mean_sd, plural, size, spell_number
 
 
 def test_words_for_numbers() -> None:
@@ -22,7 +22,7 @@ def test_words_for_numbers() -> None:
         "5 h 12 min",
     ]
     assert (plural(1, "site"), plural(1200, "case")) == ("1 site", "1,200 cases")
-    assert (spelled(7), spelled(13)) == ("seven", "13")
+    assert (spell_number(7), spell_number(13)) == ("seven", "13")
 
 
 def test_summaries_in_words() -> None:

@@ -57,7 +57,7 @@ def test_the_table_of_another_method_than_the_experiments(tiny: Tiny) -> None:
 
 
 def test_a_row_may_be_another_method(flkd: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no form of this one, so it is not what the others are tested against unless told."""
+    """It is no form of this one, so it is not the reference unless requested."""
     monkeypatch.setattr(FLKD, "ablation", (AblationRow("SOLO", (), method="solo"), *FLKD.ablation))
     plan = plan_ablation(flkd, seeds="0").plan
     assert plan.reference == "no KD"

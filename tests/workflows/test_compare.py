@@ -182,10 +182,10 @@ def test_a_crash_does_not_lose_the_others_either(
     assert "\n" not in failure.error.what
     assert failure.error.fix
     assert failure.error.__traceback__ is None  # it would keep the tensors of the run alive
-    told = plan.runs[0].traceback.read_text()
+    reported = plan.runs[0].traceback.read_text()
     assert str(plan.runs[0].traceback) in failure.error.where
-    assert "Traceback" in told
-    assert "in train" in told
+    assert "Traceback" in reported
+    assert "in train" in reported
     assert not plan.runs[0].folder.path.exists()  # or it could not be begun again
     monkeypatch.setattr(compare, "train", lambda *_, **__: None)
     run_missing(plan, unwatched)
@@ -264,11 +264,11 @@ def test_the_folder_of_a_single_run_is_refused(plan: ComparisonPlan, tiny: Tiny)
 
 
 def test_a_watcher_is_told_which_run(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
 
     @contextmanager
     def watch(run: Planned, number: int, total: int) -> Iterator[Listener]:
-        told.append((run.title, number, total))
+        reported.append((run.title, number, total))
         yield lambda event: None
 
     def train(experiment: Experiment, folder: Path, resume: bool, listeners: Any, *_: Any, **__: Any) -> None:
@@ -277,8 +277,8 @@ def test_a_watcher_is_told_which_run(plan: ComparisonPlan, monkeypatch: pytest.M
     monkeypatch.setattr(compare, "train", train)
     finish(plan.runs[0])
     run_missing(plan, watch)
-    assert told[0] == ("fedavg · seed 0", 2, 6)
-    assert told[-1] == ("fedprox · seed 1", 6, 6)
+    assert reported[0] == ("fedavg · seed 0", 2, 6)
+    assert reported[-1] == ("fedprox · seed 1", 6, 6)
 
 
 def test_an_observer_hears_how_the_runs_go_on(plan: ComparisonPlan, monkeypatch: pytest.MonkeyPatch) -> None:

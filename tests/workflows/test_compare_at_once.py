@@ -34,23 +34,23 @@ def test_runs_at_once(tiny: Tiny, tmp_path: Path) -> None:
     """One fails in words, one is killed from outside, and the others end in the bits of runs in turn."""
     experiment = tiny(training={"rounds": 1, "local_steps": 1, "validate_every": 0}, hardware={"threads": 1})
     entries = "killed=fedprox,fedavg,broken=fedavg+training.min_sites=3"
-    told: list[str] = []
+    reported: list[str] = []
 
     def on_start(run: Planned) -> None:
-        told.append(f"{run.entry.label} started")
+        reported.append(f"{run.entry.label} started")
         if run.entry.label == "killed":
             (child,) = multiprocessing.active_children()
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
 
     def on_end(run: Planned, error: PanorganError | None) -> None:
-        told.append(f"{run.entry.label} {'failed' if error else 'finished'}")
+        reported.append(f"{run.entry.label} {'failed' if error else 'finished'}")
 
     together = plan_comparison(experiment, entries, "0", folder=tmp_path / "together")
     failures = {one.run.entry.label: one.error for one in run_missing_at_once(together, 2, on_start, on_end)}
     assert multiprocessing.active_children() == []
-    assert told[:4] == ["killed started", "fedavg started", "killed failed", "broken started"]
-    assert sorted(told[4:]) == ["broken failed", "fedavg finished"]
+    assert reported[:4] == ["killed started", "fedavg started", "killed failed", "broken started"]
+    assert sorted(reported[4:]) == ["broken failed", "fedavg finished"]
     assert failures.keys() == {"killed", "broken"}
     assert failures["killed"].code == "process-killed"
     assert "SIGKILL" in failures["killed"].what

@@ -227,7 +227,7 @@ def test_a_folders_own_names_can_be_explained_or_left_out(folders, tiny_content,
     path.write_text(path.read_text().replace('"spleen"', '"Milz"').replace('"kidney"', '"thing"'))
     refuse(on_folders(tiny_content, folders), tmp_path, DataError, "Milz")
     folders["south"] |= {"labels": {"Milz": "spleen"}, "ignore": ["thing"]}
-    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, "Nobody annotates kidney_left, kidney_right")
+    refuse(on_folders(tiny_content, folders), tmp_path, ConfigError, "No site annotates kidney_left, kidney_right")
     prepared = prepare(
         parse_experiment({**tiny_content(), "phantom": None, "sites": folders, "vocabulary": ["liver", "spleen"]})
     )
@@ -285,7 +285,7 @@ def test_an_unknown_organ_in_a_folder(folders, tiny_content, tmp_path):
 
 def test_an_organ_that_nobody_annotates(tiny, tmp_path):
     experiment = tiny(vocabulary=["liver", "spleen", "kidney_left", "kidney_right", "pancreas"])
-    refuse(experiment, tmp_path, ConfigError, "Nobody annotates pancreas")
+    refuse(experiment, tmp_path, ConfigError, "No site annotates pancreas")
 
 
 def test_only_external_sites(folders, tiny_content, tmp_path):

@@ -13,8 +13,8 @@ from panorgan.workflows.gpu_sharing import shared_gpu
 
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for NVIDIA's control program that writes down what it is told; `fails` makes it fail."""
-    log, program = tmp_path / "told", tmp_path / "nvidia-cuda-mps-control"
+    """A stand-in for NVIDIA's control program that records its commands; `fails` makes it fail."""
+    log, program = tmp_path / "commands", tmp_path / "nvidia-cuda-mps-control"
     program.write_text(f'#!/bin/sh\necho "$@ $(cat) in $CUDA_MPS_PIPE_DIRECTORY" >> {log}\n[ ! -e {tmp_path}/fails ]\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

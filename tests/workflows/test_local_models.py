@@ -106,7 +106,7 @@ def test_the_global_model_has_a_name_of_its_own(tiny_content):
 
 
 def test_between_hospitals_nobody_keeps_them(tiny, tmp_path):
-    """The setting is no part of what sites agree on, and a coordinator that was not told to keeps none."""
+    """The setting is no part of what sites agree on, and a coordinator keeps none by default."""
     assert tiny(local_models=True).agreement() == tiny().agreement()
     path = tmp_path / "experiment.yaml"
     path.write_text("vocabulary: [liver]\nlocal_models: true\n")

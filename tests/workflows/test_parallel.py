@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from panorgan.errors import DataError
-from panorgan.workflows.parallel import InParallel, gathered
+from panorgan.workflows.parallel import InParallel, merge_errors
 
 
 def quiet(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def bad(where: str, what: str = "A label file holds undeclared label ids: [9].", code: str = "stray-id") -> DataError:
@@ -63,14 +63,14 @@ def test_several_bad_cases_are_named_in_one_message() -> None:
 
 
 def test_different_complaints_are_listed() -> None:
-    error = gathered([bad("a"), bad("b", "A scan file cannot be read.", "file-unreadable")], total=5)
+    error = merge_errors([bad("a"), bad("b", "A scan file cannot be read.", "file-unreadable")], total=5)
     assert error.code == "cases-unusable"
     assert re.findall(r"\d+", error.what) == ["2", "5"]
     assert error.why.splitlines() == ["A label file holds undeclared label ids: [9].", "A scan file cannot be read."]
 
 
 def test_a_long_list_is_cut() -> None:
-    error = gathered([bad(f"case_{i}") for i in range(13)], total=20)
+    error = merge_errors([bad(f"case_{i}") for i in range(13)], total=20)
     assert error.where.splitlines()[-2:] == ["case_9", "and 3 more"]
 
 
@@ -88,7 +88,7 @@ def test_other_trouble_stops_everything_at_once(error) -> None:
         stopped.wait(10)
 
     def watch(what: str, done: int, total: int) -> None:
-        """Nobody watches."""
+        """Ignore progress."""
 
     def fail() -> None:
         threading.Timer(0.2, stopped.set).start()

@@ -1,4 +1,4 @@
-"""One scan in two splits, or at two sites, is refused before anything is trained; allowed, it is told in the report."""
+"""One scan in two splits, or at two sites, is refused before anything is trained; allowed, it is in the report."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_what_is_allowed_is_told_in_the_log_the_manifest_and_the_report(experime
     run = tmp_path / "run"
     train(experiment(allow_shared_scans=True), run)
     pair = f"north/{trained} (train) = north/{tested} (test)"
-    told = [event.facts["scans"] for event in read_events(run / "events.jsonl") if event.kind == "shared_scans"]
-    assert told == [[pair]]
+    reported = [event.facts["scans"] for event in read_events(run / "events.jsonl") if event.kind == "shared_scans"]
+    assert reported == [[pair]]
     assert json.loads((run / "manifest.json").read_text())["shared_scans"] == [pair]
     page = write_report(run).read_text()
     assert page.count('role="alert"') == 1

@@ -135,7 +135,7 @@ def test_site_with_one_patient_cannot_be_split(real, folders):
     ],
 )
 def test_a_window_is_for_ct(plan, modality, tiny):
-    """The doctor then tells of scans that are not in Hounsfield units, instead of taking them for MR."""
+    """The doctor then reports scans that are not in Hounsfield units, instead of taking them for MR."""
     assert {source.modality for source in sources_of(tiny(plan=plan))} == {modality}
 
 

@@ -198,14 +198,14 @@ def _check_parent(organ: Organ, organs: Mapping[str, Organ]) -> None:
             what = f"The parent {parent!r} of {organ.name!r} does not exist."
             raise AnatomyError(what, code="parent-unknown", where=_FILE, fix=fix)
         if parent in seen:
-            what = f"The parents of {organ.name!r} go round in a circle."
+            what = f"The parents of {organ.name!r} form a cycle."
             raise AnatomyError(what, code="parents-in-a-circle", where=_FILE, fix=fix)
         seen.add(parent)
         parent = organs[parent].parent
 
 
 def _suggest(text: str) -> str:
-    """A hint with organ names; an alias may be what is near, but the organ's own name is what we show."""
+    """A hint with organ names; for a similar alias, the organ's own name is shown."""
     near = difflib.get_close_matches(_normalise(text), _lookup(), n=12, cutoff=0.7)
     names = list(dict.fromkeys(_lookup()[key] for key in near))[:3]
     return f"Did you mean {' or '.join(repr(name) for name in names)}?" if names else ""

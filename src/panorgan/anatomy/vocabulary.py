@@ -1,4 +1,4 @@
-"""The organs a federation segments, and how what a site annotated relates to them."""
+"""The organs a federation segments, and how a site's annotations relate to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from panorgan.errors import AnatomyError
 class Vocabulary:
     """An ordered, immutable set of organ names; the order is the order of the output channels.
 
-    Any name or alias is accepted to build it; `in`, iteration and `index` speak canonical names only.
+    Any name or alias is accepted to build it; `in`, iteration and `index` use canonical names only.
     """
 
     organs: tuple[str, ...]
@@ -62,11 +62,11 @@ class Vocabulary:
         return tuple(organ for organ in self.organs if organ == name or name in ancestors(organ))
 
     def resolve(self, names: Iterable[str], *, ignore_unknown: bool = False) -> tuple[str, ...]:
-        """Canonical structures for what a site says it annotated, each fit for `members`, in the order given.
+        """Canonical structures for the names of a site's annotations, each valid for `members`, in the order given.
 
         Repeats are dropped, and the parts of a union in the vocabulary are merged into it when all are given.
-        With `ignore_unknown`, names that have nothing to do with the vocabulary are dropped, not refused;
-        an incomplete union is refused all the same, because dropping it would hide a mistake.
+        With `ignore_unknown`, names unrelated to the vocabulary are dropped, not refused;
+        an incomplete union is refused nevertheless, because dropping it would hide a mistake.
         """
         given: list[str] = []
         for text in _as_list(names):
@@ -143,7 +143,7 @@ class Vocabulary:
 
 
 def _as_list(names: Iterable[str]) -> list[str]:
-    # A lone string is iterable too, and would be read letter by letter.
+    # A single string is iterable too, and would be read letter by letter.
     if isinstance(names, str):
         raise AnatomyError(
             f"Expected a list of organ names, not the text {names!r}.",

@@ -39,7 +39,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class AblateRequest:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     experiment: Path
     method: str | None
@@ -77,7 +77,7 @@ def run_ablate(request: AblateRequest) -> int:
 
 
 def _summary(ablation: Ablation, results: Results, files: ComparisonFiles) -> dict[str, Any]:
-    """That of a comparison, its methods being rows here, each with its modules and the paper's figure."""
+    """That of a comparison, with rows as methods, each with its modules and the paper's figure."""
     content = summary(results, files)
     figures = content.pop("methods")
     rows = {
@@ -91,7 +91,7 @@ Column = tuple[str, Literal["left", "center", "right"], list[str]]
 
 
 def module_tables(ablation: Ablation, results: Results, width: int) -> list[Table]:
-    """One table where there is room for all of it; else the modules, and then the sites by themselves."""
+    """One table where there is room for everything; else the modules, and then the sites separately."""
     comparison = results.comparison
     title = f"Modules of {ablation.method}: test Dice"
     *sites, whole = places(comparison)
@@ -125,7 +125,7 @@ def _place_column(ablation: Ablation, comparison: Comparison, place: Place, spre
 
 
 def _verdict_columns(ablation: Ablation, results: Results) -> list[Column]:
-    """The difference in the federation, its p, further metrics there, and what the paper found."""
+    """The difference in the federation, its p, further metrics there, and the paper's result."""
     comparison, labels = results.comparison, [row.label for row in ablation.rows]
     columns: list[Column] = [
         ("difference", "right", [difference(comparison, label) for label in labels]),
@@ -140,7 +140,7 @@ def _verdict_columns(ablation: Ablation, results: Results) -> list[Column]:
 
 
 def _width(columns: Sequence[Column], gap: int) -> int:
-    """What a table of these columns needs."""
+    """The width of a table with these columns."""
     widest = [
         max(cell_len(line) for text in (words, *cells) for line in text.split("\n")) for words, _, cells in columns
     ]
@@ -148,7 +148,7 @@ def _width(columns: Sequence[Column], gap: int) -> int:
 
 
 def _table(title: str, columns: Sequence[Column], width: int) -> Table:
-    """No lines between columns: a module table has many narrow ones. The names of rows are folded if they must be."""
+    """No lines between columns: a module table has many narrow ones. Names of rows are folded if necessary."""
     right = _GAP - 1 if _width(columns, _GAP) <= width else 0
     table = Table(
         title=title,

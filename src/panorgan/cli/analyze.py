@@ -24,7 +24,7 @@ from panorgan.workflows.run import Run
 
 @dataclass(frozen=True)
 class AnalyzeRequest:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     run: Path
     against: Sequence[Path]
@@ -34,7 +34,7 @@ class AnalyzeRequest:
 
 
 def run_analyze(request: AnalyzeRequest) -> None:
-    """Analyse, write tables and figures, write the report anew, show the numbers."""
+    """Analyse, write tables and figures, rewrite the report, show the numbers."""
     settings, run = validated(AnalysisSettings, request.settings, "panorgan analyze"), Run(request.run)
     with watch(f"analysing {request.run}", request.as_json) as listener:
         analysis = analyze(run.path, settings, request.against, request.device, (listener,))
@@ -76,7 +76,7 @@ def _similarity_table(analysis: Analysis) -> Table:
 
 
 def _summary(run: Run, analysis: Analysis, figures: Sequence[str], report: Path) -> dict[str, Any]:
-    """The figures that papers quote, and where the rest lies."""
+    """The figures that papers quote, and the paths of the rest."""
     tables = sorted(path.name for path in run.analysis_folder.glob("*.csv"))
     return {
         "run": str(run.path),

@@ -1,4 +1,4 @@
-"""`panorgan federation approve`: a hospital says that its kit is as it wants it."""
+"""`panorgan federation approve`: a hospital approves its kit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from panorgan.errors import ConfigError
 def approve(
     kit: Annotated[Path, typer.Argument(help="The site's kit.", metavar="KIT", show_default="this folder")] = Path(),
     edit: Annotated[
-        bool, typer.Option("--edit", help="Approve nothing; let the files be edited (or deleted) again.")
+        bool, typer.Option("--edit", help="Approve nothing; allow editing (or deleting) the files again.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")] = False,
 ) -> None:
     """Approve a site's kit as it is now: settings, egress policy, keys. Without it the site does not start.
 
-    Run it after editing `local/site.yaml` or `local/egress.yaml`. What changes later is noticed and stops the site.
+    Run it after editing `local/site.yaml` or `local/egress.yaml`. Later changes are detected and stop the site.
     """
     from panorgan.cli.federation import site_kit
     from panorgan.deployment import approval
@@ -40,7 +40,7 @@ def approve(
         return
     for name in (*before.changed, *before.missing, *before.added):
         say(f"  other than before: {name}")
-    say(f"Approved: {found.path}. local/ and startup/ are read-only now; what changes there stops the site.")
+    say(f"Approved: {found.path}. local/ and startup/ are read-only now; a change there stops the site.")
     try:
         load_site_file(found)
     except ConfigError as error:

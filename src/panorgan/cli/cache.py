@@ -1,4 +1,4 @@
-"""`panorgan cache`: what is kept on disk to be used again, and room for other things."""
+"""`panorgan cache`: show what is kept on disk for reuse, and free space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY = 86400
 
 
 def run_cache(folder: Path | None, clears: bool, older_than: float | None, as_json: bool) -> None:
-    """Show the cache by data set, after removing what is to go."""
+    """Show the cache by data set, after removing entries if requested."""
     cache = folder or cache_folder()
     gone = clear(cache, older_than or 0.0) if clears or older_than is not None else []
     entries, limit, size = read_cache(cache), cache_limit(), size_of(cache)
@@ -39,11 +39,11 @@ def run_cache(folder: Path | None, clears: bool, older_than: float | None, as_js
     may = "no limit" if limit is None else f"at most {in_words(limit)} (PANORGAN_CACHE_LIMIT)"
     console.print(f"{escape(str(cache))}: {in_words(size)}, {may}.")
     if (clears or older_than is not None) and entries:
-        console.print("What is left is in use by a running process, or was used since.")
+        console.print("The rest is in use by a running process, or was used since.")
 
 
 def _by_data_set(entries: Sequence[CacheEntry]) -> list[dict[str, Any]]:
-    """Entries of one site together; the one that was used last first."""
+    """Entries grouped by site, the most recently used first."""
     groups: dict[tuple[str, str], list[CacheEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.kind, entry.name), []).append(entry)

@@ -21,7 +21,7 @@ from panorgan.errors import PanorganError
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
 from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener
-from panorgan.report.comparison_figures import wrapped
+from panorgan.report.comparison_figures import wrap_label
 from panorgan.report.comparison_metrics import left_out, metric_mean, metrics_shown
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.comparison_tables import (
@@ -44,7 +44,7 @@ _WIDE = 100
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     experiment: Path
     methods: str
@@ -83,10 +83,10 @@ def print_result(content: dict[str, Any]) -> None:
 
 
 class ComparisonView(ComparisonObserver):
-    """Shows how a comparison goes on.
+    """Shows the progress of a comparison.
 
-    Run by run a live view. Of several at once, which are under way, as a line that stays at the bottom of a terminal,
-    and what has ended, line by line.
+    A live view run by run. With several at once: the running ones in a line at the bottom of the terminal, and finished
+    ones line by line.
     """
 
     def __init__(self, console: Console, as_json: bool) -> None:
@@ -98,7 +98,7 @@ class ComparisonView(ComparisonObserver):
 
     @contextmanager
     def begin(self, plan: ComparisonPlan, at_once: int) -> Iterator[None]:
-        """Say how much there is to do; the line at the bottom stays until all is done."""
+        """Show how much there is to do; the line at the bottom stays until all is done."""
         self._done, self._total = len(plan.finished), len(plan.runs)
         if plan.finished:
             self._console.print(f"{self._done} of {self._total} runs are finished already.", highlight=False)
@@ -116,12 +116,12 @@ class ComparisonView(ComparisonObserver):
         return watch(f"run {number} of {total} · {run.title}", self._as_json)
 
     def failed(self, failure: Failure) -> None:
-        """Why, on standard error."""
+        """The reason, on standard error."""
         errors = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         errors.print(f"{failure.run.title} failed: {failure.error}")
 
     def started(self, run: Planned) -> None:
-        """A run is under way."""
+        """A run has started."""
         self._under_way.append(run.title)
         if self._as_json:
             print(json.dumps({"event": "run_started", "run": run.title}), flush=True)
@@ -130,7 +130,7 @@ class ComparisonView(ComparisonObserver):
         self._show()
 
     def ended(self, run: Planned, error: PanorganError | None) -> None:
-        """A run has ended, well or not."""
+        """A run has ended."""
         if run.title in self._under_way:
             self._under_way.remove(run.title)
         self._done += 1
@@ -148,7 +148,7 @@ class ComparisonView(ComparisonObserver):
 
 
 def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
-    """The figures over all organs per method, and where everything lies."""
+    """The figures over all organs per method, and the paths of all files."""
     places = {"dice": FEDERATION, "labelled_here": LABELLED, "not_labelled_here": NOT_LABELLED, "external": EXTERNAL}
     methods: dict[str, Any] = {}
     for method in results.plan.labels:
@@ -184,7 +184,7 @@ def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
 
 
 def show_ending(console: Console, results: Results, files: ComparisonFiles) -> None:
-    """Below the tables: what the marks mean, what is missing, where everything lies."""
+    """Below the tables: the meaning of the marks, missing runs, and paths."""
     reference = results.plan.reference
     spread = "± over seeds. " if len(results.plan.seeds) > 1 else ""
     console.print(
@@ -203,7 +203,7 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
 
 
 def summary_table(results: Results, width: int) -> Table:
-    """One row per method; what it costs only where there is room."""
+    """One row per method; costs only where there is room."""
     comparison = results.comparison
     columns = {FEDERATION: "Dice", LABELLED: "own", NOT_LABELLED: "other", EXTERNAL: "external"}
     places = [place for place in columns if place in summary_places(comparison)] or [FEDERATION]
@@ -220,7 +220,7 @@ def summary_table(results: Results, width: int) -> Table:
             time = "shared" if cost.shared else ratio(cost.step_ratio)
             spent = [time, traffic(cost.bytes_per_round), traffic(cost.bytes_per_run)]
         table.add_row(
-            Text(wrapped(method, 16 if costs else 13)),
+            Text(wrap_label(method, 16 if costs else 13)),
             over_seeds(first),
             *(number(figure.mean if figure else None, 3) for figure in others),
             NOTHING if method == comparison.reference else signed(whole.difference if whole else None),
@@ -231,13 +231,13 @@ def summary_table(results: Results, width: int) -> Table:
 
 
 def organ_table(results: Results, width: int) -> Table | None:
-    """Organ × method, when something was scored and so many methods fit; the page has it in any case."""
+    """Organ × method, if anything was scored and the methods fit; the page has it in any case."""
     comparison = results.comparison
     where = place_words(comparison.first_place).replace("federation", "sites of the federation")
     table = Table(title=f"Test Dice per organ, {where}", title_justify="left")
     table.add_column("organ", overflow="fold")
     for method in comparison.methods:
-        table.add_column(Text(wrapped(method, 16)), justify="right", overflow="fold", min_width=7)
+        table.add_column(Text(wrap_label(method, 16)), justify="right", overflow="fold", min_width=7)
     for organ in comparison.organs:
         figures = [comparison.figure(method, organ) for method in comparison.methods]
         cells = [f"{number(f.mean, 3)}{mark(f)}" if f else NOTHING for f in figures]
@@ -254,9 +254,9 @@ def metric_tables(results: Results, width: int) -> list[Table]:
 
 
 def _metric_table(results: Results, metric: Metric, width: int) -> Table:
-    """Method × organ with as much as fits: at first the spread goes, then the single organs, which the page has.
+    """Method × organ with as much as fits: first the spread is dropped, then single organs, which the page has.
 
-    External sites are told here only where nothing else is; the page has both.
+    External sites are shown here only if nothing else is; the page has both.
     """
     where = results.comparison.first_place
     all_columns = (*results.comparison.organs, ALL_ORGANS)
@@ -273,16 +273,16 @@ def _metric_table(results: Results, metric: Metric, width: int) -> Table:
 
 
 def _metric_columns(results: Results, metric: Metric, organs: Sequence[str], spread: bool) -> list[list[str]]:
-    """Heading and cells of each column; what was missed stands below its mean."""
+    """Heading and cells of each column; the number missed is below its mean."""
     methods, means = results.comparison.methods, results.means[metric.name]
-    columns = [[results.plan.kind.thing, *(wrapped(method, 16) for method in methods)]]
+    columns = [[results.plan.kind.thing, *(wrap_label(method, 16) for method in methods)]]
     for organ in organs:
         found = [means.get((method, organ, results.comparison.first_place)) for method in methods]
         cells = ["\n".join(filter(None, (metric_mean(m, metric, spread=spread), left_out(m, metric)))) for m in found]
-        columns.append([wrapped(organ.replace("_", " ") or "all organs", 11), *cells])
+        columns.append([wrap_label(organ.replace("_", " ") or "all organs", 11), *cells])
     return columns
 
 
 def _boxed_width(columns: Sequence[Sequence[str]]) -> int:
-    """What a table of these columns needs, with its lines and blanks."""
+    """The width of a table with these columns, with its lines and blanks."""
     return 1 + sum(3 + max(cell_len(line) for text in column for line in text.split("\n")) for column in columns)

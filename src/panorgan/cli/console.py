@@ -1,4 +1,4 @@
-"""The only ways to a terminal: whatever is shown, control characters in it do nothing."""
+"""The only ways to the terminal: control characters in the output have no effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Console(rich_console.Console):
 
 
 def say(text: str, file: IO[str] | None = None) -> None:
-    """A line of plain text. A newline in it would let somebody else's words pass for a line of ours."""
+    """A line of plain text. A newline in it could make untrusted text look like a line of ours."""
     say_lines(one_line(text) + "\n", file)
 
 

@@ -1,4 +1,4 @@
-"""`panorgan doctor`: check data before anything is trained on it."""
+"""`panorgan doctor`: check data before training on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = Path("doctor.html")
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What the user asked for. `html` None: no page; `fix_headers` None: no corrected copies."""
+    """The options of the command line. `html` None: no page; `fix_headers` None: no corrected copies."""
 
     paths: tuple[Path, ...]
     layout: str = "auto"
@@ -41,7 +41,7 @@ def run_doctor(request: DoctorRequest) -> int:
 
     page = _page_path(request.html)
     with reading() as show:
-        if request.fix_headers is not None:  # before the long reading, and not after it
+        if request.fix_headers is not None:  # before the long reading, not after it
             check_place(request.fix_headers, find_sources(request.paths, request.layout, show))
         checkup = panorgan.doctor(*request.paths, layout=request.layout, workers=request.workers, on_progress=show)
         fixed = None
@@ -86,7 +86,7 @@ def _page_path(html: Path | None) -> Path | None:
 
 @contextmanager
 def reading() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far the reading is: a bar in a terminal, a few plain lines in a log. Never on standard output."""
+    """Shows the progress of reading: a bar in a terminal, a few plain lines in a log. Never on standard output."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain_line

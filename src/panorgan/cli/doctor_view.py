@@ -1,4 +1,4 @@
-"""What `panorgan doctor` shows: a summary per source, the findings, and what to do next; or one JSON object."""
+"""The output of `panorgan doctor`: a summary per source, the findings, and what to do next; or one JSON object."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEXT_WIDTH = 110  # longer lines are hard to read, however wide the terminal
 def show(
     console: Console, checkup: Checkup, request: DoctorRequest, page: Path | None, fixed: Sequence[FixedFile] | None
 ) -> None:
-    """Print everything that a person wants to know."""
+    """Print the whole result."""
     for summary in summarise_sources(checkup):
         console.print(_source_block(summary))
         console.print()
@@ -52,7 +52,7 @@ def show(
 
 
 def _line(console: Console, text: str) -> None:
-    """A sentence wraps between words. What one may copy, a path or a line of YAML, never does."""
+    """A sentence wraps between words. Text to copy, a path or a line of YAML, never does."""
     copied = text.startswith(" ") or "/" in text
     console.print(text, soft_wrap=copied, markup=False, highlight=False)
 
@@ -133,7 +133,7 @@ def _heading(group: Group) -> Text:
 
 
 def _reasons(group: Group, variant: Variant) -> list[tuple[str, str]]:
-    """What this variant says beyond what its group has said already."""
+    """What this variant adds to the text of its group."""
     rows = [("", "" if group.what else variant.what), ("why", variant.why), ("fix", "" if group.fix else variant.fix)]
     return [(label, words) for label, words in rows if words]
 
@@ -171,7 +171,7 @@ def _what_was_checked(checkup: Checkup) -> str:
 
 
 def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest) -> list[str]:
-    """What to do now: fix errors, look at warnings, or go on to an experiment."""
+    """What to do now: fix errors, check warnings, or continue with an experiment."""
     errors = [group.code for group in groups if group.severity == Severity.error]
     if errors and request.fix_headers is not None:
         copy = request.fix_headers
@@ -202,7 +202,7 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
 def _show_fixed(console: Console, fixed: Sequence[FixedFile], request: DoctorRequest) -> None:
     """What was corrected; without anything to correct there is no copy."""
     if not fixed:
-        _line(console, "Nothing was found that a copy could correct without guessing, so none was written.")
+        _line(console, "Nothing was found that can be corrected without guessing, so no copy was written.")
         return
     reasons = Counter(file.reason for file in fixed)
     _line(console, f"A copy of the data, {_count(len(fixed), 'file')} corrected: {request.fix_headers}")
@@ -211,7 +211,7 @@ def _show_fixed(console: Console, fixed: Sequence[FixedFile], request: DoctorReq
 
 
 def as_json(checkup: Checkup, page: Path | None, fixed: Sequence[FixedFile] | None) -> str:
-    """Everything but the pictures, as one JSON object; what is not a number is null."""
+    """Everything but the pictures, as one JSON object; NaN becomes null."""
     content: dict[str, Any] = {
         "sources": [
             {
@@ -270,7 +270,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def _finite(content: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not know."""
+    """The same with None for NaN and infinity, which JSON does not have."""
     if isinstance(content, dict):
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, list):

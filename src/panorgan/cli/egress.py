@@ -1,4 +1,4 @@
-"""`panorgan federation egress`: what has left a site, and whether the log of it can be trusted."""
+"""`panorgan federation egress`: what has left a site, and whether its log can be trusted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def egress(
 
 
 def _log_of(kit: Path) -> Path:
-    """The log of a kit; a file is taken for the log itself."""
+    """The log of a kit; a file is treated as the log itself."""
     if kit.is_file():
         return kit
     from panorgan.deployment.folders import ServerKit, SiteKit
@@ -59,7 +59,7 @@ def _log_of(kit: Path) -> Path:
     if not site.settings.is_file() and not site.audit_log.is_file():
         is_server = ServerKit(kit).settings.is_file()
         raise ConfigError(
-            "This is the server's kit; what leaves a site is written down at the site."
+            "This is the server's kit; what leaves a site is logged at the site."
             if is_server
             else "This is not a site's kit.",
             code="is-server-kit" if is_server else "not-a-kit",
@@ -103,7 +103,7 @@ def _came_in(entry: Mapping[str, Any]) -> bool:
 
 def _table(entries: Sequence[Mapping[str, Any]], total: int) -> Table:
     hidden = "" if len(entries) == total else f", the last {len(entries)} of {total}"
-    # Narrow: all of it must fit into 80 columns.
+    # Narrow: everything must fit into 80 columns.
     table = Table(title=f"What left this site{hidden}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("time (UTC)", no_wrap=True)
@@ -152,13 +152,13 @@ def _verdict(console: Console, path: Path, report: AuditReport) -> None:
         return
     if report.unfinished:
         console.print(
-            f"[dim]An unfinished line of {report.unfinished} bytes is at the end: writing was cut short, "
+            f"[dim]There is an unfinished line of {report.unfinished} bytes at the end: writing was interrupted, "
             "and its message did not leave. The next entry will say so.[/]",
             soft_wrap=True,
         )
     if report.entries:
         console.print(f"[bold green]The log is sound:[/] {_count(report.entries, 'entry', 'entries')}.")
-        console.print(f"[dim]Newest hash, to keep somewhere else: {report.head}[/]", soft_wrap=True)
+        console.print(f"[dim]Newest hash, to keep elsewhere: {report.head}[/]", soft_wrap=True)
 
 
 def _count(number: int, one: str, many: str = "") -> str:

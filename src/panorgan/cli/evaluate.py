@@ -10,7 +10,7 @@ from panorgan.cli.view import watch
 
 
 def evaluate_run(run: Path, as_json: bool) -> None:
-    """Score it, write the report anew, show the scores."""
+    """Score it, rewrite the report, show the scores."""
     with watch(f"scoring {run}", as_json) as listener:
         scored = evaluate(run, (listener,))
     show_scores(scored, write_report(scored), as_json)

@@ -34,7 +34,7 @@ _HERE = Path()
 
 @app.callback()
 def _installed_code_only() -> None:
-    """Whatever a command starts: a kit's folder, in which it may run, is no place to import from."""
+    """For every command: a kit's folder, in which it may run, must not be imported from."""
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
@@ -43,13 +43,13 @@ def init(
     federation: Annotated[
         Path, typer.Argument(help="Who takes part, where, and in which experiment.", metavar="FEDERATION.yaml")
     ] = Path("federation.yaml"),
-    out: Annotated[Path | None, typer.Option(help="Folder for the kits; named after the federation.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the kits; default: the name of the federation.")] = None,
     example: Annotated[bool, typer.Option("--example", help="Write such a file to start from.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make one kit for the server and one for every site.
 
-    Run it again after adding a site to the file: kits that are there stay as they are.
+    Run it again after adding a site to the file: existing kits stay as they are.
     """
     from panorgan.cli.federation_init import make_all, write_example
 
@@ -92,7 +92,7 @@ def site(kit: KitPath = _HERE) -> None:
 
 @app.command()
 def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
-    """Start the run, or go on with it, and watch it (the coordinator's machine).
+    """Start or continue the run, and watch it (the coordinator's machine).
 
     Survives failing sites and a restarted server. May itself be stopped and started again at any time.
     """
@@ -107,9 +107,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show changes until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Where the run stands: stage, round, sites, refusals, time left.
+    """The state of the run: stage, round, sites, refusals, time left.
 
-    Exit code: 0; 1 when the run has failed, or was interrupted and nobody drives it.
+    Exit code: 0; 1 when the run has failed, or was interrupted and has no driver.
     """
     from panorgan.cli.federation_run import show_status
 
@@ -120,10 +120,10 @@ def status(
 @app.command()
 def stop(
     kit: KitPath = _HERE,
-    now: Annotated[bool, typer.Option("--now", help="Give up the round in hand too.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Give up the current round too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """At the server: end the run after the round in hand; nothing is lost, `start` goes on from there.
+    """At the server: end the run after the current round; nothing is lost, `start` continues it.
 
     At a site: stop taking part, at once.
     """
@@ -135,14 +135,14 @@ def stop(
     from panorgan.deployment.drive import request_stop
 
     ended = request_stop(found, now)
-    when = "now" if now else "after the round in hand"
+    when = "now" if now else "after the current round"
     if as_json:
         print(json.dumps({"stop": None, "state": ended} if ended else {"stop": when}), flush=True)
         return
     if ended:
         say(f"The run is {ended}: there is nothing to stop.")
         return
-    say(f"The run will stop {when}. Go on with: panorgan federation start {found.path}")
+    say(f"The run will stop {when}. Continue with: panorgan federation start {found.path}")
 
 
 def stop_site(kit: SiteKit, as_json: bool) -> None:
@@ -175,7 +175,7 @@ def find_kit(path: Path) -> ServerKit | SiteKit:
     """The kit in a folder, of either kind."""
     from panorgan.deployment.folders import ServerKit, SiteKit
 
-    # Absolute, so that an advice such as `panorgan federation start KIT` works from everywhere.
+    # Absolute, so that a suggested command such as `panorgan federation start KIT` works from any folder.
     place = path.expanduser().resolve()
     for kind in (ServerKit, SiteKit):
         if (found := kind(place)).settings.is_file():

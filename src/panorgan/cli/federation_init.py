@@ -1,4 +1,4 @@
-"""`panorgan federation init`: make the kits, and say who does what next."""
+"""`panorgan federation init`: make the kits, and show the next steps."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _EXAMPLE = "federation.example.yaml"
 
 
 def write_example(path: Path, as_json: bool) -> None:
-    """Write a commented `federation.yaml`; a file that is there stays."""
+    """Write a commented `federation.yaml`; an existing file is kept."""
     if path.exists():
         raise ConfigError(
-            "The file is there already.",
+            "The file exists already.",
             code="file-exists",
             where=str(path),
-            fix="Give another name, or edit that file and leave --example.",
+            fix="Give another name, or edit that file and omit --example.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(files("panorgan.cli").joinpath(_EXAMPLE).read_text(encoding="utf-8"), encoding="utf-8")
     if as_json:
         print(json.dumps({"example": str(path)}), flush=True)
         return
-    say(f"Wrote {path}. Put your server, sites and experiment file into it, then:")
+    say(f"Wrote {path}. Enter your server, sites and experiment file, then:")
     say(f"  panorgan federation init {path}")
 
 
 def make_all(federation: Path, out: Path | None, as_json: bool) -> None:
-    """Make the kits that are missing and show what there is."""
+    """Make the missing kits and list all of them."""
     from panorgan.deployment.kit_files import load_federation
     from panorgan.deployment.kits import make_kits
 
@@ -72,7 +72,7 @@ def _show(console: Console, report: KitsReport, settings: FederationSettings, fi
     table = Table.grid(padding=(0, 2))
     for name, path in {"server": report.server, **report.sites}.items():
         made = name in report.made
-        words = Text("made", style="green") if made else Text("was there, untouched", style="dim")
+        words = Text("made", style="green") if made else Text("unchanged", style="dim")
         table.add_row(Text(f"  {name}"), Text(str(path), overflow="fold"), words)
     console.print(table)
     for note in report.notes:
@@ -83,12 +83,12 @@ def _show(console: Console, report: KitsReport, settings: FederationSettings, fi
 
 
 def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
-    """Who does what now: the coordinator at the server, each hospital, and what must stay secret."""
+    """The next steps of the coordinator and of each hospital, and what must stay secret."""
     server = settings.server
     lines = []
     if "server" in report.made:
         lines += [
-            f"The coordinator: copy {report.server} to {server.host} and let TCP port {server.port} in. There:",
+            f"The coordinator: copy {report.server} to {server.host} and open TCP port {server.port} there. Then:",
             "  panorgan federation preflight",
             "  panorgan federation server      (leave it running, or use the systemd unit or Compose file)",
             "  panorgan federation start       (in a second terminal; watches the run)",
@@ -96,7 +96,7 @@ def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
     new = [name for name in report.sites if name in report.made]
     if new:
         lines += [
-            f"Each hospital ({', '.join(new)}): send it its folder of {report.folder / 'sites'} in a safe way, for it "
+            f"Each hospital ({', '.join(new)}): send it its folder of {report.folder / 'sites'} securely, for it "
             "holds a private key. There:",
             "  edit local/site.yaml            (where the data is)",
             "  panorgan federation approve     (again after every edit)",
@@ -104,9 +104,9 @@ def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
             "  panorgan federation site        (leave it running)",
         ]
     if not lines:
-        return ["Nothing to do: everybody has a kit."]
+        return ["Nothing to do: every participant has a kit."]
     secret = report.folder / "ca"
     return [
         *lines,
-        f"Keep {secret} to yourself, with a backup: it is needed to add sites, and whoever has it can join.",
+        f"Keep {secret} secret, with a backup: it is needed to add sites, and its holder can join as any site.",
     ]

@@ -1,4 +1,4 @@
-"""`panorgan federation revoke` and `renew`: kits that are no longer let in, and certificates that end later."""
+"""`panorgan federation revoke` and `renew`: refuse kits, and extend certificates."""
 
 from __future__ import annotations
 
@@ -18,41 +18,46 @@ def revoke(
     kit: Annotated[Path, typer.Option(help="The server's kit.", show_default="this folder")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """At the server: refuse a site's kit from its next message on. Nothing needs a restart.
+    """At the server: refuse a site's kit from its next message on. No restart is needed.
 
-    By name, all certificates that the site has by now; a kit that is renewed afterwards is let in.
+    By name, all certificates that the site has by now; a kit renewed afterwards is accepted.
     """
     from panorgan.cli.federation import server_kit
     from panorgan.deployment.kit_files import load_coordinator_file
     from panorgan.deployment.revoking import revocation_file, revoke_kit
-    from panorgan.federation.revocation import written
+    from panorgan.federation.revocation import format_moment
 
     found = server_kit(kit, "revoke")
     done = revoke_kit(found, who)
     if as_json:
-        content = {"revoked": done.name, "until": written(done.until), "changed": done.changed, "restart": done.restart}
+        content = {
+            "revoked": done.name,
+            "until": format_moment(done.until),
+            "changed": done.changed,
+            "restart": done.restart,
+        }
         print(json.dumps(content), flush=True)
         return
     how = "are refused from now on" if done.changed else "were refused already"
-    say(f"Certificates of {done.name} up to {written(done.until)} {how}: {revocation_file(found)}")
+    say(f"Certificates of {done.name} up to {format_moment(done.until)} {how}: {revocation_file(found)}")
     if done.restart:
         say("This server's kit is older than revocation: restart 'panorgan federation server' once.")
     holder = "server" if done.name == load_coordinator_file(found).coordinator else done.name
     say(
-        f"If {done.name} stays in the federation: panorgan federation renew {holder}. If not, take it out of "
-        "federation.yaml and run 'panorgan federation init' again, or a run that waits goes on waiting."
+        f"If {done.name} stays in the federation: panorgan federation renew {holder}. If not, remove it from "
+        "federation.yaml and run 'panorgan federation init' again, or a waiting run keeps waiting."
     )
 
 
 def renew(
     names: Annotated[
-        list[str] | None, typer.Argument(help="'server' and sites; everybody if left out.", metavar="NAME")
+        list[str] | None, typer.Argument(help="'server' and sites; all participants if left out.", metavar="NAME")
     ] = None,
     federation: Annotated[Path, typer.Option(help="The federation's file.")] = Path("federation.yaml"),
-    out: Annotated[Path | None, typer.Option(help="Folder with the kits; named after the federation.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder with the kits; default: the name of the federation.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make new keys and certificates for kits that exist; settings, policies and state stay.
+    """Make new keys and certificates for existing kits; settings, policies and state stay.
 
     Needs the folder `ca` where `init` made the kits.
     """
@@ -72,8 +77,8 @@ def renew(
 
 
 _NEXT = """\
-Whose kit lies on another machine by now: hand over its 'startup' folder in a safe way (it holds a private key), and
+For a kit that is on another machine: send its 'startup' folder over a secure channel (it holds a private key), and
 copy its files over those in the kit (at a site: 'panorgan federation approve --edit' first). Then approve a site's kit
-again, and restart what runs from it.
+again, and restart its process.
 After the server was renewed, restart every site once.
 """

@@ -1,4 +1,4 @@
-"""The commands of a running federation: what they do, and what is seen meanwhile."""
+"""The commands of a running federation, and their output."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def start_and_watch(kit: ServerKit, as_json: bool) -> None:
     """Drive the run to its end."""
     from panorgan.deployment.drive import drive
 
-    # The engine logs every failed attempt to connect; without a handler Python would write it into the picture.
+    # The engine logs every failed attempt to connect; without a handler Python would write it into the live view.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         with watching(kit, as_json) as listener:
             drive(kit, listener)
     except KeyboardInterrupt:
-        again = f"Go on with: panorgan federation start {kit.path}"
-        say(f"The rounds of the segment in hand go on at the server. {again}", file=sys.stderr)
+        again = f"Continue with: panorgan federation start {kit.path}"
+        say(f"The rounds of the current segment continue at the server. {again}", file=sys.stderr)
         say(f"To end them too: panorgan federation stop {kit.path} --now", file=sys.stderr)
         raise
     if not as_json:
@@ -65,7 +65,7 @@ def start_and_watch(kit: ServerKit, as_json: bool) -> None:
 
 
 def show_status(kit: ServerKit, watch: bool, as_json: bool) -> str:
-    """Show where the run stands, once or until it ends; returns its state."""
+    """Show the state of the run, once or until it ends; returns it."""
     status = read_status(kit)
     if not watch:
         _show_once(status, as_json)
@@ -125,7 +125,7 @@ def _follow_lines(kit: ServerKit, status: FederationStatus) -> str:
 
 
 class Picture:
-    """The status, read again at most once a second however often it is drawn."""
+    """The status, read again at most once a second."""
 
     def __init__(self, kit: ServerKit, console: Console) -> None:
         self._kit, self._console = kit, console
@@ -133,22 +133,22 @@ class Picture:
         self._status: FederationStatus | None = None
 
     def status(self) -> FederationStatus:
-        """Not older than a second."""
+        """At most a second old."""
         now = time.time()
         if self._status is None or now - self._status.time >= _LOOK_SECONDS:
             self._status = status_of(self._kit, self._settings, now)
         return self._status
 
     def render(self) -> RenderableType:
-        """What the live view shows."""
+        """The content of the live view."""
         return federation_view.picture(self.status(), self._console.width)
 
 
 @contextmanager
 def watching(kit: ServerKit, as_json: bool) -> Iterator[Listener]:
-    """A listener that shows the run in the way that suits the output.
+    """A listener that shows the run in a form that suits the output.
 
-    The network engine silences standard output while it is asked something, so the way out is kept from the start.
+    The network engine silences standard output while it handles a request, so the original stream is kept.
     """
     out = sys.stdout
     console = Console(file=out)
@@ -165,11 +165,11 @@ def watching(kit: ServerKit, as_json: bool) -> Iterator[Listener]:
         redirect_stderr=False,
     ):
         yield lambda event: None
-    federation_view.show(console, read_status(kit))  # fresh: the last picture may be a second old
+    federation_view.show(console, read_status(kit))  # the last picture may be a second old
 
 
 class _Lines:
-    """A line per event. The driver reports every second: only what is new in it is told."""
+    """A line per event. The driver reports every second: only news are shown."""
 
     def __init__(self, out: IO[str], as_json: bool) -> None:
         self._out, self._as_json = out, as_json
@@ -208,4 +208,4 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
         print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
         return
     Console().print(score_table(rows, "Dice on this site's test cases (mean over cases)"))
-    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. Nothing of this has left.")
+    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. None of this has left the site.")

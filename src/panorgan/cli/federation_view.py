@@ -1,4 +1,4 @@
-"""What a coordinator sees of a federation: one picture for `status` and `start`, plain lines for logs."""
+"""The coordinator's view of a federation: one picture for `status` and `start`, plain lines for logs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def picture(status: FederationStatus, width: int) -> RenderableType:
     troubles = sorted((*status.refusals, *status.failures), key=lambda trouble: trouble.time)
     if troubles:
         parts += [Text(""), _troubles(status, troubles)]
-    lines = _repeated((event.time, line) for event in status.recent if (line := event_line(event)))
+    lines = _merge_repeated((event.time, line) for event in status.recent if (line := event_line(event)))
     if lines:
         parts += [Text(""), Text("recent", style="bold")]
         parts += [
@@ -76,7 +76,7 @@ def show(console: Console, status: FederationStatus) -> None:
 
 
 def closing_line(status: FederationStatus) -> str:
-    """What stays at the end of a watch."""
+    """The last line of a watch."""
     words = f"{status.federation}: {status.state}, {status.rounds_done} of {status.total or '?'} rounds"
     score = status.validation
     if score and score.best is not None:
@@ -85,7 +85,7 @@ def closing_line(status: FederationStatus) -> str:
 
 
 def event_line(event: Event) -> str:
-    """One line for a log; empty for what is not worth one."""
+    """One line for a log; empty if the event is not worth one."""
     tell = _LINES.get(event.kind)
     return tell(event.facts) if tell else ""
 
@@ -190,18 +190,18 @@ def _troubles(status: FederationStatus, troubles: list[Trouble]) -> RenderableTy
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    told = []
+    lines = []
     for trouble in troubles:
         what = "refused" if trouble in status.refusals else "failed"
         why = f" ({trouble.why})" if trouble.why else ""
-        told.append((trouble.time, f"{what} {trouble.site}, {_round(trouble.number)}: {trouble.reason}{why}"))
-    for at, words in _repeated(told)[-_SHOWN_TROUBLES:]:
+        lines.append((trouble.time, f"{what} {trouble.site}, {_round(trouble.number)}: {trouble.reason}{why}"))
+    for at, words in _merge_repeated(lines)[-_SHOWN_TROUBLES:]:
         table.add_row(f"  {_clock(at)}", Text(words, style="red"))
     return Group(Text.assemble(("troubles", "bold"), f"  {counts}"), table)
 
 
-def _repeated(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
-    """What is said several times in a row, once: `4 × …`, at the last time."""
+def _merge_repeated(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Repeated lines, merged: `4 × …`, at the last time."""
     groups = [list(group) for _, group in itertools.groupby(lines, key=lambda line: line[1])]
     return [(group[-1][0], f"{len(group)} × " * (len(group) > 1) + group[0][1]) for group in groups]
 
@@ -209,7 +209,7 @@ def _repeated(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
 # -- plain lines ---------------------------------------------------------------------------------------------------
 
 
-def _told_round(facts: dict[str, Any]) -> str:
+def _round_line(facts: dict[str, Any]) -> str:
     losses = ", ".join(f"{site} {own['loss']:.3f}" for site, own in facts["sites"].items() if "loss" in own)
     score = mean_validation(facts)
     parts = [
@@ -221,16 +221,16 @@ def _told_round(facts: dict[str, Any]) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _told_failure(facts: dict[str, Any]) -> str:
+def _failure_line(facts: dict[str, Any]) -> str:
     code = facts["code"]
     return f"{facts['site']} failed, {_round(facts['number'])}: {code} ({MEANING.get(code, 'unknown reason')})"
 
 
-def _told_late(facts: dict[str, Any]) -> str:
+def _late_join_line(facts: dict[str, Any]) -> str:
     return f"joins late: {joined_in_words({'sites': {facts['site']: facts}})}, from round {facts['number']}"
 
 
-def _told_driver(facts: dict[str, Any]) -> str:
+def _driver_line(facts: dict[str, Any]) -> str:
     if facts.get("state") == "running":
         return f"segment {facts.get('segment')} {facts['why']}".rstrip() if facts.get("why") else ""
     if facts.get("state") == "waiting" and not facts.get("why"):  # between two segments: the next line says more
@@ -240,16 +240,16 @@ def _told_driver(facts: dict[str, Any]) -> str:
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "started": lambda facts: "a new run",
-    "resumed": lambda facts: "the run goes on",
+    "resumed": lambda facts: "the run continues",
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",
-    "late_join": _told_late,
-    "round": _told_round,
+    "late_join": _late_join_line,
+    "round": _round_line,
     "refused": lambda f: f"refused {f['site']}, {_round(f['number'])}: {f['reason']} {f.get('why') or ''}".rstrip(),
-    "failed": _told_failure,
+    "failed": _failure_line,
     "notice": lambda facts: f"{_round(facts['number'])}: {facts['text']}",
     "missing": lambda facts: f"missing, {_round(facts['number'])}: {', '.join(facts['sites'])}",
     "segment": lambda facts: f"segment {facts['number']} runs as job {str(facts.get('job', ''))[:8]}",
-    "driver": _told_driver,
+    "driver": _driver_line,
     "finished": lambda facts: "finished",
 }
 
@@ -273,7 +273,7 @@ def _ago(seconds: float) -> str:
 
 
 def _clock(moment: float, now: float | None = None) -> str:
-    """`16:40:02`; with the day where it is another one than `now`."""
+    """`16:40:02`; with the day if it is not the day of `now`."""
     at = time.localtime(moment)
     if now is None:
         return time.strftime("%H:%M:%S", at)

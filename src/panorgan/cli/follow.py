@@ -1,6 +1,6 @@
 """Plain lines for a server or a site in the foreground, taken from the logs that its processes write.
 
-The logs hold far more. What the network engine words differently in a later version is simply not shown.
+The logs hold far more. A line that a later version of the network engine words differently is not shown.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SERVER_ENGINE: Phrases = {
     re.compile(r"Remove the dead Client\. Name: ([\w-]+)"): lambda m: f"{m[1]} is silent and counts as gone",
 }
 _TURNED_AWAY: Phrases = {
-    # Without the port: a stranger that tries again and again is told once.
+    # Without the port: repeated attempts from one address are reported once.
     re.compile(r" turned away (\S+?)(:\d+)?: (.*)"): lambda m: f"turned away {m[1]}: {m[3]}",
 }
 
@@ -66,8 +66,8 @@ def _task(found: re.Match[str]) -> str:
 
 
 @contextmanager
-def following(kit: ServerKit | SiteKit, say: Say) -> Iterator[None]:
-    """While this is open, what is worth a line is said; each line once in a row."""
+def follow_logs(kit: ServerKit | SiteKit, say: Say) -> Iterator[None]:
+    """While this context is open, relevant log lines are shown; repeated ones once."""
     logs: dict[Path, Phrases]
     if isinstance(kit, SiteKit):
         logs = {kit.path / "log.txt": _SITE_ENGINE, kit.log: _SITE}
@@ -81,7 +81,7 @@ def following(kit: ServerKit | SiteKit, say: Say) -> Iterator[None]:
         nonlocal last
         for tail, phrases in tails:
             for line in tail.new():
-                if (words := translated(line, phrases)) and words != last:
+                if (words := translate(line, phrases)) and words != last:
                     last = words
                     say(words)
 
@@ -99,8 +99,8 @@ def following(kit: ServerKit | SiteKit, say: Say) -> Iterator[None]:
         look()
 
 
-def translated(line: str, phrases: Phrases) -> str:
-    """A log line in plain words; empty if it is not worth a line."""
+def translate(line: str, phrases: Phrases) -> str:
+    """A log line in plain words; empty if it is not worth showing."""
     for pattern, words in phrases.items():
         if found := pattern.search(line):
             return words(found)
@@ -108,7 +108,7 @@ def translated(line: str, phrases: Phrases) -> str:
 
 
 class LogTail:
-    """Lines that are added to a file from now on; survives that the file is not there yet, or begins anew."""
+    """Lines appended to a file from now on; the file may not exist yet, or be rotated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panorgan.cli.follow import following, say_with_time
+from panorgan.cli.follow import follow_logs, say_with_time
 from panorgan.deployment.certificate_checks import start_warnings
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.processes import run_server, run_site
@@ -14,7 +14,7 @@ def run_in_foreground(kit: ServerKit | SiteKit) -> int:
     say_with_time(f"{what} {kit.path} starts; Ctrl-C stops it")
     for words in start_warnings(kit):
         say_with_time(words)
-    with following(kit, say_with_time):
+    with follow_logs(kit, say_with_time):
         code = run_server(kit, say_with_time) if isinstance(kit, ServerKit) else run_site(kit, say_with_time)
     say_with_time("stopped" if code == 0 else f"ended with code {code}; engine.out and log.txt say more")
     return code

@@ -19,7 +19,7 @@ from panorgan.cli.organs import print_organs
 from panorgan.errors import PanorganError
 
 # On a shared machine, CPU threads that spin long while they wait slow each other down many times over. A short spin
-# costs nothing. This must be said before torch is imported; what the user has set stays.
+# costs nothing. This must be set before torch is imported; the user's own settings stay.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -49,12 +49,12 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (OSError, MemoryError, RuntimeError) as error:
         known = _machine_trouble(error)
-        if known is None:  # a defect: the traceback says where
+        if known is None:  # a defect: show the traceback
             raise
         _show_error(known)
         sys.exit(known.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
+        if end.code == _INTERRUPTED:  # typer's code for Ctrl-C
             again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
             again = " Continue with the same command." if {"compare", "ablate"} & set(sys.argv[1:2]) else again
             Console(stderr=True, highlight=False).print(f"Stopped.{again}")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _machine_trouble(error: Exception) -> PanorganError | None:
-    """What the machine refuses (no permission, a full disk, no memory), as an error that names a way out."""
+    """Failures of the machine (no permission, a full disk, no memory), as an error with a fix."""
     if isinstance(error, OSError):
         if not isinstance(error, _REFUSALS) and error.errno not in _NO_ROOM:
             return None
@@ -91,13 +91,13 @@ def _show_error(error: PanorganError) -> None:
     code = rf" [dim]\[{error.code}][/]" if error.code else ""
     console.print(f"[bold red]Error:[/] {_plain(error.what)}{code}")
     for label, text in error.details():
-        # What has lines of its own (a YAML error points with a caret) stays in its column.
+        # Multi-line parts (a YAML error points with a caret) keep their columns.
         indented = _plain(text).replace("\n", "\n" + " " * 9)
         console.print(f"  [bold]{label + ':':<7}[/]{indented}")
 
 
 def _plain(text: str) -> str:
-    """Square brackets of a message are not markup."""
+    """Escape markup: square brackets of a message are plain text."""
     return text.replace("[", r"\[")
 
 
@@ -111,11 +111,11 @@ def _common(version: Annotated[bool, typer.Option("--version", help="Show the ve
 @app.command()
 def demo(
     run: Annotated[Path, typer.Option(help="Folder for the two runs.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Another seed, other phantoms.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed gives other phantoms.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Three generated hospitals, different labels: train a federation, and what goes wrong without one."""
+    """Three generated hospitals with different labels: train a federation, and a naive pooling to compare."""
     from panorgan.cli.demo import run_demo
 
     run_demo(run, seed, resume, as_json)
@@ -130,18 +130,16 @@ def doctor(
             metavar="PATH",
         ),
     ],
-    html: Annotated[Path, typer.Option(help="Where the page with pictures goes.", metavar="FILE")] = Path(
-        "doctor.html"
-    ),
+    html: Annotated[Path, typer.Option(help="Path of the page with pictures.", metavar="FILE")] = Path("doctor.html"),
     no_html: Annotated[bool, typer.Option("--no-html", help="Write no page.")] = False,
     fix_headers: Annotated[
         Path | None,
         typer.Option(help="Write corrected copies of files with a wrong header into this folder.", metavar="OUT"),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
-    layout: Annotated[str, typer.Option(help="How a folder is laid out; found by itself.", metavar="NAME")] = "auto",
+    layout: Annotated[str, typer.Option(help="Layout of a folder; detected by default.", metavar="NAME")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Cases read at the same time; by the number of cores.")
+        int | None, typer.Option(min=1, help="Cases read at the same time; by default from the number of cores.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -183,16 +181,14 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="Methods with commas, each with settings of its own: a,b+mu=0.1,name=c.",
+            help="Methods separated by commas, each with its own settings: a,b+mu=0.1,name=c.",
             metavar="METHODS",
         ),
     ],
-    seeds: Annotated[str, typer.Option(help="Seeds with commas; each is another run of every method.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds separated by commas; one run of every method each.")] = "0,1,2",
     reference: Annotated[
         str | None,
-        typer.Option(
-            "--reference", help="The method that the others are tested against; fedavg, or the first.", metavar="METHOD"
-        ),
+        typer.Option("--reference", help="The reference of the tests; fedavg, or the first method.", metavar="METHOD"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder for all runs; runs/<name>-compare if left out.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
@@ -204,7 +200,7 @@ def compare(
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train several methods with several seeds and compare them; goes on where it was stopped."""
+    """Train several methods with several seeds and compare them; continues where it was stopped."""
     from panorgan.cli.compare import CompareRequest, run_compare
 
     request = CompareRequest(experiment, methods, seeds, reference, run, overrides or [], report_only, as_json, at_once)
@@ -215,15 +211,15 @@ def compare(
 def ablate(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     method: Annotated[
-        str | None, typer.Option(help="Whose module table; the experiment's own method if left out.", metavar="METHOD")
+        str | None, typer.Option(help="The method; the experiment's own if left out.", metavar="METHOD")
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Rows of the table by name, with commas; all if left out.", metavar="ROWS")
+        str | None, typer.Option(help="Rows of the table, separated by commas; all if left out.", metavar="ROWS")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas; each is another run of every row.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds separated by commas; one run of every row each.")] = "0,1,2",
     reference: Annotated[
         str | None,
-        typer.Option(help="The row that the others are tested against; the method's plainest.", metavar="ROW"),
+        typer.Option(help="The reference of the tests; the method's plainest row.", metavar="ROW"),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Folder for all runs; runs/<name>-ablate-<method> if left out.")
@@ -237,7 +233,7 @@ def ablate(
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train a method with some of its modules at a time, as its paper's table does; goes on where it was stopped."""
+    """Train the rows of a method's module table, as in its paper; continues where it was stopped."""
     from panorgan.cli.ablate import AblateRequest, run_ablate
 
     request = AblateRequest(
@@ -252,7 +248,7 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the sites' scans and show the plan that training would follow; trains nothing."""
+    """Measure the sites' scans and show the plan that training would use; trains nothing."""
     from panorgan.cli.plan import show_plan
 
     show_plan(experiment, overrides or [], as_json)
@@ -260,14 +256,14 @@ def plan(
 
 @app.command()
 def phantom(
-    folder: Annotated[Path, typer.Argument(help="Where the hospitals go; new or empty.", metavar="FOLDER")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the hospitals; new or empty.", metavar="FOLDER")],
     experiment: Annotated[
         Path | None,
         typer.Option(help="An experiment with a 'phantom' section; the demo's if left out.", metavar="FILE"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write generated hospitals as ordinary data folders, to try things on without data."""
+    """Write generated hospitals as ordinary data folders, for trials without real data."""
     from panorgan.cli.phantom import write_hospitals
 
     write_hospitals(folder, experiment, as_json)
@@ -315,7 +311,7 @@ def analyze(
         int, typer.Option("--grid", min=0, help="Points along a side of the loss landscape, odd; 0 for none.")
     ] = 15,
     radius: Annotated[
-        float, typer.Option("--radius", help="How far the landscape reaches, in lengths of the model's filters.")
+        float, typer.Option("--radius", help="Extent of the landscape, in lengths of the model's filters.")
     ] = 1.0,
     batches: Annotated[int, typer.Option("--batches", min=1, help="Batches of patches per site.")] = 4,
     batch_size: Annotated[
@@ -328,7 +324,7 @@ def analyze(
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Look into a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
+    """Analyse a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
     from panorgan.cli.analyze import AnalyzeRequest, run_analyze
 
     settings = {
@@ -355,16 +351,16 @@ def report(run: RunPath, as_json: AsJson = False) -> None:
 def cache(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Another cache: that of a site's kit, say. PANORGAN_CACHE or the user's if left out."),
+        typer.Option(help="Another cache, such as that of a site's kit. PANORGAN_CACHE or the user's if left out."),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all that no running process uses.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove everything that no running process uses.")] = False,
     older_than: Annotated[
         float | None,
-        typer.Option("--older-than", min=0, help="Remove what was not used for so many days.", metavar="DAYS"),
+        typer.Option("--older-than", min=0, help="Remove what was not used for this many days.", metavar="DAYS"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show prepared scans and generated hospitals that are kept to be used again; remove them."""
+    """Show prepared scans and generated hospitals in the cache; remove them."""
     from panorgan.cli.cache import run_cache
 
     run_cache(folder, clear, older_than, as_json)
@@ -372,13 +368,13 @@ def cache(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Tell all about this one.", metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one method in full.", metavar="NAME")] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What there is to choose from under `method`."""
+    """The methods to choose from under `method`."""
     if as_json and as_markdown:
         raise typer.BadParameter("choose either --json or --markdown")
     print_methods(name, as_json, as_markdown)
@@ -386,5 +382,5 @@ def methods(
 
 @app.command()
 def organs(as_json: AsJson = False) -> None:
-    """The organs panorgan knows, with codes and other names for them."""
+    """The organs of the catalogue, with codes and aliases."""
     print_organs(as_json)

@@ -1,4 +1,4 @@
-"""`panorgan methods`: what there is, from the registry."""
+"""`panorgan methods`: the registered methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rich.text import Text
 
 from panorgan.cli.console import Console, say_lines
 
-if TYPE_CHECKING:  # torch comes with them, and `--help` must not wait for it
+if TYPE_CHECKING:  # they import torch, and `--help` must be quick
     from panorgan.methods.about.metadata import FieldDescription, MethodDescription
 
 _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 
 
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
-    """Every registered method, or all about one of them."""
+    """Every registered method, or one in full."""
     from panorgan.methods.about.metadata import describe
     from panorgan.methods.registry import find_method, methods
     from panorgan.report.methods_page import method_section, methods_page
@@ -101,7 +101,7 @@ def _show_overview(console: Console, described: Iterable[MethodDescription]) -> 
     console.print(table)
     console.print(Text("Settings that every method has", style="italic"))
     console.print(_settings(fields_of(MethodConfig)))
-    console.print(_inline("`panorgan methods NAME` tells all about one: equations, settings, what leaves a site."))
+    console.print(_inline("`panorgan methods NAME` shows one in full: equations, settings, what leaves a site."))
 
 
 def _show_method(console: Console, description: MethodDescription) -> None:
@@ -110,7 +110,7 @@ def _show_method(console: Console, description: MethodDescription) -> None:
 
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
     for paragraph in body(description).split("\n\n"):
-        points = re.split(r"\n(?=- )", paragraph)  # a list: every point on a line of its own
+        points = re.split(r"\n(?=- )", paragraph)  # a list: every point on its own line
         console.print(Padding(Group(*(_inline(" ".join(point.split())) for point in points)), (0, 0, 1, 0)))
     if description.paper:
         _show(console, "Published", _inline(description.paper))
@@ -134,7 +134,7 @@ def _leaving(description: MethodDescription) -> Group | Text:
     sent = Table("stage", "when", "what", "size", box=None, pad_edge=False, header_style="dim")
     for upload in description.sent:
         sent.add_row(upload.stage, upload.rounds, _inline(upload.words), size_words(upload))
-    others = [  # no mapping: a number and a tensor may go by the same pattern
+    others = [  # not a mapping: a number and a tensor may share a pattern
         *description.tensors.items(),
         *((number, f"(a number) {words}") for number, words in description.numbers.items()),
         *((f"with {variant.setting}", variant_words(variant.sent)) for variant in description.variants),
@@ -160,7 +160,7 @@ def _settings(fields: Iterable[FieldDescription]) -> Table:
     from panorgan.methods.about.metadata import as_yaml
 
     table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].no_wrap = True  # a name that is cut off helps nobody
+    table.columns[0].no_wrap = True  # names must not be cut off
     table.columns[1].max_width = table.columns[2].max_width = 16
     for field in fields:
         meaning = _inline(field.meaning)
@@ -170,7 +170,7 @@ def _settings(fields: Iterable[FieldDescription]) -> Table:
 
 
 def _inline(text: str) -> Text:
-    """Text whose `code` is coloured and whose *words* are italic; square brackets in it are no markup."""
+    """Text with coloured `code` and italic *words*; square brackets are not markup."""
     shown, end = Text(), 0
     for found in _MARKED.finditer(text):
         shown.append(text[end : found.start()])

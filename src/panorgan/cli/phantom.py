@@ -1,4 +1,4 @@
-"""`panorgan phantom`: generated hospitals as ordinary data folders, to try everything on without data."""
+"""`panorgan phantom`: generated hospitals as ordinary data folders, for trials without real data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPERIMENT = "experiment.yaml"
 
 
 def write_hospitals(folder: Path, experiment: Path | None, as_json: bool) -> None:
-    """Write a data folder per site, the withheld labels apart, and an experiment file that names them."""
+    """Write a data folder per site, the withheld labels separately, and an experiment file that names them."""
     folder = folder.expanduser().resolve()
     content, config = _described(experiment)
     with reading() as show:
@@ -38,14 +38,14 @@ def write_hospitals(folder: Path, experiment: Path | None, as_json: bool) -> Non
     if not kept:
         write_atomically(folder / EXPERIMENT, experiment_text(content, config, folder, sites))
     if as_json:
-        told = {name: str(path) for name, path in sites.items()}
-        print(json.dumps({"folder": str(folder), "sites": told, "experiment": str(folder / EXPERIMENT)}), flush=True)
+        folders = {name: str(path) for name, path in sites.items()}
+        print(json.dumps({"folder": str(folder), "sites": folders, "experiment": str(folder / EXPERIMENT)}), flush=True)
         return
     _show(Console(highlight=False), config, folder, sites, kept)
 
 
 def _described(path: Path | None) -> tuple[dict[str, Any], PhantomConfig]:
-    """The experiment as plain data, and the hospitals that it describes; the demo's where none is given."""
+    """The experiment as plain data, and its hospitals; the demo's by default."""
     if path is None:
         text = (resources.files("panorgan.cli") / "demo.yaml").read_text(encoding="utf-8")
         content: dict[str, Any] = yaml.safe_load(text)
@@ -64,7 +64,7 @@ def _described(path: Path | None) -> tuple[dict[str, Any], PhantomConfig]:
 
 
 def experiment_text(content: Mapping[str, Any], config: PhantomConfig, folder: Path, sites: Mapping[str, Path]) -> str:
-    """The experiment with the written folders in the place of `phantom`; paths are relative to the file."""
+    """The experiment with the written folders instead of `phantom`; paths are relative to the file."""
     places: dict[str, Any] = {}
     for site in config.sites:
         places[site.name] = {
@@ -74,10 +74,10 @@ def experiment_text(content: Mapping[str, Any], config: PhantomConfig, folder: P
             **({"joins_at": site.joins_at} if site.joins_at else {}),
         }
     rest = {key: value for key, value in content.items() if key not in ("phantom", "sites")}
-    # What a phantom draws is the vocabulary, also where the file leaves it to the phantom.
+    # The vocabulary is what the phantom draws, also where the file does not state it.
     whole = {"name": "phantom", "vocabulary": list(config.organs), **rest, "sites": places}
     return (
-        "# Generated hospitals. 'withheld' labels score a simulation; no hospital has them, nobody trains on them.\n"
+        "# Generated hospitals. 'withheld' labels score a simulation; no hospital has them, and none is trained on.\n"
         "# Simulate:  panorgan train experiment.yaml        Between machines: 'sites' is left out, each has its own.\n"
         + yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=110)
     )
@@ -91,7 +91,7 @@ def _show(console: Console, config: PhantomConfig, folder: Path, sites: Mapping[
     console.print(f"Generated hospitals in {folder}:", soft_wrap=True, markup=False)
     console.print(table)
     console.print("  withheld/  all labels of all scans, for scoring only")
-    words = "was there, untouched" if kept else "what to train, on these folders"
+    words = "unchanged" if kept else "what to train, on these folders"
     console.print(f"  {EXPERIMENT}  {words}")
     console.print(f"Simulate a federation:  panorgan train {folder / EXPERIMENT}", soft_wrap=True, markup=False)
     console.print("A real one, between these folders:  panorgan federation init --example")

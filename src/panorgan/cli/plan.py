@@ -1,4 +1,4 @@
-"""`panorgan plan`: what the sites measure, and the plan that follows."""
+"""`panorgan plan`: the sites' measurements, and the plan that follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from panorgan.workflows.site_cases import cache_folder, read_sites
 
 
 def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
-    """Print what was measured, the plan, and the lines for the experiment file."""
+    """Print the measurements, the plan, and the lines for the experiment file."""
     experiment = load_experiment(path, overrides)
     with watch(f"{experiment.name} · plan", as_json) as listener:
         log = EventLog(None, (listener,))
@@ -33,13 +33,13 @@ def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
     sliced = sliced_axis(experiment.training.sampling.patch_size)
     patch = proposed_patch(plan, sites, experiment.network.divisor, sliced)
     if as_json:
-        told = {name: site.as_numbers() for name, site in sites.items()}
-        result = {"plan": plan.as_json(), "patch_size": patch, "sites": told, "patients": sizes}
+        numbers = {name: site.as_numbers() for name, site in sites.items()}
+        result = {"plan": plan.as_json(), "patch_size": patch, "sites": numbers, "patients": sizes}
         print(json.dumps({"result": result}), flush=True)
         return
     console = Console(highlight=False)
     console.print(_table(sites, sizes))
-    console.print("[bold]The plan for every site.[/] In the experiment file, in place of its 'plan':")
+    console.print("[bold]The plan for every site.[/] For the experiment file, instead of its 'plan':")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
     now = list(experiment.training.sampling.patch_size)
     console.print(f"[bold]A patch that suits it:[/] {list(patch)} (training.sampling.patch_size, now {now}).")

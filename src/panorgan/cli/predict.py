@@ -27,7 +27,7 @@ class Scan:
 
 
 def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as_json: bool) -> None:
-    """Predict every scan that can be read, then fail for those that cannot; nothing is written for them."""
+    """Predict every readable scan, then fail for the others; nothing is written for them."""
     files = _found(scans)
     _refuse_overwriting(files, out)
     loaded = load_model(model, choose_device(device, "--device"))
@@ -64,7 +64,7 @@ def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, str]:
 
 
 def _refuse_overwriting(files: Sequence[Scan], out: Path) -> None:
-    """A label map is named like its scan: in the same folder it would take the scan's place."""
+    """A label map is named like its scan: in the same folder it would overwrite the scan."""
     scans = {scan.path.resolve() for scan in files}
     for scan in files:
         if _target(scan, out).resolve() in scans:
@@ -82,7 +82,7 @@ def _target(scan: Scan, out: Path) -> Path:
 
 
 def _found(scans: Sequence[Path]) -> list[Scan]:
-    """All scans that are meant, each with a name of its own."""
+    """All requested scans, each with a unique name."""
     found = [scan for path in scans for scan in _scans_at(path)]
     if not found:
         raise DataError(
@@ -94,7 +94,7 @@ def _found(scans: Sequence[Path]) -> list[Scan]:
         )
     names = [scan.name for scan in found]
     twice = {name for name in names if names.count(name) > 1}
-    # Series are often called CT, one per patient: the folder above tells them apart.
+    # Series are often called CT, one per patient: the parent folder distinguishes them.
     found = [replace(s, name=f"{s.path.resolve().parent.name}_{s.name}") if s.name in twice else s for s in found]
     names = [scan.name for scan in found]
     twice = {name for name in names if names.count(name) > 1}
@@ -125,7 +125,7 @@ def _scans_at(path: Path) -> list[Scan]:
 
 
 def _holds_slices(folder: Path) -> bool:
-    """Whether a folder holds DICOM slices, and so is one scan. Their names tell nothing: the first few are opened."""
+    """Whether a folder holds DICOM slices, and so is one scan. Names do not tell: the first few files are opened."""
     for path in [path for path in sorted(folder.iterdir()) if path.is_file()][:5]:
         with path.open("rb") as file:
             if file.read(132)[128:] == b"DICM":

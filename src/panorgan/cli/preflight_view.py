@@ -1,4 +1,4 @@
-"""What `panorgan federation preflight` shows: one line per check, the fix below it, a verdict."""
+"""The output of `panorgan federation preflight`: one line per check, the fix below it, a verdict."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def verdict(checks: Sequence[Check], ready: str) -> Text:
     failed = sum(check.verdict == "failed" for check in checks)
     warned = sum(check.verdict == "warning" for check in checks)
     if failed:
-        return Text.assemble((f"{failed} failed", "bold red"), ". Mend that, then run the same command again.")
+        return Text.assemble((f"{failed} failed", "bold red"), ". Fix that, then run the same command again.")
     if warned:
-        look = f"{warned} {'thing' if warned == 1 else 'things'} to look at"
+        look = f"{warned} {'thing' if warned == 1 else 'things'} to check"
         return Text.assemble((look, "bold yellow"), ", nothing failed. ", ready)
     return Text.assemble(("Ready.", "bold green"), " ", ready)
 

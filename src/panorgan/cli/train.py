@@ -33,7 +33,7 @@ def train_and_report(
             fix="Name other methods only; 'panorgan methods' lists them.",
         )
     place = Run(run or Path("runs") / experiment.name)
-    for other in others:  # what is wrong with them should not show after hours of training
+    for other in others:  # their errors should show before hours of training
         check_run(other, place.baseline(other.method["name"]).path, resume)
     trained = _train_one(experiment, place, resume, as_json)
     report = write_report(trained)

@@ -1,4 +1,4 @@
-"""What a person (or a program) sees while a run is going: a quiet live view, plain lines, or JSON."""
+"""The output during a run: a quiet live view, plain lines, or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from panorgan.federation.events import Event, Listener
 
 @contextmanager
 def watch(title: str, as_json: bool = False) -> Iterator[Listener]:
-    """A listener that shows events in the way that suits the output."""
+    """A listener that shows events in a form that suits the output."""
     if as_json:
         yield _json_line
         return
@@ -39,7 +39,7 @@ def _json_line(event: Event) -> None:
 
 
 def mean_validation(facts: dict[str, Any]) -> float | None:
-    """Mean over sites of the mean over their structures, as the coordinator selects by."""
+    """Mean over sites of the mean over their structures, by which the coordinator selects."""
     scores = [sum(s.values()) / len(s) for s in (facts.get("validation") or {}).values() if s]
     return sum(scores) / len(scores) if scores else None
 
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 class PlainView:
-    """One line per thing worth a line; for logs."""
+    """One line per relevant event; for logs."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -113,7 +113,7 @@ class PlainView:
             self._clock.round_done()
             sites = facts["sites"].items()
             losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in sites if "loss" in numbers)
-            losses = f"  loss {losses}" if losses else ""  # a round may exchange something without a single step
+            losses = f"  loss {losses}" if losses else ""  # a round may be an exchange without a step
             score = mean_validation(facts)
             validated = f"  validation Dice {score:.3f}" if score is not None else ""
             left = self._clock.left(facts["number"], facts["total"])

@@ -1,1 +1,1 @@
-"""A real federation between hospitals: kits, the jobs that run at server and sites, and the one who drives them."""
+"""A real federation between hospitals: kits, the jobs that run at server and sites, and their driver."""

@@ -1,4 +1,4 @@
-"""Where the server listens: the provisioned kits say it, and `coordinator.yaml` must not say otherwise."""
+"""The server's address: set by the provisioned kits, which `coordinator.yaml` must not contradict."""
 
 from __future__ import annotations
 

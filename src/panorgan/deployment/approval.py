@@ -1,11 +1,11 @@
-"""What a hospital approved: every file that decides what its site does, and that nothing else lies beside them.
+"""The approval of a kit by its hospital: every file that decides what its site does, and no others beside them.
 
 A kit comes from the coordinator. The hospital reads it, edits `site.yaml` and `egress.yaml`, and approves: the engine's
-own policies are written anew as *this* installation has them, every file in `local/` and `startup/` is noted with its
-SHA-256, and both folders become read-only. From then on a site starts, and answers, only while they are as noted.
+own policies are replaced by those of *this* installation, every file in `local/` and `startup/` is recorded with its
+SHA-256, and both folders become read-only. From then on a site starts, and answers, only while they are unchanged.
 
-The record lies in `local/` too. A program that runs as the user who owns the kit could change both; the read-only
-mounts of the systemd unit and the Compose file, or another owner, keep it from that (docs/deploy.md).
+The record lies in `local/` too. A program that runs as the owner of the kit could change both; the read-only mounts of
+the systemd unit and the Compose file, or another owner, prevent that (docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class Deviations:
-    """How a kit differs from what was approved; paths are relative to the kit. `modules` could be taken for code."""
+    """How a kit differs from its approval; paths are relative to the kit. `modules` could be mistaken for code."""
 
     never_approved: bool = False
     changed: tuple[str, ...] = ()
@@ -52,19 +52,19 @@ class Deviations:
     def words(self) -> str:
         """One sentence, for people."""
         if self.never_approved:
-            return "it never was"
+            return "it was never approved"
         lists = (("changed", self.changed), ("gone", self.missing), ("new", self.added), ("code", self.modules))
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in lists if names)
 
     def of_the_engine(self) -> tuple[str, ...]:
-        """Those that could change what the engine runs before panorgan can look."""
+        """Those that could change what the engine runs before panorgan can check."""
         return tuple(name for name in (*self.changed, *self.missing, *self.added) if name not in OWN)
 
 
 def approve(kit: SiteKit) -> Deviations:
-    """Approve the kit as it is now; returns how it differed from what was approved before.
+    """Approve the kit as it is now; returns how it differed from the approval before.
 
-    The engine's policies become those of this installation. Refuses files that have no business in a kit.
+    The engine's policies become those of this installation. Raises an error for files that do not belong in a kit.
     """
     files = network_engine().site_files()
     _refuse_stray_files(kit, files)
@@ -82,7 +82,7 @@ def approve(kit: SiteKit) -> Deviations:
 
 
 def record(kit: SiteKit) -> None:
-    """Note every file in `local/` and `startup/` as it is."""
+    """Record every file in `local/` and `startup/`."""
     content = {
         "format": 1,
         "approved": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -95,7 +95,7 @@ def record(kit: SiteKit) -> None:
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have a number and no name
+    except (KeyError, OSError):  # in a container the user may have a number without a name
         return f"user {os.getuid()}"
 
 
@@ -106,7 +106,7 @@ def reopen(kit: SiteKit) -> None:
 
 
 def deviations(kit: SiteKit) -> Deviations:
-    """How the kit differs from what was approved; false if it does not."""
+    """How the kit differs from its approval; false if it does not."""
     modules = tuple(modules_in(kit))
     try:
         approved = json.loads((kit.local / RECORD).read_text(encoding="utf-8"))["files"]
@@ -123,10 +123,10 @@ def deviations(kit: SiteKit) -> Deviations:
 
 
 def require_approved(kit: SiteKit) -> None:
-    """Raise if the kit is not as the hospital approved it."""
+    """Raise an error if the kit differs from its approval."""
     if found := deviations(kit):
         raise NotApprovedError(
-            "This kit is not as it was approved.",
+            "This kit differs from what was approved.",
             where=str(kit.path),
             why=found.words(),
             fix=how_to_approve(kit, found),
@@ -134,10 +134,10 @@ def require_approved(kit: SiteKit) -> None:
 
 
 def how_to_approve(kit: SiteKit, found: Deviations) -> str:
-    """What to do about deviations."""
+    """How to resolve deviations."""
     approving = f"panorgan federation approve {kit.path}"
     if found.modules:
-        return f"Find out who put {', '.join(found.modules)} there, and move it out of the kit."
+        return f"Find out how {', '.join(found.modules)} got there, and move it out of the kit."
     if found.never_approved:
         return f"Read local/site.yaml and local/egress.yaml, then: {approving}"
     return f"If you want it so: {approving}. If not, put the files back and find out who changed them."
@@ -163,22 +163,22 @@ def _refuse_stray_files(kit: SiteKit, files: SiteFiles) -> None:
             f"The kit holds what does not belong there: {', '.join(stray)}.",
             code="stray-files",
             where=str(kit.path),
-            why="the network engine could take it for settings or code of yours",
+            why="the network engine could load it as settings or code",
             fix="Move it out of the kit; if it came with the kit, ask the coordinator why.",
         )
 
 
 def _hashes(kit: SiteKit) -> dict[str, str]:
-    """SHA-256 of every file in both folders; what is no plain file is noted as that."""
+    """SHA-256 of every file in both folders; anything that is not a plain file is recorded as such."""
     return {
         path.relative_to(kit.path).as_posix(): _hash(path)
         for path in _everything(kit)
-        if path not in (kit.local, kit.startup, kit.local / RECORD) and not _passing(path)
+        if path not in (kit.local, kit.startup, kit.local / RECORD) and not _is_temporary(path)
     }
 
 
-def _passing(path: Path) -> bool:
-    """Whether a file is there by the way: an editor's, or one that a killed `approve` did not finish."""
+def _is_temporary(path: Path) -> bool:
+    """Whether a file is temporary: an editor's, or one that a killed `approve` did not finish."""
     return any(path.match(pattern) for pattern in (*_EDITORS, ".*.incomplete")) and not path.is_dir()
 
 

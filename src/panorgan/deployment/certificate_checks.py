@@ -40,7 +40,7 @@ def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
 
 
 def check_credentials(credentials: Credentials, name: str, now: float | None = None, prefix: str = "") -> list[Check]:
-    """Signed by the federation's root, for this `name`, valid now and for a while, with a private key that fits.
+    """Signed by the federation's root, for this `name`, valid now and for a while, with a matching private key.
 
     `prefix` goes in front of the names of the checks, where a kit has more than one certificate.
     """
@@ -61,7 +61,7 @@ def check_credentials(credentials: Credentials, name: str, now: float | None = N
 
 
 def check_dates(credentials: Credentials, now: float | None = None) -> Check:
-    """Only the dates; skipped where the certificate cannot be read."""
+    """The dates only; skipped where the certificate cannot be read."""
     title = "certificate dates"
     try:
         root, own = read_certificate(credentials.root), read_certificate(credentials.certificate)
@@ -81,7 +81,7 @@ def _check_identity(title: str, own: Certificate, root: Certificate, name: str) 
         what = f"It is not signed by this federation's {ROOT}, but by {signer!r}."
         return Check(title, "failed", what, ask, "certificate-foreign")
     if common_name(own) != name:
-        what = f"It is for {common_name(own)!r}, and this participant is {name!r}."
+        what = f"It is for {common_name(own)!r}, but this participant is {name!r}."
         return Check(title, "failed", what, ask, "wrong-participant")
     return Check(title, "ok", f"for {name}, signed by {common_name(root)}")
 
@@ -90,11 +90,11 @@ def _check_dates(title: str, own: Certificate, root: Certificate, now: float) ->
     begin, end = max(begins(own), begins(root)), min(ends(own), ends(root))
     if now < begin:
         fix = "Set this machine's clock (it should be synchronised by NTP). If it is right, ask for a new kit."
-        what = f"It is valid from {day(begin)} on, and here it is {day(now)}."
+        what = f"It is valid from {day(begin)} on, but the date here is {day(now)}."
         return Check(title, "failed", what, fix, "certificate-not-yet-valid")
     if now > end:
         fix = "Ask the coordinator to renew the kit. If the certificate is new, set this machine's clock."
-        what = f"It has expired on {day(end)}, and here it is {day(now)}."
+        what = f"It expired on {day(end)}, and the date here is {day(now)}."
         return Check(title, "failed", what, fix, "certificate-expired")
     left = (end - now) / _DAY
     if left < DAYS_LEFT_TO_WARN:
@@ -116,11 +116,11 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
         return Check(title, "failed", f"{path.name} is not a private key.", again, "not-a-key")
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
-        what = f"{path.name} does not belong to the certificate beside it."
+        what = f"{path.name} does not match the certificate beside it."
         return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         who = "Every user of this machine" if mode & 0o007 else "The group of the file"
         what = f"{who} may open {path.name} (mode {mode:o})."
         return Check(title, "failed", what, f"chmod 600 {path}", "key-exposed")
-    return Check(title, "ok", "fits the certificate; only its owner may read it")
+    return Check(title, "ok", "matches the certificate; only its owner may read it")

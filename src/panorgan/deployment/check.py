@@ -1,4 +1,4 @@
-"""One thing that preflight looked at: what it saw, and what to do about it."""
+"""One result of preflight: what was found, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Verdict = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """`what` says what was seen, `fix` what to do; a check that is fine needs no fix.
+    """`what` says what was found, `fix` what to do; a passed check needs no fix.
 
-    `code` is a fixed word for a warning or a failure, as errors have one.
+    `code` is a fixed word for a warning or a failure, as in errors.
     """
 
     name: str

@@ -15,28 +15,28 @@ from panorgan.federation.files import write_atomically
 
 @dataclass(frozen=True)
 class Control:
-    """The `control/` folder of a run. Every file is replaced as a whole, so a reader never sees half of one."""
+    """The `control/` folder of a run. Every file is replaced as a whole, so a reader never sees a partial one."""
 
     folder: Path
 
     @property
     def job(self) -> Path:
-        """What the running job does just now."""
+        """The current activity of the running job."""
         return self.folder / "job.json"
 
     @property
     def driver(self) -> Path:
-        """What the driver does just now."""
+        """The current activity of the driver."""
         return self.folder / "driver.json"
 
     @property
     def outcome(self) -> Path:
-        """How the last segment ended, as the job itself saw it."""
+        """How the last segment ended, according to the job itself."""
         return self.folder / "outcome.json"
 
     @property
     def finished(self) -> Path:
-        """Is there once the run is done and the model delivered."""
+        """Exists once the run is done and the model delivered."""
         return self.folder / "finished.json"
 
     @property
@@ -94,7 +94,7 @@ class Control:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file's content; empty where there is none, or none that can be read or is whole."""
+    """A small file's content; empty where it is missing, unreadable or damaged."""
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ class JobNews:
             self._news |= {"round": facts["number"], "total": facts["total"], "stage": facts["stage"]}
         elif event.kind == "asked":
             question = (facts["task"], facts.get("number"))
-            if question != self._question:  # else: sites that failed are asked again; the others have answered
+            if question != self._question:  # else: failed sites are asked again; the others have answered
                 self._question = question
                 self._news |= {"kind": facts["task"], "asked": facts["sites"], "answered": {}, "since": event.time}
         elif event.kind == "answered":

@@ -10,7 +10,7 @@ _CODES = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = ("no space left on device", "disk quota exceeded", "os error 28", "os error 122")
 _NUMPY = ("requested and", "written")  # an OSError without a number: '4096 requested and 100 written'
 LITTLE_MB = 100.0
-"""With less than this a checkpoint may not fit any more."""
+"""With less than this a checkpoint may not fit."""
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -29,7 +29,7 @@ def is_disk_full(error: BaseException) -> bool:
 def disk_full_message(error: BaseException, folder: Path) -> str:
     """`there is no room on the disk of …`: the file that the error names, else the folder that was being written.
 
-    Without a figure: it would change from moment to moment, and the driver says the same thing only once.
+    Without a figure: it would change from moment to moment, and the driver reports the same thing only once.
     """
     place = Path(str(error.filename)).parent if isinstance(error, OSError) and error.filename else folder
     return f"there is no room on the disk of {place}"
@@ -40,7 +40,7 @@ def low_disk_message(folder: Path) -> str:
     free = free_mb(folder)
     if free is None or free >= LITTLE_MB:
         return ""
-    return f"there is hardly any room on the disk of {folder} ({free:.0f} MB free)"
+    return f"there is little room on the disk of {folder} ({free:.0f} MB free)"
 
 
 def free_mb(folder: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""Where things lie in a kit: the folder that each participant receives."""
+"""Paths in a kit: the folder that each participant receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kit:
 
     @property
     def startup(self) -> Path:
-        """Keys, certificates and connection settings, as provisioned. Signed: not to be edited."""
+        """Keys, certificates and connection settings, as provisioned. Signed: must not be edited."""
         return self.path / "startup"
 
     @property
@@ -63,7 +63,7 @@ class ServerKit(Kit):
         return self.path / settings.run
 
     def control(self, settings: CoordinatorFile) -> Path:
-        """How `start` and `stop` talk to the job that runs the rounds."""
+        """How `start` and `stop` communicate with the job that runs the rounds."""
         return self.run(settings) / "control"
 
 
@@ -103,12 +103,12 @@ class SiteKit(Kit):
 
     @property
     def previous_model(self) -> Path:
-        """The model that was there before another one was delivered."""
+        """The model from before the last delivery."""
         return self.path / "model.previous"
 
     @property
     def scores(self) -> Path:
-        """What `panorgan federation score` writes; it stays here."""
+        """The output of `panorgan federation score`; it stays here."""
         return self.path / "scores"
 
     def state(self, settings: SiteFile) -> Path:

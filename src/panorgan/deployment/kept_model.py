@@ -26,22 +26,22 @@ _LARGEST_CARD = 10**6
 
 
 def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Mapping[str, Any] | None) -> None:
-    """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site remembers one."""
+    """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site has a record."""
     card = task.card
     if card is None:
-        raise MessageError("A model came without its card.", code="card-missing")
+        raise MessageError("A model arrived without its card.", code="card-missing")
     federation = Federation(Vocabulary(agreement.vocabulary), task.sites)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = agreement.build_method().build_network(agreement.network, federation)
     for name, wanted in _expected_card(task, agreement, network.channels, network.activation).items():
         if card.get(name) != wanted:
             raise _refused(
-                f"its card says another {name!r}",
+                f"its card has another {name!r}",
                 f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}",
                 code="wrong-card",
             )
     if own := sorted({"format", "panorgan"} & card.keys()):
-        raise _refused("its card says what the site itself writes", ", ".join(own), code="reserved-card-field")
+        raise _refused("its card has fields that the site itself writes", ", ".join(own), code="reserved-card-field")
     check_plan(card.get("plan"), agreement.plan)
     if plan is not None and card["plan"] != plan:
         raise _refused("its plan is not that of the run", f"{card['plan']!r:.300}", code="plan-changed")
@@ -55,7 +55,7 @@ def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Ma
 
 
 def replace_model(folder: Path, previous: Path, weights: Mapping[str, torch.Tensor], card: Mapping[str, Any]) -> None:
-    """Put a model into its folder; another one that is there becomes the previous one. The same again changes nothing.
+    """Put a model into its folder; the existing one becomes the previous one. An equal model changes nothing.
 
     A kill in between leaves the old model in `previous`; the coordinator sends the new one again.
     """
@@ -71,7 +71,7 @@ def replace_model(folder: Path, previous: Path, weights: Mapping[str, torch.Tens
 
 
 def _expected_card(task: Task, agreement: Agreement, channels: Any, activation: Activation) -> dict[str, Any]:
-    """What the card of a model of this agreement says, as it is after a journey as JSON."""
+    """The expected card of a model of this agreement, as after a round trip through JSON."""
     expected = {
         "organs": agreement.vocabulary,
         "channels": channels,
@@ -90,7 +90,7 @@ def _expected_card(task: Task, agreement: Agreement, channels: Any, activation: 
 
 
 def _is_plain(content: Any) -> bool:
-    """Whether all texts in a piece of JSON can be shown to people."""
+    """Whether all texts in a JSON value are printable."""
     if isinstance(content, Mapping):
         return all(_is_plain(part) for pair in content.items() for part in pair)
     if isinstance(content, list):
@@ -106,8 +106,8 @@ def _same(first: Path, second: Path) -> bool:
 
 def _refused(what: str, why: str, *, code: str) -> NotAgreedError:
     return NotAgreedError(
-        f"A model was delivered that is not the agreed one: {what}.",
+        f"The delivered model is not the agreed one: {what}.",
         code=code,
         why=why,
-        fix="It was not kept, and the model that was here stays. Ask the coordinator what was sent.",
+        fix="It was not kept; the existing model stays. Ask the coordinator what was sent.",
     )

@@ -13,7 +13,7 @@ from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import refuse_few_sites
 
 FILL_IN = "<the folder with your scans and labels>"
-"""Stands in a new `site.yaml` where the hospital writes its data folder."""
+"""Placeholder in a new `site.yaml` for the hospital's data folder."""
 
 
 def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
@@ -27,14 +27,14 @@ def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
 
 
 def load_coordinator_file(kit: ServerKit) -> CoordinatorFile:
-    """Read `local/coordinator.yaml`; its run folder comes back as an absolute path."""
+    """Read `local/coordinator.yaml`; its run folder is returned as an absolute path."""
     content = read_yaml(kit.settings, "coordinator file")
     settings = validated(CoordinatorFile, content, str(kit.settings))
     return settings.model_copy(update={"run": _in_kit(kit.path, settings.run)})
 
 
 def load_site_file(kit: SiteKit) -> SiteFile:
-    """Read `local/site.yaml`; its folders come back as absolute paths. Refuses one that was not filled in."""
+    """Read `local/site.yaml`; its folders are returned as absolute paths. Refuses one that was not filled in."""
     content = read_yaml(kit.settings, "site file")
     _refuse_blank(content, kit.settings)
     settings = validated(SiteFile, content, str(kit.settings))
@@ -58,11 +58,11 @@ def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
     agreement = load_agreement(kit.experiment)
     if agreement.fingerprint() != fingerprint:
         raise ConfigError(
-            "The experiment is not the one that was agreed on.",
+            "The experiment is not the agreed one.",
             code="experiment-changed",
             where=str(kit.experiment),
             why=f"its fingerprint is {agreement.fingerprint()}, agreed was {fingerprint}",
-            fix="Put the file back as it came in the kit, or make new kits with 'panorgan federation init'.",
+            fix="Restore the file from the kit, or make new kits with 'panorgan federation init'.",
         )
     return agreement
 

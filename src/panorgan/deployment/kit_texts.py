@@ -87,19 +87,21 @@ def experiment_text(federation: str, experiment: Agreement) -> str:
 def sites_block(sites: Mapping[str, ParticipantSettings]) -> str:
     """The `sites:` part of `coordinator.yaml`, one line per site, without a line end."""
     lines = [
-        yaml.safe_dump({name: filled_in(name, site).as_json()}, sort_keys=False, default_flow_style=None, width=200)
+        yaml.safe_dump(
+            {name: with_organization(name, site).as_json()}, sort_keys=False, default_flow_style=None, width=200
+        )
         for name, site in sites.items()
     ]
     return "sites:\n" + "".join(f"  {line}" for line in lines).rstrip("\n")
 
 
-def filled_in(name: str, site: ParticipantSettings) -> ParticipantSettings:
+def with_organization(name: str, site: ParticipantSettings) -> ParticipantSettings:
     """With an organisation: the site's own name where none is given."""
     return site.model_copy(update={"organization": site.organization or name.replace("-", "_")})
 
 
 def what_leaves(policy: EgressPolicy, method_name: str) -> list[str]:
-    """The policy in sentences; the words for numbers are the method's."""
+    """The policy in sentences; numbers are described by the method."""
     lines, words = [], number_words(method_name)
     if policy.weights:
         lines.append("Weights of the network that is trained here, once per round.")
@@ -133,7 +135,7 @@ def _is_address(host: str) -> bool:
 
 
 def _words(settings: FederationSettings, experiment: Agreement) -> dict[str, Any]:
-    """What all texts may mention."""
+    """The values that all texts may use."""
     return {
         "federation": settings.name,
         "host": settings.server.host,
@@ -148,7 +150,7 @@ def _words(settings: FederationSettings, experiment: Agreement) -> dict[str, Any
 
 
 def _fill_in(template: str, words: Mapping[str, Any]) -> str:
-    """A text with its blanks filled; a missing word is an error. Nothing here is HTML, so nothing is escaped."""
+    """Render a template; a missing value is an error. Nothing here is HTML, so nothing is escaped."""
     environment = Environment(
         loader=PackageLoader("panorgan.deployment", package_path="templates"),
         autoescape=False,

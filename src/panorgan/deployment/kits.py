@@ -18,7 +18,7 @@ from panorgan.config import Agreement, read_yaml, validated
 from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
-from panorgan.deployment.kit_texts import authority_text, filled_in, server_texts, site_texts, sites_block
+from panorgan.deployment.kit_texts import authority_text, server_texts, site_texts, sites_block, with_organization
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, PanorganError
 from panorgan.federation.certificates import Credentials, day, ends, read_certificate
@@ -33,7 +33,7 @@ SERVER = "server"
 
 @dataclass(frozen=True)
 class KitsReport:
-    """What `make_kits` did. `made` and `kept` hold site names and `server`; `notes` are sentences for the operator."""
+    """The result of `make_kits`. `made` and `kept` hold site names and `server`; `notes` are for the operator."""
 
     folder: Path
     server: Path
@@ -80,7 +80,7 @@ class _Folder:
 
 
 def make_kits(settings: FederationSettings, experiment: Agreement, folder: Path) -> KitsReport:
-    """Make the kits that are not there yet. Each appears whole or not at all; none that is there is touched.
+    """Make the missing kits. Each appears whole or not at all; existing ones are not touched.
 
     The one exception: the list of sites in the server's `coordinator.yaml` follows `settings`.
     """
@@ -133,7 +133,7 @@ def _identity(settings: FederationSettings, experiment: Agreement) -> Identity:
 
 
 def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
-    """Kits that exist must go on to fit each other."""
+    """Existing kits must keep matching each other."""
     if not place.identity.is_file():
         if place.holds_kits():
             raise PanorganError(
@@ -141,7 +141,7 @@ def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
                 code="authority-missing",
                 where=str(place.path),
                 why=f"there is no {place.identity.relative_to(place.path)}",
-                fix="Bring back its 'ca' folder to add sites, or choose a new folder for a new federation.",
+                fix="Restore its 'ca' folder to add sites, or choose a new folder for a new federation.",
             )
         return
     there = validated(Identity, read_yaml(place.identity, "record of the federation"), str(place.identity))
@@ -179,7 +179,7 @@ def _make(
     """Provision in a scratch folder, complete the kits there, then move them to their places."""
     _private(place.authority)
     with _scratch(place.path) as scratch:
-        kits = _signed(settings, place, sites, scratch)
+        kits = _sign(settings, place, sites, scratch)
         write_atomically(place.authority / "README.md", authority_text(settings))
         record = yaml.safe_dump(_identity(settings, experiment).as_json(), sort_keys=False)
         write_atomically(place.identity, record, durable=True)
@@ -192,7 +192,7 @@ def _make(
             _move_in(kits.sites[name], place.site(name).path)
 
 
-def _signed(settings: FederationSettings, place: _Folder, sites: Iterable[str], scratch: Path) -> StartupKits:
+def _sign(settings: FederationSettings, place: _Folder, sites: Iterable[str], scratch: Path) -> StartupKits:
     """The engine's kits with new keys and certificates, in a scratch folder: server, coordinator and these sites."""
     participants = Participants(
         federation=settings.name,
@@ -200,14 +200,14 @@ def _signed(settings: FederationSettings, place: _Folder, sites: Iterable[str], 
         port=settings.server.port,
         organization=settings.server.organization,
         coordinator=settings.coordinator,
-        sites={name: filled_in(name, settings.sites[name]).organization for name in sites},
+        sites={name: with_organization(name, settings.sites[name]).organization for name in sites},
         heartbeat_seconds=settings.heartbeat_seconds,
     )
     return network_engine().provision(participants, settings.certificate_days, place.authority, scratch)
 
 
 @contextlib.contextmanager
-def newly_signed(
+def sign_again(
     settings: FederationSettings, experiment: Agreement, folder: Path, sites: Iterable[str]
 ) -> Iterator[StartupKits]:
     """The same from the authority in `folder`, for kits that exist; the scratch folder goes afterwards."""
@@ -218,11 +218,11 @@ def newly_signed(
             code="authority-missing",
             where=str(place.authority),
             why=f"there is no {place.identity.relative_to(place.path)}",
-            fix="Bring the 'ca' folder back from its safe place; certificates can be made with it only.",
+            fix="Bring the 'ca' folder back from its safe place; certificates can only be made with it.",
         )
     _refuse_another_federation(place, _identity(settings, experiment))
     with _scratch(place.path) as scratch:
-        yield _signed(settings, place, sites, scratch)
+        yield _sign(settings, place, sites, scratch)
 
 
 def _finish_server(settings: FederationSettings, experiment: Agreement, kit: ServerKit) -> None:
@@ -258,7 +258,7 @@ def _protect(kit: Kit) -> None:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder on the same disk, for the owner only, gone afterwards."""
+    """A folder on the same disk, for the owner only, removed afterwards."""
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
     try:
         yield scratch
@@ -283,7 +283,7 @@ def _move_in(kit: Path, target: Path) -> None:
 def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[str]:
     """Bring the list of sites up to date; everything else in the file is the operator's. Returns notes."""
     there = load_coordinator_file(kit)
-    wanted = {name: filled_in(name, site) for name, site in settings.sites.items()}
+    wanted = {name: with_organization(name, site) for name, site in settings.sites.items()}
     notes = []
     if there.sites != wanted:
         old = kit.settings.read_text(encoding="utf-8")
@@ -291,7 +291,7 @@ def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[st
         expected = {**yaml.safe_load(old), "sites": {name: site.as_json() for name, site in wanted.items()}}
         if yaml.safe_load(new) != expected:
             raise PanorganError(
-                "The list of sites could not be brought up to date.",
+                "The list of sites could not be updated.",
                 code="sites-not-updated",
                 where=str(kit.settings),
                 fix=f"Write it by hand:\n{sites_block(settings.sites)}",
@@ -302,12 +302,12 @@ def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[st
     if gone:
         notes.append(f"No longer in the federation: {', '.join(gone)}. Their certificates stay valid.")
     if there.rounds != settings.rounds or there.heartbeat_seconds != settings.heartbeat_seconds:
-        notes.append(f"'rounds' and 'heartbeat_seconds' are kept as they are in {kit.settings}; change them there.")
+        notes.append(f"'rounds' and 'heartbeat_seconds' stay as they are in {kit.settings}; change them there.")
     return notes
 
 
 def _with_sites(text: str, block: str) -> str:
-    """The YAML text with another `sites:` part; comments and all the rest stay as they are."""
+    """The YAML text with another `sites:` part; comments and everything else stay."""
     for key, value in yaml.compose(text, yaml.SafeLoader).value:
         if key.value == "sites":
             return text[: key.start_mark.index] + block + text[_end(value) :]
@@ -315,7 +315,7 @@ def _with_sites(text: str, block: str) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a node's own text ends. YAML counts comments behind a block to the block."""
+    """Where a node's own text ends. YAML counts comments after a block as part of it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

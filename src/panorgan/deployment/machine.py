@@ -1,4 +1,4 @@
-"""What a participant's machine offers: a clock that can be trusted, disk, a GPU, a free port."""
+"""Checks of a participant's machine: clock, disk, GPU, free port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR in timex.h
 
 
 def check_clock(credentials: Credentials, now: float | None = None, seen: Path | None = None) -> Check:
-    """Is the clock right: against the certificates, against the server's when they met last, and is it kept so?
+    """Check the clock: against the certificates, against the server's at the last connection, and for NTP.
 
     TLS does not carry the server's time; a site notes the difference when it is connected (`seen`; None at the server).
     """
@@ -31,26 +31,26 @@ def check_clock(credentials: Credentials, now: float | None = None, seen: Path |
     try:
         passed = max(begins(read_certificate(path)) for path in (credentials.certificate, credentials.root))
     except ConfigError:
-        return Check("clock", "skipped", "it is compared with the certificates, and they cannot be read")
+        return Check("clock", "skipped", "the certificates to compare it with cannot be read")
     if now < passed:
-        what = f"It is behind: here it is {day(now)}, and the kit was made on {day(passed)}."
-        return Check("clock", "failed", what, "Set this machine's clock; let NTP keep it right.", "clock-behind")
-    compared, off = _compared(seen)
+        what = f"It is behind: the date here is {day(now)}, and the kit was made on {day(passed)}."
+        return Check("clock", "failed", what, "Set this machine's clock, and synchronise it by NTP.", "clock-behind")
+    compared, off = _compare_clocks(seen)
     if off:
         fix = "Set this machine's clock, or ask the coordinator to check theirs."
         return Check("clock", "warning", compared, fix, "clock-off")
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     synchronised = _is_synchronised()
     if synchronised is False:
-        what = f"{shown}. The system says that nothing keeps it right{compared}."
+        what = f"{shown}. According to the system it is not synchronised{compared}."
         fix = "Switch NTP on, for example with 'timedatectl set-ntp true'."
         return Check("clock", "warning", what, fix, "clock-unsynchronised")
-    keeps = "the system keeps it right by NTP" if synchronised else "whether NTP keeps it right is not known here"
+    keeps = "synchronised by NTP" if synchronised else "whether it is synchronised by NTP is not known here"
     return Check("clock", "ok", f"{shown}, not before the kit was made; {keeps}")
 
 
-def _compared(seen: Path | None) -> tuple[str, bool]:
-    """What a site saw of the server's clock when it was connected last, and whether the two were far apart."""
+def _compare_clocks(seen: Path | None) -> tuple[str, bool]:
+    """The difference from the server's clock at the last connection, and whether it was large."""
     if seen is None:
         return "", False  # the server itself
     noted = read_json(seen)
@@ -63,7 +63,8 @@ def _compared(seen: Path | None) -> tuple[str, bool]:
 
 
 def _is_synchronised() -> bool | None:
-    """What the kernel says about its clock; None where it cannot be asked (only Linux knows, some containers not)."""
+    """Whether the kernel's clock is synchronised; None where that is unknown (only Linux tells, some containers do
+    not)."""
     try:
         ask = ctypes.CDLL(None).adjtimex
     except (OSError, TypeError, AttributeError):
@@ -74,7 +75,7 @@ def _is_synchronised() -> bool | None:
 
 
 def check_folder(name: str, folder: Path, need_gb: float) -> Check:
-    """A folder that may not exist yet: can it be written, and is there room? Leaves nothing behind."""
+    """A folder that may not exist yet: is it writable, with enough room? Leaves nothing behind."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -89,35 +90,35 @@ def check_folder(name: str, folder: Path, need_gb: float) -> Check:
         return Check(f"disk: {name}", "failed", what, fix, "not-writable")
     if free < need_gb:
         fix = "Make room, or choose a folder on another disk."
-        what = f"{free:.1f} GB free at {place}; {need_gb:g} GB are asked for."
+        what = f"{free:.1f} GB free at {place}; {need_gb:g} GB are required."
         return Check(f"disk: {name}", "failed", what, fix, "too-little-disk")
     return Check(f"disk: {name}", "ok", f"{free:.1f} GB free at {place}")
 
 
 def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
-    """Is the device there that the site asks for, with enough free memory?"""
+    """Is the configured device available, with enough free memory?"""
     import torch
 
     name = "device"
     if hardware.device == "cpu":
         if need_gb > 0:
-            what = f"hardware.device is cpu, but min_gpu_memory_gb asks for {need_gb:g} GB on a GPU."
+            what = f"hardware.device is cpu, but min_gpu_memory_gb requires {need_gb:g} GB on a GPU."
             fix = "Set hardware.device to auto, or min_gpu_memory_gb to 0."
             return Check(name, "failed", what, fix, "cpu-with-gpu-memory")
         return Check(name, "ok", f"cpu, {_cpu_use(hardware)}")
     if not torch.cuda.is_available():
         if hardware.device == "cuda" or need_gb > 0:
             fix = "Check the driver with nvidia-smi, and that torch was installed with CUDA; or use device: cpu."
-            return Check(name, "failed", "No GPU was found, and site.yaml asks for one.", fix, "no-gpu")
+            return Check(name, "failed", "No GPU was found, but site.yaml requires one.", fix, "no-gpu")
         what = f"No GPU was found: the site trains on {_cpu_use(hardware)}, which is slow for real scans."
         fix = "Check the driver with nvidia-smi, or set hardware.device to cpu."
         return Check(name, "warning", what, fix, "no-gpu")
     free, total = (amount / _GB for amount in torch.cuda.mem_get_info())
     card = f"{torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
     if free < need_gb:
-        use = "End what else runs on it (nvidia-smi)" if total >= need_gb else "Use a larger GPU"
+        use = "End other processes on it (nvidia-smi)" if total >= need_gb else "Use a larger GPU"
         fix = f"{use}, or lower min_gpu_memory_gb if the experiment needs less."
-        return Check(name, "failed", f"{card}; {need_gb:g} GB are asked for.", fix, "too-little-gpu-memory")
+        return Check(name, "failed", f"{card}; {need_gb:g} GB are required.", fix, "too-little-gpu-memory")
     return Check(name, "ok", card)
 
 
@@ -131,7 +132,7 @@ def check_port(host: str, port: int, running: bool) -> Check:
     """Can the server listen there? `running`: it does already."""
     name = f"port {port}"
     if running:
-        return Check(name, "ok", "the server of this kit is running and holds it")
+        return Check(name, "ok", "in use by the running server of this kit")
     place = "127.0.0.1" if host in ("localhost", "127.0.0.1", "::1") else ""
     try:
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as trial:
@@ -142,6 +143,6 @@ def check_port(host: str, port: int, running: bool) -> Check:
         fix = "Use a port above 1023 in federation.yaml."
         return Check(name, "failed", "This user may not listen there.", fix, "port-forbidden")
     except OSError as error:
-        fix = f"Find who listens ('ss -ltnp | grep :{port}'), and end it; or make kits with another port."
-        return Check(name, "failed", f"It is taken: {error.strerror}.", fix, "port-taken")
+        fix = f"Find the process ('ss -ltnp | grep :{port}'), and end it; or make kits with another port."
+        return Check(name, "failed", f"It is in use: {error.strerror}.", fix, "port-taken")
     return Check(name, "ok", "free")

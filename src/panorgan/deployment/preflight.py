@@ -1,4 +1,4 @@
-"""Everything that can be known before a participant starts, so that it fails on paper and not at night."""
+"""All checks that are possible before a participant starts, so that problems show before a run and not during it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]
 
 SERVER_DISK_GB = 5.0
-"""Room that the server should have: checkpoints, one answer of every site at a time, and every site's teacher."""
+"""Disk space for the server: checkpoints, one answer of every site at a time, and every site's teacher."""
 
 _NAMED_CASES = 3
 
@@ -42,10 +42,10 @@ _NAMED_CASES = 3
 def preflight(kit: SiteKit, data: bool = True, on_progress: OnProgress | None = None) -> list[Check]:
     """Check a site before it starts. Changes nothing.
 
-    `data` False leaves out the doctor, which reads every scan; `on_progress` hears (what, done, total) meanwhile.
+    `data` False skips the doctor, which reads every scan; `on_progress` gets (what, done, total) meanwhile.
     """
     site, site_check = _load_site(kit)
-    name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _told_by(kit)
+    name, server, agreed = (site.name, site.server, site.experiment_fingerprint) if site else _partial_settings(kit)
     agreement, experiment_check = _load_experiment(kit, agreed)
     credentials = Credentials.of_site(kit.startup)
     checks = [*_check_place(kit), site_check, experiment_check, _check_egress(kit, agreement), check_approval(kit)]
@@ -101,10 +101,10 @@ def _load_site(kit: SiteKit) -> tuple[SiteFile | None, Check]:
     return site, Check("site.yaml", "ok", f"site {site.name} of {site.federation}, data in {site.data.folder}")
 
 
-def _told_by(kit: SiteKit) -> tuple[str, str, str]:
+def _partial_settings(kit: SiteKit) -> tuple[str, str, str]:
     """Name, server and experiment of a site.yaml that cannot be used as a whole.
 
-    So the network can be tried before the data is there.
+    So the network can be checked before the data folder is filled in.
     """
     try:
         content = read_yaml(kit.settings, "site file")
@@ -126,7 +126,7 @@ def _load_coordinator(kit: ServerKit) -> tuple[CoordinatorFile | None, Check]:
 
 
 def _check_address(kit: ServerKit) -> list[Check]:
-    """Only if something is wrong: a changed port would be of no effect."""
+    """Reports only a problem: a changed port would have no effect."""
     try:
         refuse_another_address(kit)
     except PanorganError as error:
@@ -165,13 +165,13 @@ def _check_egress(kit: SiteKit, agreement: Agreement | None) -> Check:
     except PanorganError as error:
         return failed_by(name, error)
     objection = _check_policy(policy, agreement) if agreement is not None else None
-    return objection or check_open_policy(policy) or Check(name, "ok", "what may leave is written down and understood")
+    return objection or check_open_policy(policy) or Check(name, "ok", "what may leave is defined and valid")
 
 
 def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
-    """Whether the policy lets everything leave that the method sends; if not, what it keeps and the lines to add.
+    """Whether the policy permits everything that the method sends; if not, what it withholds and the lines to add.
 
-    An answer that holds one thing too many is refused as a whole, perhaps after days of training.
+    An answer with one item too many is refused as a whole, possibly after days of training.
     """
     from panorgan.federation.egress import COMMON_NUMBERS
     from panorgan.federation.optional_numbers import OPTIONAL_NUMBERS
@@ -202,14 +202,14 @@ def _check_policy(policy: EgressPolicy, agreement: Agreement) -> Check | None:
     return Check(
         "egress.yaml",
         "warning" if open_to_doubt else "failed",
-        f"{method.name} sends what this policy keeps here: {'; '.join(kept)}. Such an answer is refused as a whole.",
-        f"If it may leave, write into local/egress.yaml {'; '.join(lines)}. If not, do not take part.",
+        f"{method.name} sends what this policy does not permit: {'; '.join(kept)}. The answer is refused as a whole.",
+        f"If it may leave, add to local/egress.yaml {'; '.join(lines)}. If not, do not take part.",
         "policy-keeps-payload",
     )
 
 
 def _without_optional(patterns: Sequence[str]) -> Check | None:
-    """Numbers that a site can take part without; its answers leave them out."""
+    """Numbers that are optional for taking part; answers leave them out."""
     from panorgan.federation.egress import COMMON_NUMBERS
 
     if not patterns:
@@ -219,19 +219,19 @@ def _without_optional(patterns: Sequence[str]) -> Check | None:
     return Check(
         "egress.yaml",
         "warning",
-        f"This policy keeps here what helps to notice that a model goes wrong: {named}. The site takes part without.",
-        f"If it may leave, write into local/egress.yaml {lines}.",
+        f"This policy withholds numbers that help to detect a failing model: {named}. The site takes part without.",
+        f"If it may leave, add to local/egress.yaml {lines}.",
         "policy-keeps-optional",
     )
 
 
 def _covers(allowed: Iterable[str], pattern: str) -> bool:
-    """Whether everything that `pattern` stands for may leave."""
+    """Whether everything that `pattern` matches may leave."""
     return any(fnmatchcase(pattern, known) for known in allowed)
 
 
 def _touches(allowed: Iterable[str], pattern: str) -> bool:
-    """Whether something that `pattern` stands for may leave."""
+    """Whether something that `pattern` matches may leave."""
     return any(fnmatchcase(known, pattern) for known in allowed)
 
 
@@ -266,7 +266,7 @@ def _check_data(
         return [Check("data", "skipped", "experiment.yaml cannot be read")]
     teaches = _check_teaching(site, agreement)
     if not wanted:
-        return [teaches, Check("scans", "skipped", "left out as asked (--no-data)")]
+        return [teaches, Check("scans", "skipped", "skipped as requested (--no-data)")]
     source = source_of(site.name, site.data, agreement)
     try:
         seen = examine(
@@ -278,12 +278,12 @@ def _check_data(
         return [teaches, failed_by("scans", error)]
     groups = [group for group in group_findings(seen.findings) if group.severity > Severity.note]
     if not groups:
-        return [teaches, Check("scans", "ok", f"the doctor found nothing wrong in {len(seen.cases)} cases")]
+        return [teaches, Check("scans", "ok", f"the doctor found no problem in {len(seen.cases)} cases")]
     return [teaches, *(_finding_check(group, site.data.folder) for group in groups)]
 
 
 def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
-    """Can training begin with this folder: something of the vocabulary, in two patients at least?"""
+    """Can training begin with this folder: something of the vocabulary, in at least two patients?"""
     if site.data.external:
         fix = "Remove 'external: true' from site.yaml."
         what = "An external site trains on nothing, and every site here trains."
@@ -295,12 +295,12 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
     except PanorganError as error:
         return failed_by("data", error)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"The folder's description cannot be understood ({type(error).__name__}: {error})."
+        what = f"The folder's description is not valid ({type(error).__name__}: {error})."
         return Check("data", "failed", what, f"panorgan doctor {site.data.folder}", "folder-unreadable")
     structures = sorted({structure for case in own for structure in case.annotated})
     patients = len({case.patient for case in own})
     split = ", ".join(f"{count} {name}" for name, count in sizes.items())
-    return Check("data", "ok", f"{len(own)} cases of {patients} patients ({split}) teach {', '.join(structures)}")
+    return Check("data", "ok", f"{len(own)} cases of {patients} patients ({split}) annotate {', '.join(structures)}")
 
 
 def _finding_check(group: Group, folder: Path) -> Check:

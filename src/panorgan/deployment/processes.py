@@ -18,7 +18,7 @@ from panorgan.deployment.approval import require_approved
 from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.refusals import forget_refusal, raise_refusal
-from panorgan.deployment.rotation import keeping_small
+from panorgan.deployment.rotation import rotating
 from panorgan.deployment.server_log import ENGINE_LOG, keep_output
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.engine import EngineProcess
@@ -46,7 +46,7 @@ def run_site(kit: SiteKit, on_line: OnLine | None = None) -> int:
 
 
 def stop_process(kit: Kit) -> bool:
-    """Stop what runs from this kit on this machine; returns whether something did."""
+    """Stop the process of this kit on this machine; returns whether there was one."""
     if (process := running_process(kit)) is None:
         return False
     os.kill(process, signal.SIGTERM)
@@ -56,7 +56,7 @@ def stop_process(kit: Kit) -> bool:
             return True
         time.sleep(0.1)
     raise RunError(
-        "It does not stop.",
+        "The process does not stop.",
         code="does-not-stop",
         where=str(kit.path),
         why=f"process {process} still runs",
@@ -65,12 +65,12 @@ def stop_process(kit: Kit) -> bool:
 
 
 def write_process_id(kit: Kit, process: int) -> None:
-    """Note what runs from this kit; with its path, for a copy of the kit holds a copy of the note."""
+    """Record the process of this kit; with its path, because a copy of the kit holds a copy of the record."""
     write_atomically(kit.process_id, f"{process} {kit.path.resolve()}")
 
 
 def running_process(kit: Kit) -> int | None:
-    """Process id of what runs from this kit on this machine."""
+    """Process id of this kit on this machine."""
     try:
         number, _, place = kit.process_id.read_text().partition(" ")
         if place and Path(place) != kit.path.resolve():
@@ -118,7 +118,7 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         )
     if (other := running_process(kit)) is not None and other != os.getpid():
         raise RunError(
-            "Something runs from this kit already.",
+            "A process is running from this kit already.",
             code="already-running",
             where=str(kit.path),
             why=f"process {other}",
@@ -129,14 +129,14 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
         while True:
             if isinstance(kit, SiteKit):
                 require_approved(kit)
-            with keeping_small([kit.path / log for log in (ENGINE_LOG, *process.logs)]):
+            with rotating([kit.path / log for log in (ENGINE_LOG, *process.logs)]):
                 forget_refusal(kit)
                 code, stopped = _run_once(kit, process, on_line)
             if stopped or not again:
                 return 0 if stopped else code
             raise_refusal(kit)
             if on_line:
-                on_line(f"the connection ended; trying again in {_RESTART_AFTER:.0f} seconds")
+                on_line(f"the connection ended; retrying in {_RESTART_AFTER:.0f} seconds")
             time.sleep(_RESTART_AFTER)
     finally:
         kit.process_id.unlink(missing_ok=True)
@@ -179,13 +179,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask the whole process group to end; kill it if it does not."""
     for number, patience in ((signal.SIGTERM, _STOP_WITHIN), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)  # also what the engine left behind when it ended by itself
+            os.killpg(process.pid, number)  # includes processes left by an engine that ended by itself
             process.wait(patience)
             if number == signal.SIGTERM:
                 time.sleep(0.2)
 
 
 def _die_with_parent() -> None:
-    """On Linux: if this process is killed, its child must not go on by itself."""
+    """On Linux: if this process is killed, its child must end too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_LINUX_PARENT_DEATH_SIGNAL, signal.SIGKILL)

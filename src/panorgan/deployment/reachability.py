@@ -1,4 +1,4 @@
-"""Can the server be reached from here, as the network engine will do it: name, connection, mutual TLS, HTTP/2.
+"""Can the server be reached from here, in the way of the network engine: name, connection, mutual TLS, HTTP/2.
 
 Nothing but a greeting is sent. Every step names its own cause, because firewall, proxy and certificate belong
 to different people in a hospital.
@@ -22,7 +22,7 @@ from panorgan.federation.certificates import Credentials, issuer_name
 TITLES = ("server name", "connection", "encryption")
 TIMEOUT_SECONDS = 10.0
 
-# gRPC looks at these, in this order, and only at the lower-case names.
+# gRPC reads these, in this order, and only the lower-case names.
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _DIRECT_VARIABLES = ("no_grpc_proxy", "no_proxy")
 
@@ -47,7 +47,7 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, and the proxy on the way to it if this machine uses one."""
+    """The server's address, and the proxy on the way to it if this machine uses one."""
 
     host: str
     port: int
@@ -97,7 +97,7 @@ def _check_name(address: Address, timeout: float) -> Check:
     except OSError as error:
         reason = error.strerror or "unknown"
         fix = f"Check the spelling, or ask IT for the DNS entry of {host} (or a line in the hosts file)."
-        what = f"{whose}'s name {host!r} is not known here ({reason})."
+        what = f"{whose}'s name {host!r} cannot be resolved here ({reason})."
         return Check(TITLES[0], "failed", what, fix, "unknown-host")
     addresses = ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
     return Check(TITLES[0], "ok", f"{host} is {addresses}" if addresses != host else f"{host} is an address")
@@ -122,7 +122,7 @@ def _check_connection(address: Address, timeout: float) -> Check:
             TITLES[1],
             "failed",
             f"{host} refuses connections at port {port}.",
-            "The machine is there and nothing listens: the coordinator must start 'panorgan federation server'. "
+            "The machine is up and nothing listens: the coordinator must start 'panorgan federation server'. "
             "Some firewalls refuse in the same way.",
             "connection-refused",
         )
@@ -135,15 +135,15 @@ def _check_connection(address: Address, timeout: float) -> Check:
 def _check_encryption(address: Address, credentials: Credentials, timeout: float) -> Check:
     """A real handshake with this participant's certificate, then HTTP/2's greeting.
 
-    With TLS 1.3 the client is done before the server has judged its certificate: only the answer to the greeting
-    shows that the server lets us in.
+    With TLS 1.3 the client is done before the server has verified its certificate: only the answer to the greeting
+    shows that the server accepts it.
     """
     title = TITLES[2]
     try:
         context = _context(credentials)
     except (OSError, ssl.SSLError):
         return Check(title, "skipped", "certificate or key of this kit cannot be used; see above")
-    known = False  # whether the server has shown the right certificate
+    known = False  # whether the server has presented the right certificate
     try:
         with (
             contextlib.closing(_connect(address, timeout)) as plain,
@@ -156,7 +156,7 @@ def _check_encryption(address: Address, credentials: Credentials, timeout: float
     except ssl.SSLCertVerificationError as error:
         return _server_not_trusted(title, error, address, timeout)
     except TimeoutError:
-        fix = f"Ask IT whether something between here and {address.host} looks into encrypted connections."
+        fix = f"Ask IT whether a device between here and {address.host} inspects encrypted connections."
         what = f"Connected, but no answer to a TLS greeting within {timeout:.0f} s."
         return Check(title, "failed", what, fix, "tls-timeout")
     except OSError as error:
@@ -165,9 +165,9 @@ def _check_encryption(address: Address, credentials: Credentials, timeout: float
         return _broken(title, OSError("closed without a reason"), known)
     if protocol != "h2" or len(answer) < _HTTP2_FRAME_HEAD or answer[3] != _HTTP2_SETTINGS:
         fix = f"Check host and port with the coordinator: something else listens at {address.host}:{address.port}."
-        what = "The certificates fit, but what answers is not a federation server."
+        what = "The certificates match, but the responder is not a federation server."
         return Check(title, "failed", what, fix, "not-a-federation-server")
-    return Check(title, "ok", f"{version}, both sides know each other's certificate")
+    return Check(title, "ok", f"{version}, both sides accept each other's certificate")
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
@@ -196,14 +196,14 @@ def _server_not_trusted(title: str, error: ssl.SSLCertVerificationError, address
         title,
         "failed",
         f"The server's certificate is not from this federation.{by}",
-        "Either this kit belongs to another federation (ask the coordinator), or a firewall opens encrypted "
-        f"connections: then ask IT to let {address.host}:{address.port} through untouched.",
+        "Either this kit belongs to another federation (ask the coordinator), or a firewall inspects encrypted "
+        f"connections: then ask IT to exempt {address.host}:{address.port}.",
         "server-certificate-foreign",
     )
 
 
 def _who_signed(address: Address, timeout: float) -> str:
-    """Name of the authority that signed what answers; empty if it cannot be had. Trusts and sends nothing."""
+    """Name of the authority that signed the responder's certificate; empty if unknown. Trusts and sends nothing."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -220,7 +220,7 @@ def _who_signed(address: Address, timeout: float) -> str:
 
 
 def _broken(title: str, error: OSError, known: bool) -> Check:
-    """The other side ended it. `known`: after it had shown the right certificate, so it is ours that it dislikes."""
+    """The other side closed it. `known`: after presenting the right certificate, so it rejects ours."""
     reason = (isinstance(error, ssl.SSLError) and error.reason) or error.strerror or str(error)
     reason = reason.lower().replace("_", " ")
     if known or ("alert" in reason and any(word in reason for word in ("unknown ca", "certificate", "access"))):
@@ -233,12 +233,12 @@ def _broken(title: str, error: OSError, known: bool) -> Check:
             "certificate-refused",
         )
     if "wrong version number" in reason or "http request" in reason or "record layer" in reason:
-        return Check(title, "failed", "What answers there does not speak TLS.", "Check host and port.", "not-tls")
+        return Check(title, "failed", "The responder does not use TLS.", "Check host and port.", "not-tls")
     return Check(
         title,
         "failed",
-        f"The encrypted connection could not be made ({reason}).",
-        "Ask the coordinator whether the server is well, then IT whether a firewall cuts encrypted connections.",
+        f"The encrypted connection failed ({reason}).",
+        "Ask the coordinator whether the server is up, then IT whether a firewall cuts encrypted connections.",
         "tls-broken",
     )
 

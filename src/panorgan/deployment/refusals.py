@@ -23,12 +23,12 @@ class RefusedError(RunError):
 
 
 def forget_refusal(kit: Kit) -> None:
-    """A new start is a new try."""
+    """A new start is a new attempt."""
     (kit.path / REFUSED).unlink(missing_ok=True)
 
 
 def raise_refusal(kit: Kit) -> None:
-    """If the engine ended because the server refused it for good, say why."""
+    """If the engine ended because the server refused it permanently, raise the reason."""
     try:
         refusal = Refusal.from_text((kit.path / REFUSED).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""New certificates for kits that exist, from the federation's authority. All else in a kit stays as it is.
+"""New certificates for existing kits, from the federation's authority. Everything else in a kit stays.
 
 Every renewal makes a new private key as well: a key that was copied unnoticed is of use no longer than its
 certificate, and after a revocation the old key must not come back.
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.config import Agreement
-from panorgan.deployment.kits import SERVER, newly_signed
+from panorgan.deployment.kits import SERVER, sign_again
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.federation.certificates import Credentials, day, ends, read_certificate
 from panorgan.federation.files import write_atomically
 
 RENEWED = "renewed"
-"""Folder for those whose kit is not here any more: only what must be copied over the kit's own files."""
+"""Folder for kits that are no longer here: only the files to copy over those of the kit."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def renew_kits(
                 fix="Give 'server' or a site of federation.yaml.",
             )
     wanted = [name for name in known if not names or name in names]
-    with newly_signed(settings, experiment, folder, [name for name in wanted if name != SERVER]) as made:
+    with sign_again(settings, experiment, folder, [name for name in wanted if name != SERVER]) as made:
         return [_renew(name, folder, _sources(name, made.server, made.admin, made.sites)) for name in wanted]
 
 

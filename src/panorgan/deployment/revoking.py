@@ -31,10 +31,10 @@ def revocation_file(kit: ServerKit) -> Path:
 
 
 def revoke_kit(kit: ServerKit, who: str, now: float | None = None) -> Revoked:
-    """Refuse a participant's certificates: by name all that exist by now, by a kit that one and older ones."""
+    """Refuse a participant's certificates: by name all existing ones, by a kit that one and older ones."""
     place = Path(who).expanduser()
     if place.exists():
-        name, until = _shown_by(place)
+        name, until = _from_certificate(place)
     else:
         name, until = _known(kit, who), time.time() if now is None else now
     changed = revoke(revocation_file(kit), name, until)
@@ -50,10 +50,10 @@ def revoked_words(kit: ServerKit, sites: Iterable[str]) -> str:
     names = [name for name in sites if name in known]
     if not names:
         return ""
-    return f" (a kit of {', '.join(names)} was revoked: renew it, or take the site out of {kit.settings.name})"
+    return f" (a kit of {', '.join(names)} was revoked: renew it, or remove the site from {kit.settings.name})"
 
 
-def _shown_by(place: Path) -> tuple[str, float]:
+def _from_certificate(place: Path) -> tuple[str, float]:
     certificate = read_certificate(Credentials.of_site(place / "startup").certificate if place.is_dir() else place)
     return common_name(certificate), begins(certificate)
 

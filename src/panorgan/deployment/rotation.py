@@ -1,7 +1,7 @@
-"""Logs that do not grow without end: one that is over its size is copied aside and emptied, and a few copies are kept.
+"""Log rotation: a log over its size is copied aside and emptied, and a few copies are kept.
 
-The network engine keeps `audit.log` and its output open for weeks, so a rename would leave it writing into the copy. It
-opens both to append, so emptying is safe. A line that arrives in the microseconds between copy and emptying is lost.
+The network engine keeps `audit.log` and its output open for weeks, so after a rename it would write into the copy. It
+opens both to append, so emptying is safe. A line that arrives in the microseconds between copying and emptying is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 LIMIT_BYTES = 10_000_000
 KEPT = 3
-"""So many older copies: `audit.log.1` is the newest, `audit.log.3` the oldest."""
+"""Number of older copies: `audit.log.1` is the newest, `audit.log.3` the oldest."""
 LOOK_EVERY_SECONDS = 10.0
 
 
@@ -30,7 +30,7 @@ def rotate(log: Path, limit: int = LIMIT_BYTES, kept: int = KEPT) -> bool:
             for number in range(kept, 1, -1):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(_older(log, number - 1), _older(log, number))
-            shutil.copyfileobj(content, copy)  # what came meanwhile
+            shutil.copyfileobj(content, copy)  # what was written meanwhile
             os.truncate(log, 0)
         os.replace(scratch, _older(log, 1))
     except OSError:  # no space for the copy: the oldest lines make way for the newest
@@ -40,14 +40,14 @@ def rotate(log: Path, limit: int = LIMIT_BYTES, kept: int = KEPT) -> bool:
 
 
 @contextlib.contextmanager
-def keeping_small(logs: Sequence[Path], every: float = LOOK_EVERY_SECONDS) -> Iterator[None]:
-    """While this is open, the logs are looked at now and then."""
+def rotating(logs: Sequence[Path], every: float = LOOK_EVERY_SECONDS) -> Iterator[None]:
+    """Rotate the logs regularly while this context is open."""
     ended = threading.Event()
 
     def watch() -> None:
         while True:
             for log in logs:
-                with contextlib.suppress(OSError):  # a log is not worth a site
+                with contextlib.suppress(OSError):  # a log must not stop a site
                     rotate(log)
             if ended.wait(every):
                 return

@@ -17,7 +17,7 @@ _ORGANISATION = r"[A-Za-z0-9][A-Za-z0-9_]*"
 
 
 class RoundsSettings(Settings):
-    """How patient the coordinator is. None of this changes what is computed from the answers that arrive."""
+    """How long the coordinator waits. None of this changes what is computed from the answers that arrive."""
 
     per_segment: int = Field(
         10, ge=1, description="rounds per job of the network engine; a failure costs at most the current round"
@@ -31,12 +31,12 @@ class RoundsSettings(Settings):
     )
     retries: int = Field(3, ge=0, description="how often a site that reports a failure is asked again in a round")
     first_wait_minutes: float = Field(
-        10.0, ge=0, description="with proceed: how long the start waits for sites that are not there yet"
+        10.0, ge=0, description="with proceed: how long the start waits for sites that are not connected yet"
     )
 
 
 class ParticipantSettings(Settings):
-    """One hospital, as the coordinator knows it. Its folders are its own business."""
+    """One hospital, as the coordinator knows it. Its folders are private."""
 
     organization: str = Field("", pattern=rf"^({_ORGANISATION})?$", description="the site's name if left out")
     joins_later: bool = Field(False, description="has a kit, but the run may begin without it")
@@ -54,7 +54,7 @@ class FederationSettings(Settings):
     """`federation.yaml`: everything `panorgan federation init` needs to know."""
 
     name: str = Field("federation", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    experiment: Path = Field(description="the experiment file; folders and hardware in it stay behind")
+    experiment: Path = Field(description="the experiment file; folders and hardware in it are left out")
     server: ServerSettings
     coordinator: str = Field(
         "coordinator@panorgan.local", pattern=r"^[^@\s]+@[^@\s]+$", description="who may start and stop runs"
@@ -62,15 +62,15 @@ class FederationSettings(Settings):
     sites: dict[str, ParticipantSettings] = Field(min_length=1)
     rounds: RoundsSettings = RoundsSettings()
     limits: HospitalLimits = Field(
-        HospitalLimits(), description="what a site may claim; they become part of the experiment that all agree to"
+        HospitalLimits(), description="limits for what a site may claim; part of the agreed experiment"
     )
-    heartbeat_seconds: int = Field(45, ge=15, description="a site that is silent for so long counts as gone")
-    certificate_days: int = Field(90, ge=1, description="how long a kit is valid; 'panorgan federation renew' goes on")
+    heartbeat_seconds: int = Field(45, ge=15, description="a site that is silent for this long counts as gone")
+    certificate_days: int = Field(90, ge=1, description="validity of a kit; 'panorgan federation renew' extends it")
 
     @field_validator("sites", mode="before")
     @classmethod
     def _bare_names_will_do(cls, sites: object) -> object:
-        """`sites: [north, east]` and `north:` without anything behind it are enough."""
+        """`sites: [north, east]` and `north:` without a value are enough."""
         if isinstance(sites, list):
             return {str(name): {} for name in sites}
         return {name: value or {} for name, value in sites.items()} if isinstance(sites, dict) else sites
@@ -85,7 +85,7 @@ class FederationSettings(Settings):
         return sites
 
     @model_validator(mode="after")
-    def _somebody_begins(self) -> FederationSettings:
+    def _some_site_begins(self) -> FederationSettings:
         if all(site.joins_later for site in self.sites.values()):
             raise SettingError("all sites join later: one must begin", code="nobody-begins")
         return self
@@ -116,9 +116,9 @@ class SiteFile(Settings):
     hardware: HardwareSettings = HardwareSettings()
     cache: Path = Field(Path("cache"), description="prepared cases; relative to the kit")
     cache_limit_gb: float | None = Field(
-        None, gt=0, description="what was not used for longest goes when the cache holds more; 100 if left out"
+        None, gt=0, description="above this size the least recently used entries are removed; 100 if left out"
     )
     state: Path = Field(Path("state"), description="what the site keeps between rounds; relative to the kit")
-    min_free_disk_gb: float = Field(5.0, ge=0, description="preflight asks for so much")
-    min_gpu_memory_gb: float = Field(0.0, ge=0, description="preflight asks for so much; 0 for none")
+    min_free_disk_gb: float = Field(5.0, ge=0, description="required by preflight")
+    min_gpu_memory_gb: float = Field(0.0, ge=0, description="required by preflight; 0 for none")
     versions: dict[str, str] = Field(default_factory=dict, description="where the kit was made; preflight compares")

@@ -14,7 +14,7 @@ class SiteLauncher(SiteProcessLauncher):
     """Named in the site's `resources.json`. `SiteMachine` checks settings and egress policy; it answers by a code."""
 
     def check_kit(self, kit: Path) -> None:
-        """No job starts while what decides what it may run is not as it was approved."""
+        """No job starts while files that decide what it may run differ from the approval."""
         if found := deviations(SiteKit(kit)).of_the_engine():
             self.logger.error("no job is started: not as approved: %s", ", ".join(found))
             raise NotApprovedError("Files of the engine are not as approved.", where=", ".join(found))

@@ -1,4 +1,4 @@
-"""Who does what just now: what the driver knows of the connections, what the running job knows of the answers."""
+"""What each site is doing: connections from the driver, answers from the running job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from panorgan.workflows.lock import is_locked
 SiteState = Literal["unknown", "absent", "connected", "working", "answered", "missing", "failed", "refused", "done"]
 
 STALE_SECONDS = 120.0
-"""The driver rewrites its file every few seconds, and after a pause of a minute at most; later than that it hangs."""
+"""The driver rewrites its file every few seconds, and after a pause of a minute at most; later means that it hangs."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver wrote last. `fresh`: not long ago; `alive`: it holds its lock."""
+    """The driver's last report. `fresh`: recent; `alive`: it holds its lock."""
 
     state: str = ""
     why: str = ""
@@ -51,7 +51,7 @@ class Driver:
 
     @classmethod
     def read(cls, control: Control, now: float) -> Driver:
-        """Read its file; an empty one if there is none."""
+        """Read its file; empty if there is none."""
         content = read_json(control.driver)
         updated = content.get("updated")
         fresh = updated is not None and now - updated < STALE_SECONDS
@@ -69,9 +69,9 @@ class Driver:
 
 
 def read_job(control: Control, driver: Driver, events: Sequence[Event], number: int) -> dict[str, Any]:
-    """The question in hand; empty if the file is about an earlier job, or a round that is over.
+    """The current request; empty if the file is about an earlier job, or a finished round.
 
-    Every job begins with an event that names it; what was written before that is an earlier job's.
+    Every job begins with an event that names it; anything written before belongs to an earlier job.
     """
     begun = next((event for event in reversed(events) if event.kind in ("started", "resumed")), None)
     content = read_json(control.job)
@@ -83,7 +83,7 @@ def read_job(control: Control, driver: Driver, events: Sequence[Event], number: 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known when the sites are looked at: `number` is the round in hand, `job` what the job wrote about it."""
+    """The input of `sites_now`: `number` is the current round, `job` the job's report about it."""
 
     events: Sequence[Event]
     driver: Driver
@@ -123,7 +123,7 @@ def sites_now(settings: CoordinatorFile, known: Known) -> tuple[SiteStatus, ...]
 
 
 def _state(name: str, known: Known) -> tuple[SiteState, str, float | None, str]:
-    """What a site does in the round in hand: its answer, else the last that was heard of it, else its connection.
+    """The state of a site in the current round: its answer, else its last trouble, else its connection.
 
     State, detail, seconds and code.
     """
@@ -148,10 +148,10 @@ def _state(name: str, known: Known) -> tuple[SiteState, str, float | None, str]:
 def _last_trouble(
     name: str, events: Sequence[Event], number: int, since: float
 ) -> tuple[Literal["missing", "failed", "refused"], str, str] | None:
-    """The last thing that went wrong with a site in the round in hand, after it was asked the last time.
+    """The last thing that went wrong with a site in the current round, after it was last asked.
 
-    State, detail and code. Introductions bear the number 0. One that was refused counts until the site has
-    joined, or answered a round.
+    State, detail and code. Introductions have the number 0. A refused one counts until the site has joined, or
+    answered a round.
     """
     missing = False
     for event in reversed(events):
@@ -167,6 +167,6 @@ def _last_trouble(
         if event.kind == "failed" and facts.get("site") == name:
             code = str(facts.get("code", ""))
             return "failed", f"{code}: {MEANING.get(code, 'unknown reason')}", code
-        # A site that failed is missing as well; why it failed says more.
+        # A site that failed is missing as well; the failure says more.
         missing = missing or (event.kind == "missing" and name in facts.get("sites", ()))
     return ("missing", "did not answer in time", "no-answer") if missing else None

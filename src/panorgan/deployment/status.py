@@ -1,8 +1,8 @@
-"""Where a federation stands, read from the run folder: what happened, and what runs just now.
+"""The state of a federation, read from the run folder: what happened, and what is running.
 
-Three sources, each of which may be missing or old. `events.jsonl` is what happened and always true. `control/job.json`
-is the round in hand, rewritten by the job that runs it. `control/driver.json` is what the driver (`start`) knows: its
-own state and which sites are connected.
+Three sources, each of which may be missing or old. `events.jsonl` is the history and always true. `control/job.json`
+is the current round, rewritten by the job that runs it. `control/driver.json` is the driver's (`start`) report: its own
+state and the connected sites.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RECENT_EVENTS = 12
 
 @dataclass(frozen=True)
 class Trouble:
-    """An answer that was refused, or a failure that a site reported. In older logs a refusal has no code."""
+    """A refused answer, or a failure that a site reported. In older logs a refusal has no code."""
 
     time: float
     number: int
@@ -57,10 +57,10 @@ class Validation:
 class FederationStatus:
     """Everything `panorgan federation status` shows.
 
-    `number` is the round in hand, or the next one, counted over all stages; `task` what the sites are asked to do in it
+    `number` is the current round, or the next one, counted over all stages; `task` the current request to the sites
     (empty between rounds). `eta_seconds` counts from `time`. `bytes_*` are messages of the whole run, `last_bytes_*`
     of the last round. `refusals` and `failures` are the newest ones, the counts those of the whole run. `warnings` are
-    about what will go wrong soon.
+    about upcoming problems.
     """
 
     federation: str
@@ -109,7 +109,7 @@ def read_status(kit: ServerKit, now: float | None = None) -> FederationStatus:
 
 
 def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> FederationStatus:
-    """The same with settings that are read already."""
+    """The same with settings that are already loaded."""
     events = list(read_events(Run(kit.run(settings)).events_file))
     control = Control(kit.control(settings))
     driver = Driver.read(control, now)
@@ -165,7 +165,7 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
 
 
 def _plan(kit: ServerKit) -> tuple[str, str, int | None]:
-    """Name, method and number of rounds of the experiment; a damaged file does not keep anyone from the status."""
+    """Name, method and number of rounds of the experiment; a damaged file does not prevent the status."""
     try:
         agreement = load_agreement(kit.experiment)
     except PanorganError:
@@ -175,46 +175,46 @@ def _plan(kit: ServerKit) -> tuple[str, str, int | None]:
 
 
 def _rounds(events: Sequence[Event]) -> dict[int, Event]:
-    """Finished rounds by number; one that was done again after a kill counts once."""
+    """Finished rounds by number; a round repeated after a kill counts once."""
     return {int(event.facts["number"]): event for event in events if event.kind == "round"}
 
 
-# -- what follows from them ----------------------------------------------------------------------------------------
+# -- derived -------------------------------------------------------------------------------------------------------
 
 
 def _run_state(kit: ServerKit, driver: Driver, begun: bool, ended: bool) -> tuple[RunState, str, str]:
-    """State of the whole, why, and what to do about it."""
+    """State of the run, why, and what to do about it."""
     start = f"panorgan federation start {kit.path}"
     if ended:
         return "finished", "", ""
     if not driver.state:
         if begun:
-            return "interrupted", "the driver is not running", f"Go on with: {start}"
+            return "interrupted", "the driver is not running", f"Continue with: {start}"
         return "new", "nothing has been started", f"Start it with: {start}"
     if driver.state == "stopped":
-        return "stopped", driver.why, f"Go on with: {start}"
+        return "stopped", driver.why, f"Continue with: {start}"
     if driver.state == "failed":
-        return "failed", driver.why, f"Mend that, then go on with: {start}"
+        return "failed", driver.why, f"Fix that, then continue with: {start}"
     if driver.state == "finished":
         return "finished", driver.why, ""
     if not driver.alive:
-        return "interrupted", "the driver is not running", f"Go on with: {start}"
+        return "interrupted", "the driver is not running", f"Continue with: {start}"
     if not driver.fresh:
-        look = "It may be stuck: look at its output, or stop it with Ctrl-C and start it again."
+        look = "It may be stuck: check its output, or stop it with Ctrl-C and start it again."
         return "silent", "the driver has not reported for a while", look
     return ("waiting" if driver.state == "waiting" else "running"), driver.why, ""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast it goes: seconds of a round, and of the pause until the next job has started. None: not known yet."""
+    """The pace of a run: seconds per round, and of the pause until the next job has started. None: not known yet."""
 
     round: float | None
     pause: float = 0.0
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Pace:
-        """Medians of the last rounds, from one round's end to the next one's; pauses are counted apart."""
+        """Medians of the last rounds, from one round's end to the next one's; pauses are counted separately."""
         rounds: list[float] = []
         pauses: list[float] = []
         before: Event | None = None
@@ -234,12 +234,12 @@ class Pace:
         return cls(recent, statistics.median(pauses[-_LAST_ROUNDS:]) if pauses else 0.0)
 
     def left(self, rounds: int, per_job: int) -> float | None:
-        """Seconds for so many rounds."""
+        """Seconds for this many rounds."""
         return None if self.round is None else rounds * self.round + (max(rounds - 1, 0) // per_job) * self.pause
 
 
 def _eta(pace: Pace, rounds: int, per_job: int, last: float | None) -> float | None:
-    """Seconds until the last round ends. `last`: seconds since a round ended, if something runs; they count."""
+    """Seconds until the last round ends. `last`: seconds since a round ended, if something is running."""
     left = pace.left(rounds, per_job)
     if not left or last is None or pace.round is None:
         return left
@@ -279,6 +279,6 @@ def _troubles(events: Sequence[Event], kind: str) -> list[Trouble]:
 
 
 def _short(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """An event without what is long and stands in the file: the plan, and each site's numbers."""
+    """An event without its long parts, which are in the file: the plan, and each site's numbers."""
     kept = {key: value for key, value in facts.items() if key not in ("plan", "validation")}
     return {key: sorted(value) if key == "sites" else value for key, value in kept.items()}

@@ -31,7 +31,7 @@ def status_warnings(kit: ServerKit, settings: CoordinatorFile, now: float) -> tu
 
 def _certificates(kit: ServerKit, settings: CoordinatorFile) -> Iterator[tuple[str, float]]:
     own = Credentials.of_server(kit.startup).certificate, Credentials.of_site(kit.admin / "startup").certificate
-    with contextlib.suppress(ConfigError):  # preflight says what is wrong with it
+    with contextlib.suppress(ConfigError):  # reported by preflight
         yield "server", min(ends(read_certificate(path)) for path in own)
     shown = read_json(kit.path / CERTIFICATES)
     yield from sorted((name, float(end)) for name, end in shown.items() if name in settings.sites)

@@ -1,4 +1,4 @@
-"""Which versions run here. Participants compare theirs: other versions may compute other bits, or not talk at all."""
+"""The installed versions. Participants compare theirs: other versions may compute other bits, or be incompatible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "monai")
 
 
 def versions_here() -> dict[str, str]:
-    """Versions of what decides the numbers and the connection; a package that is not installed is left out."""
+    """Versions of the packages that affect numbers and connection; packages that are not installed are left out."""
     found = {"panorgan": panorgan.__version__, "python": platform.python_version()}
     for package in (*_PACKAGES, network_engine().package):
         try:
@@ -25,7 +25,7 @@ def versions_here() -> dict[str, str]:
 
 
 def check_versions(agreed: Mapping[str, str]) -> list[Check]:
-    """Compare with those of the machine that made the kit; the first two numbers count (2.9.0 is like 2.9.4)."""
+    """Compare with the machine that made the kit; the first two numbers count (2.9.0 matches 2.9.4)."""
     here = versions_here()
     if network_engine().package not in here:
         fix = "pip install 'panorgan[network]'"

@@ -8,7 +8,7 @@ from panorgan.federation.engine import SegmentStatus, ServerState
 
 _ASK_SITES_EVERY = 4.0
 _SETTLE = 15.0
-"""Seconds after which a site that is connected, but not in the running job, is not merely slow to start."""
+"""Seconds after which a connected site that is not in the running job is more than slow to start."""
 _FIRST_PAUSE = 30.0
 _LONGEST_PAUSE = 3600.0
 
@@ -42,7 +42,7 @@ class WatchedSegment:
         return absent or self._server != server.started
 
     def time_to_ask(self) -> bool:
-        """Whether the sites should be asked what they run."""
+        """Whether to ask the sites what they run."""
         if self._running_since is None or time.monotonic() - self._asked < _ASK_SITES_EVERY:
             return False
         self._asked = time.monotonic()

@@ -41,7 +41,7 @@ class Score(NamedTuple):
 
     @property
     def dice(self) -> float:
-        """The metric that methods are compared by."""
+        """The metric used for comparison."""
         return self.values[LEADING]
 
     @property
@@ -83,7 +83,7 @@ class Figure:
     mean : mean over seeds of each seed's mean over its scores; NaN when there is none.
     sd : over the seeds' means (n − 1); NaN for one seed, which says nothing about spread.
     low, high : 95 % bootstrap interval of the mean of all scores; patients are drawn, with all their cases and seeds.
-    seeds, cases, missed : how many seeds and different cases it rests on, and how many organs were missed (Dice 0).
+    seeds, cases, missed : numbers of seeds and of different cases, and of missed organs (Dice 0).
     difference : mean over patients of method − reference; NaN for the reference itself.
     pairs : patients in that difference.
     p, p_holm : paired Wilcoxon signed-rank test over these patients, before and after Holm's correction; NaN for none.
@@ -123,7 +123,7 @@ class Comparison:
     figures: Mapping[Key, Figure]
 
     def figure(self, method: str, organ: str = ALL_ORGANS, place: Place | None = None) -> Figure | None:
-        """One of them, of the place that is told first if none is named; None where nothing was scored."""
+        """One of them, at the first place by default; None where nothing was scored."""
         return self.figures.get((method, organ, place or self.first_place))
 
     def scored_at(self, place: Place) -> bool:
@@ -132,7 +132,7 @@ class Comparison:
 
     @property
     def first_place(self) -> Place:
-        """What a reader looks at first: the federation, or external sites where these alone were scored."""
+        """The main place: the federation, or external sites where only these were scored."""
         return EXTERNAL if self.scored_at(EXTERNAL) and not self.scored_at(FEDERATION) else FEDERATION
 
 
@@ -144,8 +144,8 @@ def read_scores(
 ) -> list[Score]:
     """Scores from the rows of a run's metrics.csv.
 
-    `labelled(site, organ)` says who annotates what; `patients` names the patient of a (site, case) that is not the
-    only one of its patient.
+    `labelled(site, organ)` says whether the site annotates the organ; `patients` names the patient of a (site, case)
+    that is not the only one of its patient.
     """
     return [
         Score(
@@ -180,11 +180,11 @@ def compare_scores(
                 if some:
                     name = (method, organ, *place)
                     figure = _figure(some, resamples, stable_seed(0, *name))
-                    figures[method, organ, place] = _tested(
+                    figures[method, organ, place] = _test_against(
                         figure, some, chosen.get(reference, []), method == reference
                     )
     outside = frozenset(s.site for some in ordered.values() for s in some if s.split == EXTERNAL_SPLIT)
-    return Comparison(tuple(scores), reference, tuple(organs), places, outside, _corrected(figures))
+    return Comparison(tuple(scores), reference, tuple(organs), places, outside, _correct(figures))
 
 
 def _places(scores: Iterable[Score]) -> tuple[Place, ...]:
@@ -250,7 +250,7 @@ def pair_patients(ours: Sequence[Score], theirs: Sequence[Score]) -> list[tuple[
     return [(float(np.mean(mine[unit])), float(np.mean(other[unit]))) for unit in sorted(mine)]
 
 
-def _tested(figure: Figure, ours: Sequence[Score], theirs: Sequence[Score], is_reference: bool) -> Figure:
+def _test_against(figure: Figure, ours: Sequence[Score], theirs: Sequence[Score], is_reference: bool) -> Figure:
     pairs = [] if is_reference else pair_patients(ours, theirs)
     if not pairs:
         return figure
@@ -275,8 +275,8 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def _exact_signed_rank(differences: Sequence[float]) -> float:
-    """Over all 2ⁿ signs that chance could have given: the share whose rank sum is at least as far from the middle."""
-    ranks = np.round(2 * rankdata(np.abs(differences))).astype(int)  # doubled, so that shared ranks are whole too
+    """Over all 2ⁿ possible signs: the share whose rank sum is at least as far from the centre."""
+    ranks = np.round(2 * rankdata(np.abs(differences))).astype(int)  # doubled, so that shared ranks are integers
     share = np.zeros(ranks.sum() + 1)  # of the signs, by the rank sum of the positive ones
     share[0] = 1.0
     for rank in ranks:
@@ -298,7 +298,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _corrected(figures: Mapping[Key, Figure]) -> dict[Key, Figure]:
+def _correct(figures: Mapping[Key, Figure]) -> dict[Key, Figure]:
     """Holm within each family: one kind of place, single organs apart from all organs together."""
     families: dict[tuple[str, bool], list[Key]] = {}
     for key in figures:

@@ -1,7 +1,7 @@
-"""How sharply a loss bends around given weights: the Hessian's largest eigenvalues and its trace.
+"""The curvature of a loss around given weights: the Hessian's largest eigenvalues and its trace.
 
-The Hessian H itself is never made (it has a row per weight); products H·v cost about as much as two gradients. A loss
-is given as several closures, one per batch, whose mean it is: only one batch's graph is in memory at a time.
+The Hessian H itself is never formed (it has a row per weight); products H·v cost about as much as two gradients. A loss
+is the mean of several closures, one per batch: only one batch's graph is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESTARTS = 100
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """The largest eigenvalues, largest first, and how many products they took."""
+    """The largest eigenvalues, largest first, and the number of products."""
 
     values: tuple[float, ...]
     products: int
@@ -66,8 +66,8 @@ def hessian_vector_product(
     product = _zeros(parameters)
     for loss in losses:
         gradients = torch.autograd.grad(loss(), parameters, create_graph=True, allow_unused=True)
-        # A weight that the loss does not see (another site's head) has a row of zeros; so has one whose gradient is
-        # a constant.
+        # A weight that the loss does not depend on (another site's head) has a row of zeros; so has one with a constant
+        # gradient.
         seen = [(g, v) for g, v in zip(gradients, pieces, strict=True) if g is not None and g.requires_grad]
         if seen:
             along = torch.stack([(gradient * piece).sum() for gradient, piece in seen]).sum()
@@ -82,7 +82,7 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int, device: 
     """
     if count >= size:
         raise RunError(
-            f"{count} eigenvalues are asked of a Hessian of {size} weights.",
+            f"{count} eigenvalues are requested of a Hessian of {size} weights.",
             code="too-many-eigenvalues",
             fix="Ask for fewer with --eigenvalues, such as 5.",
         )

@@ -1,4 +1,4 @@
-"""What a site's model forgets while it trains alone: Dice on organs that its site owns, and on those it does not.
+"""What a site's model forgets during local training: Dice on organs that its site owns, and on those it does not.
 
 A site starts a round from the global model, which knows every organ, and trains on its own labels. Its model is scored
 before it is averaged with the others.
@@ -14,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.evaluation.statistics import TEST_SPLIT, Row
 
 GLOBAL_MODEL = "global"
-"""Stands for the averaged model where the other models are called by their sites."""
+"""Name of the averaged model; other models are named after their sites."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def forgetting(rows: Iterable[Row], owned: Mapping[str, Collection[str]], split:
     Parameters
     ----------
     rows : with `model`, `split`, `organ` and `dice`.
-    owned : site → the organs it labels, such as `organs_taught` gives them.
+    owned : site → the organs it labels, such as `covered_organs` gives them.
     split : which rows count.
     """
     found: dict[str, dict[str, list[float]]] = {}
@@ -73,7 +73,7 @@ def forgetting(rows: Iterable[Row], owned: Mapping[str, Collection[str]], split:
     return Forgetting(local, ModelScores(dice, _mean(p[0] for p in pairs), _mean(p[1] for p in pairs)))
 
 
-def organs_taught(annotated: Iterable[str], vocabulary: Vocabulary) -> frozenset[str]:
+def covered_organs(annotated: Iterable[str], vocabulary: Vocabulary) -> frozenset[str]:
     """The structures that a site labels, and for a union its parts.
 
     Not what lies inside unmarked: a liver mask contains its tumours, but does not show them.
@@ -92,6 +92,6 @@ def _two_means(dice: Mapping[str, float], owned: Collection[str]) -> tuple[float
 
 
 def _mean(values: Iterable[float]) -> float:
-    """NaN for nothing; what is NaN itself does not count."""
+    """NaN for no values; NaN values do not count."""
     known: Sequence[float] = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan

@@ -39,7 +39,7 @@ def predict_probabilities(
     """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass.
 
     Where `patch_size` is 1 along an axis, the network sees the slices across that axis, as a batch of 2D images.
-    The network is left in the mode (training or not) it was found in.
+    The network keeps its mode (training or evaluation).
     """
     device = next(network.parameters()).device
     was_training = network.training
@@ -69,7 +69,7 @@ def predict_probabilities(
 
 
 Place = Callable[[torch.Tensor], torch.Tensor]
-"""Moves one channel to the grid on which labels are decided."""
+"""Resamples one channel to the grid on which labels are decided."""
 
 
 def decide(
@@ -99,12 +99,12 @@ def predict_volume(
 def predict_organs(
     network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings, preset: str = "none"
 ) -> dict[str, NDArray[np.bool_]]:
-    """A mask per organ on the scan's own grid, each by itself: sigmoid channels may overlap, none hides another.
+    """A mask per organ on the scan's own grid, independent of each other: sigmoid channels may overlap.
 
     With softmax channels that is the label map, organ by organ.
     """
     if network.activation == "softmax":
-        labels = cleaned(predict_volume(network, volume, plan, settings), network.vocabulary, preset)
+        labels = clean_labels(predict_volume(network, volume, plan, settings), network.vocabulary, preset)
         return {organ: structure_mask(labels, organ, network.vocabulary) for organ in network.vocabulary}
     grid = Grid.of(volume, plan)
     probabilities = predict_probabilities(network, prepare_image(volume, plan, grid), settings).cpu()
@@ -116,11 +116,11 @@ def predict_organs(
 
 
 def label_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """The integer that stands for each organ in a label map."""
+    """The integer of each organ in a label map."""
     return {organ: index + 1 for index, organ in enumerate(vocabulary)}
 
 
-def cleaned(labels: NDArray[np.uint8], vocabulary: Vocabulary, preset: str) -> NDArray[np.uint8]:
+def clean_labels(labels: NDArray[np.uint8], vocabulary: Vocabulary, preset: str) -> NDArray[np.uint8]:
     """A label map after a post-processing preset; where organs then overlap, the inner one wins."""
     if preset == "none":
         return labels
@@ -141,7 +141,7 @@ def knows(vocabulary: Vocabulary, structure: str) -> bool:
 
 
 def structure_mask(labels: NDArray[np.uint8], structure: str, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """Where a label map shows a structure, inner structures and parts included."""
+    """The mask of a structure in a label map, inner structures and parts included."""
     ids = label_ids(vocabulary)
     return np.isin(labels, [ids[organ] for organ in vocabulary.members(structure)])
 

@@ -20,9 +20,9 @@ Direction = list[torch.Tensor]
 
 
 def weights_by_name(network: nn.Module) -> tuple[torch.Tensor, ...]:
-    """All weights as the state dict names them, each where the network reads it.
+    """All weights by their names in the state dict, as views of the network's own.
 
-    Not `parameters()`: there the heads of a transformer's layer may be one matrix, and no filter a filter.
+    Not `parameters()`: there the heads of a transformer's layer may share one matrix, and rows would not be filters.
     """
     return tuple(weight for weight in network.state_dict().values() if weight.is_floating_point())
 
@@ -30,7 +30,7 @@ def weights_by_name(network: nn.Module) -> tuple[torch.Tensor, ...]:
 def filter_normalised_direction(parameters: Sequence[torch.Tensor], seed: int) -> Direction:
     """A random direction in which every filter (first axis) is as long as that filter of the model.
 
-    Biases and the scales of normalisation layers stay where they are.
+    Biases and the scales of normalisation layers do not change.
     """
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same direction on every device
     direction = []
@@ -46,7 +46,7 @@ def filter_normalised_direction(parameters: Sequence[torch.Tensor], seed: int) -
 
 
 def plane_steps(radius: float, size: int) -> NDArray[np.float64]:
-    """Coordinates along one axis of the plane, from −radius to radius; an odd `size` has the model in its middle."""
+    """Coordinates along one axis of the plane, from −radius to radius; an odd `size` has the model at its centre."""
     return np.linspace(-radius, radius, size)
 
 
@@ -58,7 +58,7 @@ def loss_plane(
     steps: Sequence[float],
     on_row: Callable[[int], None] = lambda row: None,
 ) -> dict[str, NDArray[np.float64]]:
-    """Mean loss by name at θ + a·d₁ + b·d₂, [a, b]. The weights are put back to the bit, whatever happens."""
+    """Mean loss by name at θ + a·d₁ + b·d₂, [a, b]. The weights are restored bit for bit, also after an error."""
     planes = {name: np.empty((len(steps), len(steps))) for name in losses}
     original = [parameter.detach().clone() for parameter in parameters]
     try:

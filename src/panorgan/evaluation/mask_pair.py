@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class MaskPair:
-    """What metrics are computed from. Counts and distances are computed once, when the first metric asks for them.
+    """The input of metrics. Counts and distances are computed once, on first use.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class MaskPair:
     def surface_distances(self) -> tuple[FloatArray, FloatArray]:
         """From each surface to the other, in mm: (prediction to truth, truth to prediction).
 
-        Two empty masks are 0 mm apart. Where exactly one is empty there is no distance: a single NaN each.
+        Two empty masks are 0 mm apart. Where exactly one is empty the distance is undefined: a single NaN each.
         """
         if self.missed or not self.n_either:
             none = np.array([np.nan if self.missed else 0.0])
@@ -89,8 +89,8 @@ def surface_distances(
     The surface is every mask voxel with a face neighbour outside the mask; beyond the image border counts as
     outside. Both masks must hold at least one voxel.
     """
-    # The joint bounding box holds both surfaces, and the erosion takes what lies beyond it as outside, so
-    # cropping without any margin changes no distance. It makes the transform many times faster.
+    # The joint bounding box holds both surfaces, and the erosion treats what lies beyond it as outside, so
+    # cropping without a margin changes no distance. It makes the transform many times faster.
     box = ndimage.find_objects((prediction | truth).view(np.uint8))[0]
     prediction_surface = _surface(prediction[box])
     truth_surface = _surface(truth[box])

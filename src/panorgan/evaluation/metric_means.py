@@ -1,7 +1,7 @@
 """Several methods on the same cases: means over seeds of one metric besides Dice.
 
-Dice has a value for an organ that was not found (0), a distance has none. So every mean is told with the number of
-scores that are not in it.
+Dice is defined for an organ that was not found (0), a distance is not. So every mean comes with the number of scores
+that it leaves out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class MetricMean:
     ----------
     mean : mean over seeds of each seed's mean over the scores that have a value; NaN when none has.
     sd : over the seeds' means (n − 1); NaN for one seed.
-    seeds : how many seeds the mean rests on. A seed without any value is not among them.
+    seeds : number of seeds in the mean. A seed without any value is not among them.
     cases : different cases, those without a value included.
     scores : one per seed, case and organ, those without a value included.
-    missed : how many of these scores have no value. For a distance: exactly one of truth and prediction is empty.
+    missed : number of scores without a value. For a distance: exactly one of truth and prediction is empty.
     """
 
     mean: float
@@ -42,7 +42,7 @@ Means = Mapping[str, Mapping[Key, MetricMean]]
 
 
 def compare_means(scores: Mapping[str, Sequence[Score]], comparison: Comparison, metric: str) -> dict[Key, MetricMean]:
-    """One for each figure of the comparison: the same methods, organs and places. The order does not matter."""
+    """One for each figure of the comparison: the same methods, organs and places, independent of the order."""
     ordered = {method: in_order(some) for method, some in scores.items()}
     return {key: mean_of(taken_at(ordered[key[0]], *key[1:]), metric) for key in comparison.figures}
 

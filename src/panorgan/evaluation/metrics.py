@@ -1,7 +1,7 @@
-"""How well one predicted organ mask matches the true one: every metric is one entry of `METRICS`.
+"""How well a predicted organ mask matches the true one: every metric is one entry of `METRICS`.
 
-All that shows metrics (CSV files, reports, comparisons, ablations, docs/metrics.md) follows from the entries. An organ
-that is unknown in a case must not be scored; the caller leaves it out.
+Everything that shows metrics (CSV files, reports, comparisons, ablations, docs/metrics.md) follows from the entries. An
+organ that is unknown in a case must not be scored; the caller leaves it out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LEADING = "dice"
 """Models are selected, tested, tabled and drawn by this one, whatever its entry says; `shown` is about the others."""
 NSD_TOLERANCE_MM = 2.0
 
-# Headers store the spacing as 32-bit floats: a distance equal to the tolerance may come out a hair above it.
+# Headers store the spacing as 32-bit floats: a distance equal to the tolerance may come out slightly above it.
 _ROUNDING_SLACK_MM = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One metric: what it is called, what its values mean, where it is shown, and how it is computed.
+    """One metric: its name, the meaning of its values, where it is shown, and how it is computed.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Metric:
     undefined : when there is no value; two empty masks always have one.
     shown : where it is shown besides metrics.csv, and with how many decimals.
     long_title : the heading of its table in a comparison; the title where it is empty.
-    table : what that table is called in file names and JSON.
+    table : name of that table in files and JSON.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Metric:
 
     @property
     def table_name(self) -> str:
-        """What its table is called in file names and JSON; cannot be taken for that of anything else."""
+        """The name of its table in files and JSON; cannot clash with any other."""
         return self.table or f"metric_{self.name}"
 
 

@@ -28,7 +28,7 @@ def fill_holes(mask: BoolArray) -> BoolArray:
     """The 2D or 3D mask with every background region filled that does not reach the image border."""
     filled = mask.copy()
     if mask.any():
-        # A hole lies within the bounding box, and whatever meets the side of the box is open.
+        # A hole lies within the bounding box, and a region that touches the side of the box is open.
         box = ndimage.find_objects(mask.view(np.uint8))[0]
         filled[box] = ndimage.binary_fill_holes(mask[box])
     return filled
@@ -82,8 +82,8 @@ def ufps(masks: Masks) -> dict[str, BoolArray]:
 def flkd(masks: Masks) -> dict[str, BoolArray]:
     """Keep an organ's largest component, two for a pair; cut tumours to it and drop those up to 50 voxels.
 
-    What else lies inside an organ (vessels, cysts) comes in many pieces and is left as it is. A tumour
-    whose organ is not among the masks is only cleaned of small components.
+    Other structures inside an organ (vessels, cysts) come in many pieces and are left alone. A tumour whose organ is
+    not among the masks is only cleaned of small components.
     """
     cleaned: dict[str, BoolArray] = {}
     for name, mask in masks.items():
@@ -112,7 +112,7 @@ def apply_preset(name: str, masks: Masks, *, exclusive: bool = False) -> dict[st
     name : a key of `PRESETS`.
     masks : organ name → bool array, all of one shape, (H, W) or (D, H, W).
     exclusive : each voxel has one organ, so an organ's mask leaves out the tumours and vessels inside it.
-        They are then put back while cleaning (else no tumour would lie in its organ) and taken out later.
+        They are then added while cleaning (otherwise no tumour would lie in its organ) and removed later.
     """
     if name not in PRESETS:
         raise ConfigError(
@@ -191,7 +191,7 @@ def _unions(name: str) -> list[str]:
 def _check(masks: Masks) -> None:
     for name, mask in masks.items():
         if name not in catalogue():
-            # Raises with a hint for a name nobody knows; an alias would slip past the rules for tumours.
+            # Raises an error with a hint for an unknown name; an alias would bypass the rules for tumours.
             known = find_organ(name).name
             raise DataError(
                 f"The mask {name!r} goes by an alias.", code="organ-alias", fix=f"Use the organ's name, {known!r}."

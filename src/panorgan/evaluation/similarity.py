@@ -1,4 +1,4 @@
-"""How alike two networks see the same images, layer by layer: linear CKA (Kornblith et al., arXiv:1905.00414).
+"""Similarity of two networks on the same images, layer by layer: linear CKA (Kornblith et al., arXiv:1905.00414).
 
 Examples are places in the images. A layer's features at a place are those of the voxel there on the layer's own grid,
 so that layers of different resolution can be compared too.
@@ -46,7 +46,7 @@ def layers_of(network: SegmentationNetwork) -> dict[str, nn.Module]:
     waiting: list[tuple[str, nn.Module]] = [("", network)]
     while waiting:
         name, module = waiting.pop(0)
-        # Lists of blocks, and networks inside a network, are no blocks themselves.
+        # Lists of blocks, and networks inside a network, are not blocks themselves.
         if isinstance(module, nn.ModuleList | nn.ModuleDict | SegmentationNetwork):
             inner = [(f"{name}.{child}".lstrip("."), block) for child, block in module.named_children()]
             waiting = inner + waiting
@@ -61,9 +61,9 @@ def layer_features(
 ) -> dict[str, torch.Tensor]:
     """Features [examples, channels] by layer at `places` random places of every image [B, 1, *S].
 
-    The places depend on the seed alone. Layers come in the order in which data flows through them. A block that runs
-    several times per image (the decoder that encoders of single organs share) gives its features side by side and comes
-    after all that it reads; one that does not run (heads that are computed all at once) is left out.
+    The places depend on the seed alone. Layers are in the order of the data flow. A block that runs several times per
+    image (the decoder shared by per-organ encoders) gives its features side by side and comes after all that it reads;
+    one that does not run (heads that are computed all at once) is left out.
     """
     generator = torch.Generator().manual_seed(seed)
     gathered: dict[str, list[torch.Tensor]] = {}
@@ -78,12 +78,12 @@ def layer_features(
 
 @contextmanager
 def _recording(network: SegmentationNetwork, places: torch.Tensor) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """What every layer puts out at the places, pass by pass, while the network runs; who ran last comes last."""
+    """The outputs of every layer at the places, pass by pass, while the network runs; in the order of the last runs."""
     record: dict[str, list[torch.Tensor]] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            features = output[0] if isinstance(output, tuple) else output  # a transformer tells its attention too
+            features = output[0] if isinstance(output, tuple) else output  # a transformer returns its attention too
             record[name] = [*record.pop(name, []), _at_places(features, places)]  # popped: to the end of the order
 
         return keep
@@ -108,10 +108,10 @@ def _at_places(features: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def _centred(features: torch.Tensor) -> torch.Tensor:
     wide = features.double()
     centred = wide - wide.mean(0)
-    # What rounding leaves of features that do not vary must not look like features.
+    # Rounding errors of constant features must not look like features.
     return centred if centred.abs().max() > 1e-12 * wide.abs().max() else torch.zeros_like(wide)
 
 
 def _dependence(x: torch.Tensor, y: torch.Tensor) -> float:
-    """‖YᵀX‖²; in feature space, where it costs n·p·q whatever the number of examples."""
+    """‖YᵀX‖²; in feature space, where it costs n·p·q for any number of examples."""
     return float((y.T @ x).square().sum())

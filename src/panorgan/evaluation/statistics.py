@@ -79,7 +79,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean; NaN values are ignored.
 
-    Gives (nan, nan) for no value, and the mean twice when there is only one thing to draw.
+    Gives (nan, nan) for no value, and the mean twice when there is only one group to draw.
 
     Parameters
     ----------
@@ -254,13 +254,13 @@ def _group_sums(
     for group, value, use in zip(groups, values.tolist(), known.tolist(), strict=True):
         if use:
             members.setdefault(group, []).append(value)
-    # Exact sums in sorted order: the interval is then the same whatever the order of the rows.
+    # Exact sums in sorted order: the interval does not depend on the order of the rows.
     pairs = sorted((math.fsum(group), len(group)) for group in members.values())
     return np.array([total for total, _ in pairs]), np.array([float(count) for _, count in pairs])
 
 
 def stable_seed(seed: int, *names: str) -> int:
-    """A seed of its own for each figure, the same on every machine (Python's hash changes per process)."""
+    """A separate seed for each figure, the same on every machine (Python's hash changes per process)."""
     text = "\0".join([str(seed), *names])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 

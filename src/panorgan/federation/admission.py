@@ -1,4 +1,4 @@
-"""Who takes part: the first sites, those that come later, and the plan and first weights that follow from them."""
+"""Which sites take part: the first sites, those that join later, and the plan and first weights that follow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.seeds import derive_seed
 
 _NEWCOMERS_ANSWER_WITHIN = 300.0
-"""Seconds. Everybody else waits meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
+"""Seconds. All other sites wait meanwhile; a newcomer only counts its cases, and may try again in the next segment."""
 
 
 class Introductions:
-    """Reads the answers to *join*; who claims more than `limits` allow is refused."""
+    """Reads the answers to *join*; a site that claims more than `limits` allow is refused."""
 
     def __init__(self, task: Task, vocabulary: Vocabulary, measures: bool, limits: LimitSettings) -> None:
         self.facts: dict[str, SiteInfo] = {}
@@ -41,28 +41,28 @@ class Introductions:
         check_counts(facts, self._limits)
         if self._measures:
             try:
-                told = SiteStatistics.from_numbers(measured, site)
+                statistics = SiteStatistics.from_numbers(measured, site)
             except DataError as error:
                 raise MessageError(error.what, code="bad-statistics", why=error.why) from error
-            check_statistics(told, facts, self._limits)
-            self.statistics[site] = told
+            check_statistics(statistics, facts, self._limits)
+            self.statistics[site] = statistics
         self.facts[site] = facts
 
 
 class Admission:
-    """Asks sites who they are, and admits those that are listed and have something to teach."""
+    """Asks sites to introduce themselves, and admits those that are listed and have training data."""
 
     def __init__(self, setup: CoordinatorSetup, transport: Transport, collector: Collector) -> None:
         self.setup, self.transport, self._collector = setup, transport, collector
         self._turned_away: set[str] = set()
 
     def first_state(self) -> CoordinatorState:
-        """Ask who takes part, agree on a plan, draw the first weights."""
+        """Collect introductions, settle the plan, draw the first weights."""
         setup = self.setup
         invited = self._invited(0)
-        # Who joins later does so when the run has begun: the plan must not depend on whether it is there already.
-        told = self._introductions([site for site in invited if not setup.required or site in setup.required])
-        facts = self._able(told.facts, 0) if setup.listed is not None else told.facts
+        # Late sites join after the run has begun: the plan must not depend on whether they are connected already.
+        joined = self._introductions([site for site in invited if not setup.required or site in setup.required])
+        facts = self._able(joined.facts, 0) if setup.listed is not None else joined.facts
         if absent := sorted(set(setup.required) - facts.keys()):
             raise SitesMissingError(
                 f"The run cannot begin without {', '.join(absent)}.",
@@ -81,28 +81,30 @@ class Admission:
                 fix="Start the missing sites.",
             )
         check_coverage(setup.vocabulary, facts, sorted({*setup.awaited, *setup.joins_at} - facts.keys()))
-        plan = agreed_plan(setup.plan, told.statistics)
+        plan = agreed_plan(setup.plan, joined.statistics)
         weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
         sites = {name: facts[name].as_json() for name in sorted(facts)}
         return CoordinatorState(weights, sites=sites, plan=plan)
 
     def newcomers(self, number: int, known: Collection[str], plan: dict[str, Any] | None) -> dict[str, SiteInfo]:
-        """Sites that are not known yet and take part after `number` rounds; they follow the plan that there is."""
+        """Sites that are not known yet and take part after `number` rounds; they follow the existing plan."""
         unknown = [site for site in self._invited(number) if site not in known]
         if not unknown or self.setup.method.pooled:
             return {}
-        told = self._introductions(unknown, plan, _NEWCOMERS_ANSWER_WITHIN).facts
-        self._turned_away |= set(unknown) - told.keys()
-        return self._able(told, number)
+        joined = self._introductions(unknown, plan, _NEWCOMERS_ANSWER_WITHIN).facts
+        self._turned_away |= set(unknown) - joined.keys()
+        return self._able(joined, number)
 
     def _invited(self, number: int) -> list[str]:
-        """Sites within reach that may take part after `number` rounds; unlisted ones are refused by name, once."""
+        """Reachable sites that may take part after `number` rounds; unlisted ones are refused by name, once."""
         early = {site for site, first in self.setup.joins_at.items() if first > number + 1}
         found = set(self.transport.sites) - self._turned_away - early
         listed = found if self.setup.listed is None else self.setup.listed
         for site in sorted(found - listed):
             error = MessageError(
-                f"Site {site} is not in this federation.", code="site-not-listed", why="the coordinator's list lacks it"
+                f"Site {site} is not in this federation.",
+                code="site-not-listed",
+                why="it is not on the coordinator's list",
             )
             self._collector.refuse(number, site, error)
             self._turned_away.add(site)
@@ -111,28 +113,29 @@ class Admission:
     def _introductions(
         self, sites: Sequence[str], plan: dict[str, Any] | None = None, deadline: float | None = None
     ) -> Introductions:
-        """Ask sites who they are, and what they measure for the plan if there is none yet."""
+        """Ask sites to introduce themselves, and for the measurements of the plan if there is none yet."""
         settings = self.setup.plan
         measures = plan is None and settings is not None and settings.measures
         task = Task("join", self.setup.run, experiment=self.setup.experiment, plan=plan)
-        told = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
-        self._collector.ask(sites, Request(task, lambda site: Payload(), 0), told.read, deadline)
-        return told
+        introductions = Introductions(task, self.setup.vocabulary, measures, self.setup.limits)
+        self._collector.ask(sites, Request(task, lambda site: Payload(), 0), introductions.read, deadline)
+        return introductions
 
     def _able(self, facts: Mapping[str, SiteInfo], number: int) -> dict[str, SiteInfo]:
-        """Those who have something to teach; the others are refused by name, unless the run cannot begin without."""
+        """Sites with something to train on; the others are refused by name, unless the run cannot begin without
+        them."""
         able = {}
-        for site, told in sorted(facts.items()):
-            if (missing := lacks(told)) and site not in self.setup.required:
+        for site, info in sorted(facts.items()):
+            if (missing := lacks(info)) and site not in self.setup.required:
                 error = MessageError(
                     f"Site {site} cannot join.",
-                    code="annotates-nothing" if told.train_cases else "no-training-cases",
+                    code="annotates-nothing" if info.train_cases else "no-training-cases",
                     why=f"it {missing}",
                 )
                 self._collector.refuse(number, site, error)
                 self._turned_away.add(site)
             else:
-                able[site] = told
+                able[site] = info
         return able
 
 
@@ -144,7 +147,7 @@ def agreed_plan(plan: PlanSettings | None, statistics: Mapping[str, SiteStatisti
 def first_weights(
     method: Method, network: UNetSettings, federation: Federation, seed: int, *names: object
 ) -> dict[str, torch.Tensor]:
-    """The weights that the federation's network begins with, drawn from the seed alone."""
+    """The initial weights of the federation's network, drawn from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "first weights", *names))
         built = method.build_network(network, federation)
@@ -152,7 +155,7 @@ def first_weights(
 
 
 def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteInfo], awaited: Sequence[str] = ()) -> None:
-    """Every site annotates something, and every organ is annotated by somebody, or may be once the `awaited` join."""
+    """Every site annotates something, and some site annotates every organ, or may once the `awaited` join."""
     for site, facts in sorted(sites.items()):
         if missing := lacks(facts):
             raise ConfigError(
@@ -166,7 +169,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteInfo], awaite
     orphans = [organ for organ in vocabulary if organ not in known]
     if orphans and not awaited:
         raise ConfigError(
-            f"Nobody annotates {', '.join(orphans)}.",
+            f"No site annotates {', '.join(orphans)}.",
             code="unlabelled-organ",
             where="vocabulary",
             why="a model cannot learn an organ that no site labels",

@@ -1,8 +1,8 @@
-"""One value per weight from those of all sites that sent it, streamed from disk: their weighted mean, or a robust one.
+"""Combine one weight from all sites that sent it, streamed from disk: a weighted mean, or a robust one.
 
-The updates lie memory-mapped on disk and are read block by block, so the server's memory does not grow with the number
-of sites, and the blocks fit into the processor's cache. Sites are summed in sorted order: the result does not depend on
-who answered first.
+The updates are memory-mapped files, read block by block, so the server's memory does not grow with the number of sites,
+and the blocks fit into the processor's cache. Sites are summed in sorted order: the result does not depend on the order
+of answers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from panorgan.federation.robust import median, trimmed_mean
 from panorgan.preparation.pooling import FEWEST, capped
 
 _BLOCK = 1 << 17
-"""Elements that are dealt with at a time."""
+"""Elements processed at a time."""
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the sites' tensors become one; the experiment's `training.aggregation` and `limits.largest_share`."""
+    """How the sites' tensors are combined; the experiment's `training.aggregation` and `limits.largest_share`."""
 
     kind: Literal["mean", "trimmed_mean", "median"] = "mean"
     trimmed_share: float = 0.2
@@ -34,7 +34,7 @@ class Aggregation:
     def combine(self, tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         """One tensor from those of several sites, whose weights are all above zero.
 
-        Two cannot outvote each other, so that it is the mean for them.
+        With two sites neither can be outvoted, so it is their mean.
         """
         weights = capped(weights, self.largest_share)
         if self.kind == "median" and len(tensors) >= FEWEST:
@@ -47,7 +47,7 @@ class Aggregation:
 
 
 class SpooledUpdates:
-    """The accepted answers of one round, lying on disk. Implements `methods.protocol.Updates`."""
+    """The accepted answers of one round, on disk. Implements `methods.protocol.Updates`."""
 
     def __init__(self, files: Mapping[str, MessageFile], aggregation: Aggregation | None = None) -> None:
         self._files = dict(sorted(files.items()))
@@ -55,7 +55,7 @@ class SpooledUpdates:
 
     @property
     def sites(self) -> Sequence[str]:
-        """Who answered, sorted."""
+        """The sites that answered, sorted."""
         return tuple(self._files)
 
     def scalars(self, site: str) -> Mapping[str, float]:
@@ -71,9 +71,9 @@ class SpooledUpdates:
         return self._files[site].tensor(key)
 
     def mean(self, weight: Callable[[str, str], float]) -> dict[str, torch.Tensor]:
-        """Per key Σ w·θ / Σ w over the sites that sent it, or what the experiment chose in place of the mean.
+        """Per key Σ w·θ / Σ w over the sites that sent it, or the experiment's choice instead of the mean.
 
-        A site whose weight is zero has no say in a key; a key whose weights are all zero is left out.
+        A site whose weight is zero does not count for a key; a key whose weights are all zero is left out.
         """
         senders: dict[str, list[str]] = {}
         for site, file in self._files.items():
@@ -81,14 +81,14 @@ class SpooledUpdates:
                 senders.setdefault(key, []).append(site)
         means = {}
         for key, sites in sorted(senders.items()):
-            weights = {site: _checked(weight(site, key), site, key) for site in sites}
+            weights = {site: _check_weight(weight(site, key), site, key) for site in sites}
             if counting := [site for site in sites if weights[site] > 0]:
                 tensors = [self.tensor(site, key) for site in counting]
                 means[key] = self._aggregation.combine(tensors, [weights[site] for site in counting])
         return means
 
 
-def _checked(weight: float, site: str, key: str) -> float:
+def _check_weight(weight: float, site: str, key: str) -> float:
     if not (math.isfinite(weight) and weight >= 0):
         raise RunError(
             f"Site {site} has the weight {weight} in the mean of {key!r}.",

@@ -1,15 +1,15 @@
-"""What has left a site, written down so that later changes show: an append-only, hash-chained log.
+"""An append-only, hash-chained log of what has left a site, so that later changes can be detected.
 
 One line is one JSON record: `n`, `time`, what happened, `previous` (the hash of the record before) and, last, `hash`:
 the SHA-256 of the line without that last field. Change, remove or insert a line, and the chain breaks there.
 
 The chain alone cannot show that lines are missing at its *end*. So a small file beside it (`egress-log.head`) holds
-number and hash of the newest record. Together they show every accident, and every edit by somebody who does not
-recompute both files. There is no secret in them: who may write both can forge both. Against that helps only to keep
-the newest hash somewhere else (`panorgan federation egress` shows it), or to ship the log to a machine of its own.
+number and hash of the newest record. Together they reveal every accident, and every edit that does not recompute both
+files. They contain no secret: write access to both files is enough to forge both. The only protection against that is
+to keep the newest hash elsewhere (`panorgan federation egress` shows it), or to ship the log to another machine.
 
-A line that a killed process or a full disk left unfinished stays where it is; the next record says how long it is and
-what its hash is. Its message did not leave: a record is on disk before its message goes out.
+A line that a killed process or a full disk left unfinished stays; the next record states its length and its hash. Its
+message did not leave: a record is on disk before its message is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BEGINNING = "0" * 64
 _APPENDING = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
 _OWN_FIELDS = ("n", "time", "previous", "hash")
 TORN = "torn"
-"""`kind` of the record that tells of an unfinished line before it."""
+"""`kind` of the record that accounts for an unfinished line before it."""
 
 
 class AuditError(EgressError):
@@ -42,10 +42,10 @@ class AuditError(EgressError):
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What verifying a log found. `line` counts from 1; `head` is the hash of the newest record.
+    """The result of verifying a log. `line` counts from 1; `head` is the hash of the newest record.
 
-    `code` is a fixed word for what `why` says; empty where the log is sound.
-    `torn`: unfinished lines that a later record tells of. `unfinished`: bytes of one at the very end.
+    `code` is a fixed word for `why`; empty where the log is sound.
+    `torn`: unfinished lines that a later record accounts for. `unfinished`: bytes of one at the very end.
     """
 
     entries: int
@@ -64,7 +64,7 @@ class AuditReport:
 
 @dataclass
 class _Chain:
-    """How far a log has been followed. `end` and `lines` are those of the last good record, `hashes` of all of them."""
+    """How far a log has been verified. `end` and `lines` are those of the last good record, `hashes` of all of them."""
 
     end: int = 0
     lines: int = 0
@@ -79,12 +79,12 @@ class _Chain:
         return self.hashes[-1] if self.hashes else _BEGINNING
 
     def follow(self, content: bytes) -> Iterator[dict[str, Any]]:
-        """Go on with what comes after `end`; yields good records until something is wrong."""
-        pending = bytearray()  # bytes since the last good record that are no record
+        """Continue after `end`; yields good records until something is wrong."""
+        pending = bytearray()  # bytes since the last good record that are not a record
         skipped = 0
         for line in io.BytesIO(content):
             whole = line.endswith(b"\n")
-            record = _parsed(line if whole else line + b"\n")
+            record = _parse_line(line if whole else line + b"\n")
             if record is not None and (code := self._objection(record, bytes(pending))):
                 self.broken = (self.lines + 1, code)
                 return
@@ -103,7 +103,7 @@ class _Chain:
         """The code of why a record that is sound in itself does not belong here."""
         if record["n"] != len(self.hashes) + 1 or record["previous"] != self.head:
             return "line-changed" if pending else "entry-missing"
-        if (pending or record.get("kind") == TORN) and not _tells_of(record, pending):
+        if (pending or record.get("kind") == TORN) and not _accounts_for(record, pending):
             return "line-changed" if pending else "torn-line-missing"
         if (name := record.get("listing")) is not None:
             if "listed" in record:
@@ -127,18 +127,18 @@ class AuditLog:
     def append(self, entry: Mapping[str, Any], listed: Sequence[Any] | None = None) -> dict[str, Any]:
         """Write a record and flush it to disk; returns it.
 
-        `listed` is a long list that repeats, such as the tensors of a model. It is written out where it first occurs;
-        later records name it by its hash, so that the line of a round stays short.
+        `listed` is a long list that repeats, such as the tensors of a model. It is written out at its first occurrence;
+        later records refer to it by its hash, so that the line of a round stays short.
 
-        The whole log is verified when an object first appends, then whatever has been added since. A log that does not
+        The whole log is verified before an object's first record, then what has been added since. A log that does not
         verify gets no new records: nothing may leave on top of it.
         """
         if clash := [name for name in (*_OWN_FIELDS, "listing", "listed") if name in entry]:
-            raise ValueError(f"the log itself fills in {', '.join(clash)}")
+            raise ValueError(f"the log itself sets {', '.join(clash)}")
         if entry.get("kind") == TORN:
-            raise ValueError("only the log itself tells of unfinished lines")
+            raise ValueError("only the log itself records unfinished lines")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._threads, _locked(self.path, exclusive=True):
+        with self._threads, _lock(self.path, exclusive=True):
             is_new = not self.path.exists()
             handle = os.open(self.path, _APPENDING, 0o640)
             try:
@@ -155,17 +155,17 @@ class AuditLog:
             return record
 
     def _catch_up(self, handle: int) -> bytes:
-        """Verify what was added since the last time; returns what an unfinished write left at the end."""
+        """Verify what was added since the last time; returns the rest that an unfinished write left at the end."""
         status = os.fstat(handle)
         if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._chain.end:
-            self._chain = _Chain()  # somebody moved or replaced the file: look at all of it
+            self._chain = _Chain()  # the file was moved or replaced: verify all of it
         self._file_id = (status.st_dev, status.st_ino)
         head = _read_head(self.path)
         content = _read_from(handle, self._chain.end)
         before = self._chain.end
         for _ in self._chain.follow(content):
             pass
-        report = _judged(self._chain, head, before + len(content))
+        report = _report_on(self._chain, head, before + len(content))
         if not report.ok:
             self._chain = _Chain()
             place = f"{self.path}, line {report.line}" if report.line else str(self.path)
@@ -180,14 +180,14 @@ class AuditLog:
         return content[self._chain.end - before :]
 
     def _finished(self, handle: int, rest: bytes) -> bytes:
-        """A record that lacks nothing but its line break gets it; anything else stays unfinished."""
+        """Complete a record that lacks only its line break; anything else stays unfinished."""
         if rest and any(True for _ in self._chain.follow(rest + b"\n")):
             _write_all(handle, b"\n")
             return b""
         return rest
 
     def _lines(self, entry: Mapping[str, Any], listed: Sequence[Any] | None, rest: bytes) -> list[bytes]:
-        """The record's line; before it, if need be, one that tells of an unfinished line."""
+        """The record's line; before it, if needed, one that accounts for an unfinished line."""
         lines: list[bytes] = []
         number, previous = len(self._chain.hashes), self._chain.head
         content = dict(entry)
@@ -196,11 +196,11 @@ class AuditLog:
             content["listing"] = name = _hash(text)
             if name not in self._chain.listings:
                 content["listed"] = json.loads(text)
-        told: list[dict[str, Any]] = []
+        torn: list[dict[str, Any]] = []
         if rest:
             lines.append(b"" if rest.endswith(b"\n") else b"\n")
-            told.append({"kind": TORN, "bytes": len(rest), "sha256": hashlib.sha256(rest).hexdigest()})
-        for one in (*told, content):
+            torn.append({"kind": TORN, "bytes": len(rest), "sha256": hashlib.sha256(rest).hexdigest()})
+        for one in (*torn, content):
             number += 1
             line, previous = _line(number, one, previous)
             lines.append(line)
@@ -213,9 +213,9 @@ def verify(path: Path) -> AuditReport:
 
 
 def read_log(path: Path) -> tuple[AuditReport, list[dict[str, Any]]]:
-    """A log's verdict, and its records up to the first that cannot be trusted; lists are filled in everywhere."""
-    with _locked(path, exclusive=False):
-        head = _read_head(path)  # first: a record may be added in between, but none is ever taken away
+    """The verification of a log, and its records up to the first that cannot be trusted; lists are filled in."""
+    with _lock(path, exclusive=False):
+        head = _read_head(path)  # first: a record may be added in between, but none is ever removed
         content = path.read_bytes() if path.is_file() else b""
     chain = _Chain()
     records = []
@@ -223,25 +223,25 @@ def read_log(path: Path) -> tuple[AuditReport, list[dict[str, Any]]]:
         if "listing" in record:
             record["listed"] = chain.listings[record["listing"]]
         records.append(record)
-    return _judged(chain, head, len(content)), records
+    return _report_on(chain, head, len(content)), records
 
 
-def _judged(chain: _Chain, head: tuple[int, str] | str | None, size: int) -> AuditReport:
-    """The verdict on a chain that was followed to the end of its file."""
+def _report_on(chain: _Chain, head: tuple[int, str] | str | None, size: int) -> AuditReport:
+    """The report on a chain that was followed to the end of its file."""
     entries = len(chain.hashes)
     line, code = chain.broken or (None, "")
-    told = 0
+    counted = 0
     if not code and isinstance(head, str):
         code = head
     elif not code and head is None and entries > 1:
         code = "head-missing"
     elif not code and isinstance(head, tuple):
-        told, expected = head
-        if told > entries:
+        counted, expected = head
+        if counted > entries:
             line, code = chain.lines + 1, "end-missing"
-        elif chain.hashes[told - 1] != expected:
+        elif chain.hashes[counted - 1] != expected:
             code = "head-replaced"
-    why = _WHY[code].format(entries=entries, next=entries + 1, told=told) if code else ""
+    why = _WHY[code].format(entries=entries, next=entries + 1, counted=counted) if code else ""
     unfinished = 0 if code else size - chain.end
     return AuditReport(entries, not code, chain.head, line, why, chain.torn, unfinished, code)
 
@@ -249,13 +249,13 @@ def _judged(chain: _Chain, head: tuple[int, str] | str | None, size: int) -> Aud
 _WHY = {
     "line-changed": "the line was changed",
     "entry-missing": "entry {next} was removed or changed",
-    "torn-line-missing": "the unfinished line that it tells of was removed",
-    "list-changed": "the list does not have the hash that it is given",
+    "torn-line-missing": "the unfinished line that it accounts for was removed",
+    "list-changed": "the list does not match its hash",
     "list-missing": "it refers to a list that was never written",
     "head-damaged": "the head file is damaged",
-    "head-missing": "the head file is missing, so nobody can tell whether the end of the log is missing too",
-    "head-replaced": "the head file tells of another entry {told}: one of the two files was replaced",
-    "end-missing": "the head file tells of {told} entries, the log holds {entries}: the end was changed or removed",
+    "head-missing": "the head file is missing, so a missing end of the log cannot be detected",
+    "head-replaced": "the head file names another entry {counted}: one of the two files was replaced",
+    "end-missing": "the head file counts {counted} entries, the log holds {entries}: the end was changed or removed",
 }
 """What is wrong with a log, by code."""
 
@@ -266,14 +266,14 @@ _WHY = {
 def _line(number: int, entry: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
     """The line of a record, and its hash."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    # Read back as a reader would see it: tuples become lists, keys become text.
+    # Parsed again as a reader would: tuples become lists, keys become text.
     body = json.loads(_text({"n": number, "time": time, **entry, "previous": previous}))
     digest = _hash(_text(body))
     return (_text({**body, "hash": digest}) + "\n").encode(), digest
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The record in a line whose hash is right and which is written exactly as we write it, else None."""
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record in a line whose hash is right and whose form is exactly ours, else None."""
     try:
         record = json.loads(line)
         if not isinstance(record, dict) or (_text(record) + "\n").encode() != line:
@@ -285,8 +285,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _tells_of(record: Mapping[str, Any], pending: bytes) -> bool:
-    """Whether a record vouches for the unfinished bytes before it; one line break may have been added to them."""
+def _accounts_for(record: Mapping[str, Any], pending: bytes) -> bool:
+    """Whether a record accounts for the unfinished bytes before it; one line break may have been added to them."""
     length = record.get("bytes")
     if record.get("kind") != TORN or not isinstance(length, int) or length < 1:
         return False
@@ -296,7 +296,7 @@ def _tells_of(record: Mapping[str, Any], pending: bytes) -> bool:
 
 
 def _text(content: Any) -> str:
-    """JSON in one way only; order is the writer's."""
+    """JSON in a single form; the order is the writer's."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
@@ -343,8 +343,8 @@ def _write_all(handle: int, content: bytes) -> None:
 
 
 @contextmanager
-def _locked(log: Path, exclusive: bool) -> Iterator[None]:
-    """Keep other processes out while writing; a reader who may not lock reads without."""
+def _lock(log: Path, exclusive: bool) -> Iterator[None]:
+    """Keep other processes out while writing; a reader without permission to lock reads without."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock, no protection

@@ -17,16 +17,18 @@ from panorgan.federation.message_files import open_checked
 from panorgan.methods.protocol import Payload
 
 _KEPT = 2
-_PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "told", "answered")
+_PLAIN = ("rounds_done", "sites", "best", "scores", "scorers", "plan", "last_round", "answered")
+_KEYS = {"last_round": "told"}
+"""Keys in the file, where they differ from the attributes."""
 
 
 @dataclass
 class CoordinatorState:
-    """Everything the coordinator must know to go on.
+    """Everything the coordinator needs to continue.
 
     `rounds_done` counts over all stages. `best` names the round with the best validation score so far, `scores` holds
-    each site's latest, `scorers` names those whose scores made `best`. `told` is the last round as the log tells it.
-    `answered` holds each site's last stage and round with a sound answer.
+    each site's latest, `scorers` names the sites whose scores made `best`. `last_round` is the last round's event in
+    the log. `answered` holds each site's last stage and round with a sound answer.
     """
 
     weights: dict[str, torch.Tensor]
@@ -37,7 +39,7 @@ class CoordinatorState:
     scores: dict[str, float] = field(default_factory=dict)
     scorers: list[str] = field(default_factory=list)
     plan: dict[str, Any] | None = None
-    told: dict[str, Any] | None = None
+    last_round: dict[str, Any] | None = None
     answered: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
@@ -47,13 +49,13 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.unreadable: tuple[str, ...] = ()
-        """Checkpoints, newest first, that the last `load_latest` had to pass over, and why."""
+        """Checkpoints, newest first, that the last `load_latest` had to skip, and why."""
 
     def save(self, state: CoordinatorState) -> None:
         """Write `round-NNNNN.safetensors` atomically and durably, then drop the oldest."""
         tensors = {f"weights/{k}": v for k, v in state.weights.items()}
         tensors |= {f"rule/{k}": v for k, v in state.rule.tensors.items()}
-        meta = {name: getattr(state, name) for name in _PLAIN}
+        meta = {_KEYS.get(name, name): getattr(state, name) for name in _PLAIN}
         content = sealed_tensors(Message(tensors, state.rule.scalars, meta).to_pieces())
         path = self._path(state.rounds_done)
         if state.best is not None and int(state.best["round"]) == state.rounds_done:
@@ -111,7 +113,7 @@ class Checkpoints:
             ) from error
 
     def _tidy(self, new_best: Path | None) -> None:
-        """Drop what nothing refers to any more."""
+        """Remove what is no longer referred to."""
         for old in self._existing()[:-_KEPT]:
             old.unlink()
         if new_best is not None:
@@ -141,6 +143,7 @@ def _read(path: Path) -> CoordinatorState:
     message = open_checked(path).message()
     weights = {k.removeprefix("weights/"): v for k, v in message.tensors.items() if k.startswith("weights/")}
     rule = {k.removeprefix("rule/"): v for k, v in message.tensors.items() if k.startswith("rule/")}
-    # A checkpoint of an older version does not know who answered: nothing is compared then.
-    plain = {name: message.meta[name] for name in _PLAIN if name in message.meta or name != "answered"}
+    # Checkpoints of older versions do not record `answered`: nothing is compared then.
+    keys = {name: _KEYS.get(name, name) for name in _PLAIN if name in message.meta or name != "answered"}
+    plain = {name: message.meta[key] for name, key in keys.items()}
     return CoordinatorState(weights, Payload(rule, message.scalars), **plain)

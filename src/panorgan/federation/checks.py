@@ -1,4 +1,4 @@
-"""What the coordinator accepts from a site. A bad answer is refused with its reason; the round goes on."""
+"""What the coordinator accepts from a site. A bad answer is refused with its reason; the round continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK = 1 << 18
 
 
 class SiteFailedError(Exception):
-    """A site says that it could not do what it was asked; `code` is one of `failures.CODES`."""
+    """A site reports that it could not do what it was asked; `code` is one of `failures.CODES`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -33,19 +33,18 @@ class SiteFailedError(Exception):
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether reading an answer failed for want of disk or memory here: no site is to blame for that.
+    """Whether reading an answer failed for lack of disk or memory here, for which no site is to blame.
 
-    A site cannot bring it about. Answers are measured before they are read, and no more memory is taken than they have
-    bytes.
+    A site cannot cause it: answers are measured before they are read, and take no more memory than they have bytes.
     """
     causes = (error, error.__cause__)
     if any(isinstance(cause, OSError | MemoryError) for cause in causes):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words for it
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's message
 
 
 def refusal(site: str, error: Exception) -> MessageError:
-    """Why an answer is refused; an error that nobody foresaw is named by its type."""
+    """Why an answer is refused; an unforeseen error is named by its type."""
     if isinstance(error, MessageError):
         return error
     why = f"{type(error).__name__}: {error}"
@@ -53,9 +52,9 @@ def refusal(site: str, error: Exception) -> MessageError:
 
 
 def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str, torch.Tensor]) -> float:
-    """Refuse an answer to another question, from somebody else, with unknown keys, wrong shapes or bad values.
+    """Refuse an answer to another request, from another site, with unknown keys, wrong shapes or bad values.
 
-    Returns how far the update leads away from what is expected (an L2 norm over all of its floating-point tensors).
+    Returns the distance of the update from what is expected (an L2 norm over all of its floating-point tensors).
     """
     check_envelope(file.meta, task, site)
     check_names(file.scalars, site)
@@ -67,20 +66,20 @@ def check_answer(file: MessageFile, task: Task, site: str, expected: Mapping[str
 def check_size(answer: bytes, site: str, expected: Mapping[str, torch.Tensor]) -> None:
     """Refuse an answer that is larger than anything the site may send, before it is read."""
     allowed = sum(example.nelement() * example.element_size() for example in expected.values())
-    # Names, shapes and numbers come on top of the tensors.
+    # Names, shapes and numbers are added to the size of the tensors.
     allowed += _ROOM_PER_MESSAGE + _ROOM_PER_TENSOR * len(expected)
     if len(answer) > allowed:
         raise MessageError(
             f"Site {site} sent too much.",
             code="answer-too-large",
-            why=f"{len(answer)} bytes, where at most {allowed} can be right",
+            why=f"{len(answer)} bytes, at most {allowed} are possible",
         )
 
 
 def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """How large what comes besides weights is (`control/…`, `teacher/…`), by the word before the slash.
+    """Norms of the tensors besides weights (`control/…`, `teacher/…`), by the word before the slash.
 
-    There is nothing to compare its values with but what other sites send.
+    Their values can only be compared with what other sites send.
     """
     squares: dict[str, float] = {}
     for key in file.keys:
@@ -94,7 +93,7 @@ def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict
 def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
     """Sites whose update is absurdly larger than the others' (`factor` × the median), with the reason.
 
-    Two sites cannot tell which of them is wrong, so it takes three.
+    Of two sites it cannot be decided which is wrong, so it takes three.
     """
     if factor is None or len(norms) < 3:
         return {}
@@ -108,7 +107,7 @@ def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]
 
 
 def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
-    """Refuse an answer to another question, of another run, or in somebody else's name."""
+    """Refuse an answer to another request, of another run, or in another site's name."""
     wanted = answer_meta(task, site)
     for name, value in wanted.items():
         if meta.get(name) != value:
@@ -117,7 +116,7 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
                 code="misaddressed",
                 why=f"its {name!r} is {str(meta.get(name))!r:.100}, expected {value!r}",
             )
-    if meta.get("failed") == DIVERGED:  # like an update that is not finite: to ask again would give the same
+    if meta.get("failed") == DIVERGED:  # like an update that is not finite: asking again would give the same
         raise MessageError(
             f"Site {site} has diverged.",
             code="diverged",
@@ -128,13 +127,13 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
 
 
 def check_numbers(numbers: Scalars, facts: SiteInfo, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse numbers of an update that cannot be: more cases than at first, or outside a method's ranges.
+    """Refuse impossible numbers in an update: more cases than at first, or outside a method's ranges.
 
-    A server rule may weigh sites by what they say, so all that it computes with passes through here.
+    A server rule may weight sites by these numbers, so all that it computes with are checked here.
     """
     if not 0 <= numbers.get("cases", 0) <= facts.train_cases:
         raise MessageError(
-            f"Site {facts.name} counts more cases than when it joined.",
+            f"Site {facts.name} reports more cases than when it joined.",
             code="more-cases-than-joined",
             why=f"{numbers['cases']:.6g} cases now, {facts.train_cases} then",
         )
@@ -142,20 +141,20 @@ def check_numbers(numbers: Scalars, facts: SiteInfo, ranges: Mapping[str, tuple[
         for pattern, (low, high) in ranges.items():
             if fnmatchcase(name, pattern) and not low <= value <= high:
                 raise MessageError(
-                    f"Site {facts.name} sent a number that cannot be.",
+                    f"Site {facts.name} sent an impossible number.",
                     code="number-out-of-range",
                     why=f"{name!r:.100} is {value:.6g}, it lies between {low:g} and {high:g}",
                 )
 
 
 def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> tuple[SiteInfo, Scalars]:
-    """What a site that joins tells about itself and measured for the plan, checked."""
+    """The description and measurements of a site that joins, checked."""
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
     if "train_cases" not in message.scalars:
         raise MessageError(
-            f"Site {site} does not say who it is.",
+            f"Site {site} does not introduce itself.",
             code="introduction-incomplete",
             why="the number 'train_cases' is missing",
         )
@@ -170,7 +169,7 @@ def read_introduction(answer: bytes, task: Task, site: str, vocabulary: Vocabula
 
 
 def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) -> ValidationScores:
-    """A site's validation scores by structure, checked; that they are finite, `Message` sees to."""
+    """A site's validation scores by structure, checked; `Message` ensures that they are finite."""
     check_size(answer, site, {})
     message = Message.from_bytes(answer)
     check_envelope(message.meta, task, site)
@@ -180,7 +179,7 @@ def read_scores(answer: bytes, task: Task, site: str, vocabulary: Vocabulary) ->
     for structure, value in scores.dice.items():
         if not 0 <= value <= 1:
             raise MessageError(
-                f"Site {site} sent a score that is no Dice.", code="not-a-dice", why=f"{structure}: {value}"
+                f"Site {site} sent a score that is not a Dice.", code="not-a-dice", why=f"{structure}: {value}"
             )
     for structure, value in scores.volume.items():
         if value < 0:
@@ -224,7 +223,7 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
     if expected[key].device.type == "meta":
         finite, distance = is_finite(tensor), 0.0
     else:
-        # One pass does both: a distance is finite exactly when every value is (nothing that is sound overflows).
+        # One pass does both: a distance is finite exactly when every value is (sound values do not overflow).
         distance = _squared_distance(tensor, expected[key])
         finite = math.isfinite(distance)
     if not finite:
@@ -235,7 +234,7 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
 
 
 def _squared_distance(tensor: torch.Tensor, example: torch.Tensor) -> float:
-    """Σ (a − b)², block by block: what stays in the processor's cache takes half the time."""
+    """Σ (a − b)², block by block: within the processor's cache it takes half the time."""
     values, others = tensor.reshape(-1), example.reshape(-1)
     total = 0.0
     for start in range(0, values.numel(), _BLOCK):

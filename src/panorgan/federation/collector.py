@@ -1,4 +1,4 @@
-"""One request to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are made of this."""
+"""One request to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are built from it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from panorgan.methods.protocol import Payload, Scalars
 
 PayloadFor = Callable[[str], Payload]
 Read = Callable[[str, bytes], None]
-"""Takes a site's answer. Whatever it raises refuses that answer, but for what is our own fault (`is_own_fault`)."""
+"""Takes a site's answer. Any exception refuses that answer, except for failures of this machine (`is_own_fault`)."""
 
 
 class SitesMissingError(RunError):
-    """A round cannot go on without sites that are not there. Nothing is lost: it goes on when they are back."""
+    """A round cannot continue without absent sites. Nothing is lost: it continues when they are back."""
 
     def __init__(self, what: str, sites: Sequence[str], *, code: str, why: str = "", fix: str = "") -> None:
         super().__init__(what, code=code, why=why, fix=fix)
@@ -52,7 +52,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Request:
-    """A task, with what payload for each site; `number` is the round that the log speaks of."""
+    """A task, and the payload for each site; `number` is the round in the log."""
 
     task: Task
     payload_for: PayloadFor
@@ -62,9 +62,9 @@ class Request:
 
 @dataclass
 class Responses:
-    """What became of a request: who was refused, who failed (with the code), who kept silent.
+    """The outcome of a request: the sites that were refused, failed (with the code), or did not answer.
 
-    `sound`: whose update was sound, also where it was an outlier. These sites have saved the round's state.
+    `sound`: sites with a sound update, even if it was an outlier. They have saved the round's state.
     """
 
     refused: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class Responses:
 
 
 class Collector:
-    """Asks through a transport with the patience it was given."""
+    """Asks through a transport with a given patience."""
 
     def __init__(self, transport: Transport, events: EventLog, patience: Patience) -> None:
         self.transport, self.events, self.patience = transport, events, patience
@@ -87,7 +87,7 @@ class Collector:
     def ask(self, sites: Sequence[str], request: Request, read: Read, deadline: float | None = None) -> Responses:
         """Ask every site and pass sound answers to `read`; sites that report a failure are asked again.
 
-        `deadline`: seconds for the request and all its repetitions; that of the patience if left out.
+        `deadline`: seconds for the request and all its repetitions; the default is that of the patience.
         """
         responses = Responses()
         waiting = list(sites)
@@ -116,7 +116,7 @@ class Collector:
             if site not in sites or site in answered:
                 twice = site in answered
                 unwanted = MessageError(
-                    f"Site {site} sent an answer that nobody waits for.",
+                    f"Site {site} sent an unexpected answer.",
                     code="answered-twice" if twice else "not-asked",
                     why="it has answered already" if twice else "it was not asked",
                 )
@@ -156,7 +156,7 @@ class Collector:
         """
         accepted: dict[str, MessageFile] = {}
         norms: dict[str, dict[str, float]] = {}
-        expected = {site: expects(site) for site in sites}  # here, so that the rule's own errors are no site's fault
+        expected = {site: expects(site) for site in sites}  # here, so that an error of the rule is not blamed on a site
 
         def accept(site: str, path: Path) -> None:
             try:
@@ -172,13 +172,13 @@ class Collector:
 
         def read(site: str, answer: bytes) -> None:
             check_size(answer, site, expected[site])
-            Message.outline(answer)  # what is no message does not reach the disk
+            Message.outline(answer)  # bytes that are not a message must not reach the disk
             path = folder / f"{site}.safetensors"
             write_atomically(path, sealed_tensors([answer]))
             accept(site, path)
 
         for site in sites:
-            # Left by a coordinator that was killed in this round: no need to train twice.
+            # Left by a coordinator that was killed in this round: no need to train again.
             if (path := folder / f"{site}.safetensors").is_file():
                 try:
                     refuse_damaged(path)
@@ -194,14 +194,14 @@ class Collector:
         responses.sound = set(norms)
         for site, why in _out_of_proportion(norms, outlier_factor).items():
             del accepted[site]
-            (folder / f"{site}.safetensors").unlink(missing_ok=True)  # a mended site may be asked again
+            (folder / f"{site}.safetensors").unlink(missing_ok=True)  # the site may be asked again once repaired
             responses.refused.add(site)
             blown_up = MessageError(f"Site {site} sent an update out of all proportion.", code="outlier", why=why)
             self.refuse(request.number, site, blown_up)
         return accepted, responses
 
     def require_all(self, responses: Responses, number: int, what: str) -> None:
-        """Note who is missing; with `on_missing: wait`, go no further without them."""
+        """Record missing sites; with `on_missing: wait`, do not continue without them."""
         if not responses.missing:
             return
         self.events.record("missing", number=number, sites=responses.missing)
@@ -211,17 +211,17 @@ class Collector:
                 responses.missing,
                 code="no-answer",
                 why="; ".join(f"{site} reports {code!r}" for site, code in sorted(responses.failed.items())),
-                fix="The round goes on when they are back. Nothing is lost.",
+                fix="The round continues when they are back. Nothing is lost.",
             )
 
     def refuse(self, number: int, site: str, error: MessageError) -> None:
-        """Write down that an answer was refused, and why."""
+        """Record that an answer was refused, and why."""
         self.events.record("refused", number=number, site=site, code=error.code, reason=error.what, why=error.why)
 
 
 def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:
-    """Sites whose update, or whatever else they sent, is an outlier. The rest varies more between honest sites than
-    weights do (gradients, teachers of other organs), so that the factor is squared for it."""
+    """Sites whose update, or anything else they sent, is an outlier. Everything else varies more between honest sites
+    than weights do (gradients, teachers of other organs), so the factor is squared for it."""
     found: dict[str, str] = {}
     for group in sorted({group for own in norms.values() for group in own}):
         allowed = factor if factor is None or not group else factor**2
@@ -234,7 +234,7 @@ def _names(sites: Sequence[str]) -> str:
 
 
 def _requests(request: Request) -> Callable[[str], bytes]:
-    """Makes each site's request; the same tensors are serialised once."""
+    """Encodes each site's request; equal tensors are serialised once."""
     meta = request.task.to_meta()
     last: Payload | None = None
     encoded = b""
@@ -244,7 +244,7 @@ def _requests(request: Request) -> Callable[[str], bytes]:
         payload = request.payload_for(site)
         if last is None or not _same(last, payload):
             encoded = Message(payload.tensors, payload.scalars, meta).to_bytes()
-            last = Payload(dict(payload.tensors), dict(payload.scalars))  # the rule may fill its own anew
+            last = Payload(dict(payload.tensors), dict(payload.scalars))  # the rule may refill its own
         request.traffic.sent += len(encoded)
         return encoded
 
@@ -252,7 +252,7 @@ def _requests(request: Request) -> Callable[[str], bytes]:
 
 
 def _same(first: Payload, second: Payload) -> bool:
-    """Whether two payloads are made of the very same tensors, under the same keys, and equal numbers."""
+    """Whether two payloads hold the same tensor objects under the same keys, and equal numbers."""
     tensors, others = first.tensors, second.tensors
     equal_keys = first.scalars == second.scalars and tensors.keys() == others.keys()
     return equal_keys and all(tensors[key] is others[key] for key in tensors)

@@ -18,9 +18,9 @@ from panorgan.federation.checks import check_numbers, read_scores
 from panorgan.federation.collector import Collector, Request, SitesMissingError, Traffic
 from panorgan.federation.coordinator_setup import CoordinatorSetup
 from panorgan.federation.events import EventLog, read_events
-from panorgan.federation.local_models import kept_round, write_global_model, write_local_models
+from panorgan.federation.local_models import round_to_keep, write_global_model, write_local_models
 from panorgan.federation.message import MessageFile
-from panorgan.federation.notices import NoticeBoard, delivered_early, went_back
+from panorgan.federation.notices import NoticeBoard, early_delivery_notice, fallback_notice
 from panorgan.federation.remedies import Remedies
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.tensor_store import DiskTensorStore
@@ -61,11 +61,11 @@ class Coordinator:
             for stage in self._stages
             for round_ in range(1, stage.rounds + 1)
         ]
-        self._kept_round = kept_round(self._stages, setup.local_models_after)
+        self._kept_round = round_to_keep(self._stages, setup.local_models_after)
 
     @classmethod
     def begin(cls, setup: CoordinatorSetup, transport: Transport, folder: Path, events: EventLog) -> Coordinator:
-        """Go on from the newest checkpoint in a run folder; without any, ask who takes part and write checkpoint 0."""
+        """Continue from the newest checkpoint in a run folder; without any, admit the sites and write checkpoint 0."""
         collector = Collector(transport, events, setup.patience)
         admission = Admission(setup, transport, collector)
         checkpoints = Checkpoints(folder / "checkpoints")
@@ -76,7 +76,7 @@ class Coordinator:
             events.record("joined", sites=state.sites, plan=state.plan)
         coordinator = cls(setup, folder, events, collector, admission, checkpoints, state)
         coordinator._write_missed_events()
-        coordinator._tell_fallback()
+        coordinator._note_fallback()
         return coordinator
 
     @property
@@ -85,7 +85,7 @@ class Coordinator:
         return self.state.rounds_done >= len(self.schedule)
 
     def run(self, rounds: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Do the rounds that are left, or the next `rounds` of them; `should_stop` is asked before each."""
+        """Run the remaining rounds, or the next `rounds` of them; `should_stop` is called before each."""
         left = self.schedule[self.state.rounds_done :]
         for round_info in left if rounds is None else left[:rounds]:
             if should_stop():
@@ -93,7 +93,7 @@ class Coordinator:
             self._admit_newcomers()
             self._round(round_info)
         delivered, every = self._best_of_last_stage or self.state.rounds_done, self.setup.training.validate_every
-        if self.finished and (notice := delivered_early(self.setup.method, self.schedule, delivered, every)):
+        if self.finished and (notice := early_delivery_notice(self.setup.method, self.schedule, delivered, every)):
             self._board.note(len(self.schedule), notice)
 
     @property
@@ -103,7 +103,7 @@ class Coordinator:
         return sorted(site for site in self.federation.sites if listed is None or site in listed)
 
     def deliver(self, card: Mapping[str, Any], sites: Sequence[str]) -> list[str]:
-        """Send the delivered model with its card to sites; returns who has it now."""
+        """Send the delivered model with its card to sites; returns the sites that have it now."""
         number, weights = self.delivered_weights()
         payload = Payload(weights)
         have: list[str] = []
@@ -123,7 +123,7 @@ class Coordinator:
 
     @property
     def _best_of_last_stage(self) -> int | None:
-        """The round that is delivered because it is the best; None where the last one is."""
+        """The round that is delivered because it is the best; None where the last one is delivered."""
         best = self.state.best
         if self.setup.training.select == "last" or best is None or not self._is_of(self.schedule[-1].stage, best):
             return None
@@ -142,7 +142,7 @@ class Coordinator:
     # -- who takes part ------------------------------------------------------------------------------------
 
     def _admit_newcomers(self) -> None:
-        """Sites that were not there at the start take part from the next round; the plan stays as it is."""
+        """Sites that were absent at the start take part from the next round; the plan stays."""
         found = self._admission.newcomers(self.state.rounds_done, self.federation.sites, self.state.plan)
         for site, facts in found.items():
             self._admit(site, facts)
@@ -150,36 +150,38 @@ class Coordinator:
     def _admit(self, site: str, facts: SiteInfo) -> None:
         setup, state = self.setup, self.state
         self.federation = Federation(setup.vocabulary, {**self.federation.sites, site: facts})
-        # Parts that come with the newcomer (its own member, its own head) begin afresh; all others stay as they are.
+        # Parts that come with the newcomer (its own member, its own head) start fresh; all others stay.
         fresh = first_weights(setup.method, setup.network, self.federation, setup.seed, "late", site)
         state.weights = {**fresh, **state.weights}
-        state.best = None  # no earlier round knows what the newcomer brings, or was scored by it
+        state.best = None  # no earlier round includes the newcomer's organs, or was scored by it
         state.sites = {name: known.as_json() for name, known in sorted(self.federation.sites.items())}
         self.rule = self._rule_of(state)
         self.checkpoints.save(state)
         self.events.record("late_join", number=state.rounds_done + 1, site=site, **facts.as_json())
 
     def _write_missed_events(self) -> None:
-        """A kill between a checkpoint and its line in the log: the checkpoint remembers the line."""
+        """After a kill between a checkpoint and its line in the log: the checkpoint holds the line."""
         if self.events.path is None:
             return
-        state, told = self.state, self.state.told
+        state, last_round = self.state, self.state.last_round
         happened = list(read_events(self.events.path))
         joined = [event.facts["sites"] for event in happened if event.kind == "joined"]
         if not joined:
             joined = [state.sites]
             self.events.record("joined", sites=state.sites, plan=state.plan)
-        if told is not None and told["number"] not in {e.facts["number"] for e in happened if e.kind == "round"}:
-            self.events.record("round", **told)
+        if last_round is not None and last_round["number"] not in {
+            e.facts["number"] for e in happened if e.kind == "round"
+        }:
+            self.events.record("round", **last_round)
         self._board.recall(read_events(self.events.path))
         known = {site for sites in joined for site in sites}
         known |= {event.facts["site"] for event in happened if event.kind == "late_join"}
         for site in sorted(state.sites.keys() - known):
             self.events.record("late_join", number=state.rounds_done + 1, site=site, **state.sites[site])
 
-    def _tell_fallback(self) -> None:
+    def _note_fallback(self) -> None:
         if passed := self.checkpoints.unreadable:
-            self._board.repeat(self.state.rounds_done + 1, went_back(self.state.rounds_done, passed))
+            self._board.repeat(self.state.rounds_done + 1, fallback_notice(self.state.rounds_done, passed))
 
     # -- one round -----------------------------------------------------------------------------------------
 
@@ -213,7 +215,7 @@ class Coordinator:
             self.rule.validated(validation)
             self.state.rule = self.rule.state()
         validated = time.perf_counter()
-        told: dict[str, Any] = {
+        event: dict[str, Any] = {
             "number": number,
             "stage": round_info.stage,
             "round": round_info.round,
@@ -233,12 +235,12 @@ class Coordinator:
                 "validate": round(validated - aggregated, 4),
             },
         }
-        self.state.told = told
+        self.state.last_round = event
         self.checkpoints.save(self.state)
         shutil.rmtree(self._spool, ignore_errors=True)
-        seconds = {**told["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
-        self.events.record("round", **{**told, "seconds": seconds})
-        self._board.look_after_organs(told)
+        seconds = {**event["seconds"], "checkpoint": round(time.perf_counter() - validated, 4)}
+        self.events.record("round", **{**event, "seconds": seconds})
+        self._board.check_organs(event)
 
     def _task(self, kind: Kind, round_info: RoundInfo, card: Mapping[str, Any] | None = None) -> Task:
         state, setup = self.state, self.setup
@@ -246,7 +248,7 @@ class Coordinator:
         return Task(kind, setup.run, round_info, known, setup.experiment, state.plan, card, state.answered)
 
     def _collect(self, round_info: RoundInfo, number: int, traffic: Traffic) -> dict[str, MessageFile]:
-        """The updates of one round. Too few of them end the rounds, but lose nothing."""
+        """The updates of one round. Too few of them end the rounds, but nothing is lost."""
         task, training = self._task("train", round_info), self.setup.training
         files, responses = self._collector.collect(
             self.members,
@@ -263,7 +265,7 @@ class Coordinator:
                 sorted(set(self.members) - files.keys()),
                 code="too-few-answers",
                 why="see the 'refused' lines in events.jsonl",
-                fix="Mend the sites that were refused or did not answer, then resume. Nothing is lost.",
+                fix="Repair the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
         self.state.answered |= dict.fromkeys(responses.sound, (round_info.stage, round_info.round))
         return files
@@ -274,9 +276,9 @@ class Coordinator:
         return validation_due(self.setup.training, self._stages, round_info)
 
     def _validate(self, round_info: RoundInfo, traffic: Traffic) -> tuple[BySite, BySite]:
-        """Every site scores the new global model on what it annotates itself; a stage's best round is remembered.
+        """Every site scores the new global model on what it annotates itself; a stage's best round is recorded.
 
-        Returns Dice and volume ratios. A site that keeps silent counts with what it said last: its absence must not
+        Returns Dice and volume ratios. A site that does not answer counts with its last scores: its absence must not
         make a round look better.
         """
         state = self.state
@@ -285,10 +287,10 @@ class Coordinator:
         task = self._task("evaluate", round_info)
 
         def read(site: str, answer: bytes) -> None:
-            told = read_scores(answer, task, site, self.setup.vocabulary)
-            scores[site] = dict(told.dice)
-            if told.volume:
-                volume[site] = dict(told.volume)
+            answered = read_scores(answer, task, site, self.setup.vocabulary)
+            scores[site] = dict(answered.dice)
+            if answered.volume:
+                volume[site] = dict(answered.volume)
 
         payload = Payload(self.rule.delivered())
         request = Request(task, lambda site: payload, state.rounds_done, traffic)
@@ -296,7 +298,7 @@ class Coordinator:
         self._collector.require_all(responses, state.rounds_done, f"round {state.rounds_done} cannot be validated")
         state.scores |= {site: sum(values.values()) / len(values) for site, values in scores.items() if values}
         scorers = [site for site in self.members if site in state.scores]
-        if scorers != state.scorers:  # a mean over other sites is no measure for this one
+        if scorers != state.scorers:  # a mean over other sites is not comparable
             state.scorers, state.best = scorers, None
         if scores and scorers:
             mean = sum(state.scores[site] for site in scorers) / len(scorers)

@@ -1,4 +1,4 @@
-"""What a coordinator is told: what the federation trains, and whom it may ask."""
+"""The inputs of a coordinator: what the federation trains, and which sites it may ask."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class CoordinatorSetup:
     plan: PlanSettings | None = None
     patience: Patience = field(default_factory=Patience)
     limits: LimitSettings = field(default_factory=LimitSettings)
-    """What a site may claim."""
+    """Limits for what a site may claim."""
     required: tuple[str, ...] = ()
     """Sites without which the run does not begin."""
     awaited: tuple[str, ...] = ()
-    """Sites that may join later, and bring organs that nobody else knows."""
+    """Sites that may join later, and bring organs that no other site annotates."""
     joins_at: Mapping[str, int] = field(default_factory=dict)
-    """Sites that are not asked before a round of the whole run, though they are there: a simulation of late joining."""
+    """Sites that are not asked before a round of the whole run, though reachable: a simulation of late joining."""
     listed: frozenset[str] | None = None
-    """Sites that may take part; whoever the transport reaches, if None. One that joined and is no longer listed has
-    left: what it taught stays, and nobody waits for it."""
+    """Sites that may take part; if None, all that the transport reaches. A site that joined and is no longer listed has
+    left: its contribution stays, and the coordinator does not wait for it."""
     keep_local_models: Path | None = None
-    """Folder for what each site sent in one round, as a model of its own. For simulations: between hospitals no single
-    site's model is kept."""
+    """Folder for each site's model of one round. For simulations only: between hospitals no single site's model is
+    kept."""
     local_models_after: float = 1.0
-    """Which round that is, as a share of the training rounds."""
+    """That round, as a share of the training rounds."""

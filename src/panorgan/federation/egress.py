@@ -1,9 +1,8 @@
-"""What may leave a site. Everything else is refused before it is sent, and both are written down.
+"""What may leave a site. Everything else is refused before it is sent; both are logged.
 
-The guard looks at a finished message, just before it goes to the network. It knows the site's policy, the weights that
-the site's network holds and the shapes of its images. It stops what a method sends by mistake or without having said
-so. It cannot read minds: values inside a tensor that may leave are not judged, and trained weights always carry traces
-of what they were trained on.
+The guard checks a finished message just before it goes to the network. It knows the site's policy, the weights of the
+site's network and the shapes of its images. It stops what a method sends by mistake or undeclared. It has limits:
+values inside a permitted tensor are not examined, and trained weights always carry traces of their training data.
 """
 
 from __future__ import annotations
@@ -42,28 +41,28 @@ COMMON_NUMBERS = {
     "dice/*": "mean validation score per structure",
     "volume/*": "predicted / annotated volume per structure, over all validation cases (optional)",
 }
-"""Numbers that every site sends, whatever the method: when it joins, and when it scores the model."""
+"""Numbers that every site sends with any method: when it joins, and when it scores the model."""
 
 
 def number_words(method_name: str) -> dict[str, str]:
-    """Every number that leaves a site under a method: name or pattern → what it is, for people who decide about it."""
+    """Every number that leaves a site under a method: name or pattern → description, for the people who decide."""
     return {**COMMON_NUMBERS, **find_method(method_name).numbers}
 
 
 META = ("answers", "run", "site", "experiment", "failed")
-"""All that an answer says about itself."""
+"""The complete meta of an answer."""
 
 _POLICY = "the egress policy (local/egress.yaml)"
 _LONGEST_META = 100
 _TASK_LABEL = re.compile(r"[a-z_-]{1,20}/[A-Za-z0-9_-]{0,40}/[0-9]{1,9}")
-# JSON knows integers of any length; a float holds them exactly up to here.
+# JSON allows integers of any length; a float holds them exactly up to here.
 _LARGEST_WHOLE = 2**53
-# A refusal names everything; its line in the log names so many of a kind.
+# A refusal names everything; its line in the log names this many of a kind.
 _LOGGED_NAMES = 20
 
 
 class TensorRule(Settings):
-    """Limits for tensors that are not weights. One with the very shape of a weight may be larger."""
+    """Limits for tensors that are not weights. A tensor with the exact shape of a weight may be larger."""
 
     what: str = Field("", description="what it is, in a sentence")
     types: tuple[TensorType, ...] = Field(_USUAL_TYPES, min_length=1)
@@ -72,18 +71,18 @@ class TensorRule(Settings):
 
 
 class EgressPolicy(Settings):
-    """`local/egress.yaml` at a site: what may leave. What is not named stays."""
+    """`local/egress.yaml` at a site: what may leave. Everything not named stays."""
 
     weights: bool = Field(False, description="tensors of the site's own network, by key, shape and type")
     numbers: tuple[str, ...] = Field((), description="names or patterns of numbers")
     tensors: dict[str, TensorRule] = Field(default_factory=dict, description="extra tensors: key or pattern → limits")
-    failures: bool = Field(False, description="codes for why a site could not answer; without them it stays silent")
+    failures: bool = Field(False, description="codes for why a site could not answer; without them it does not answer")
     max_numbers: int = Field(1000, ge=0, description="per message: many numbers can be an image too")
     max_message_mb: float = Field(1024.0, gt=0, description="1 MB is 10^6 bytes")
 
 
 def default_policy(method_name: str) -> EgressPolicy:
-    """What a method says that it sends, and what every site sends."""
+    """The declared uploads of a method, and what every site sends."""
     tensors = {key: TensorRule(what=what) for key, what in find_method(method_name).tensors.items()}
     return EgressPolicy(weights=True, numbers=tuple(number_words(method_name)), tensors=tensors, failures=True)
 
@@ -102,12 +101,12 @@ def parse_policy(content: Mapping[str, Any], where: str = "") -> EgressPolicy:
             code="unknown-setting" if unknown else "bad-setting",
             where=": ".join(part for part in (where, ".".join([*groups, name])) if part),
             why=did_you_mean(name, known) if unknown else f"{first['msg']} (got {first['input']!r:.80})",
-            fix=f"Known here: {', '.join(known)}." if unknown else "Correct it; nothing leaves before that.",
+            fix=f"Known here: {', '.join(known)}." if unknown else "Correct it; until then nothing leaves.",
         ) from error
 
 
 def policy_text(policy: EgressPolicy, method_name: str) -> str:
-    """The policy as YAML with comments, for people who decide about it; the words for numbers are the method's."""
+    """The policy as YAML with comments, for the people who decide; numbers are described by the method."""
     words = number_words(method_name)
     lines = [
         "# What may leave this site. Anything else is refused before it is sent; the refusal is written to the log.",
@@ -155,7 +154,7 @@ def _yaml(value: Any) -> str:
 def weights_of_site(
     method: Method, network: UNetSettings, federation: Federation, site: str
 ) -> dict[str, torch.Tensor]:
-    """Keys, shapes and types of what a site's network holds, without its memory."""
+    """Keys, shapes and types of a site's network, on the meta device."""
     with torch.device("meta"):
         return dict(method.build_network(network, federation, site=site).state_dict())
 
@@ -166,7 +165,7 @@ def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[
 
 
 class _Objection(NamedTuple):
-    """Why something may not leave, as a code and in words, and what would let it; `item` names it."""
+    """Why something may not leave, as a code and a sentence, and what would permit it; `item` names it."""
 
     code: str
     why: str
@@ -179,7 +178,7 @@ class Egress:
 
     Parameters
     ----------
-    known_weights : what the site's network holds (see `weights_of_site`); set it anew when the network changes.
+    known_weights : the weights of the site's network (see `weights_of_site`); set again when the network changes.
     forbidden_shapes : shapes of the site's volumes and patches (see `image_shapes`); add those of the original scans.
     """
 
@@ -194,16 +193,16 @@ class Egress:
         self._looks_like_an_image = image_test(forbidden_shapes)
 
     def release(self, answer: bytes, task: str, round: int = 0, stage: str = "") -> bytes:
-        """The same bytes, once they are checked and written down. Raises `EgressError` where they must stay.
+        """Return the same bytes, once checked and logged. Raises `EgressError` if they must stay.
 
-        The record is on disk before the bytes are returned, so nothing leaves unrecorded. A site that is killed in
-        between has recorded something that did not leave.
+        The record is on disk before the bytes are returned, so nothing leaves unrecorded. After a kill in between, the
+        log has a record of something that did not leave.
         """
         entry = {"direction": "out", "kind": "sent", "task": task, "stage": stage, "round": round}
         size = {"bytes": len(answer), "sha256": hashlib.sha256(answer).hexdigest()}
-        message, objections = self._examined(answer)
+        message, objections = self._examine(answer)
         if message is None or objections:
-            grouped = _grouped(objections)
+            grouped = _group_objections(objections)
             reasons = [f"{_names(group.items[:_LOGGED_NAMES], len(group.items))}: {group.why}" for group in grouped]
             codes = [group.code for group in grouped]
             self.audit.append({**entry, "kind": "refused", "codes": codes, "reasons": reasons, **size})
@@ -217,7 +216,7 @@ class Egress:
             self.audit.append(entry, listed=tensors if tensors else None)
         return answer
 
-    def _examined(self, answer: bytes) -> tuple[Message | None, list[_Objection]]:
+    def _examine(self, answer: bytes) -> tuple[Message | None, list[_Objection]]:
         limit = self.policy.max_message_mb
         if len(answer) > limit * 1e6:
             why = f"it has {len(answer) / 1e6:.1f} MB, {limit:g} MB may leave"
@@ -229,17 +228,17 @@ class Egress:
             return None, [_Objection(error.code, why, "", "the message")]
         objections = [*self._meta(message), *self._numbers(message), *self._tensors(message)]
         if not objections and not message.is_all_of(answer):
-            why = "it holds more than tensors, numbers and the words that belong to an answer"
+            why = "it holds more than tensors, numbers and the meta of an answer"
             objections.append(_Objection("hidden-content", why, "", "the message"))
         return message, objections
 
-    # -- words ---------------------------------------------------------------------------------------------
+    # -- meta ----------------------------------------------------------------------------------------------
 
     def _meta(self, message: Message) -> Iterator[_Objection]:
         for name, value in message.meta.items():
             item = f"meta {_short(name)}"
             if name not in META:
-                yield _Objection("unknown-meta", f"an answer says only {', '.join(META)}", "", item)
+                yield _Objection("unknown-meta", f"an answer has only {', '.join(META)}", "", item)
             elif name == "failed":
                 yield from self._failure(message, value)
             elif name == "answers":
@@ -253,9 +252,9 @@ class Egress:
     def _failure(self, message: Message, code: Any) -> Iterator[_Objection]:
         if not self.policy.failures:
             fix = f"set 'failures: true' in {_POLICY}"
-            yield _Objection("failures-kept", "the policy keeps failures here", fix, "meta 'failed'")
+            yield _Objection("failures-kept", "the policy does not let failures leave", fix, "meta 'failed'")
         if code not in CODES:
-            yield _Objection("unknown-failure", "it is not one of the codes for failures", "", "meta 'failed'")
+            yield _Objection("unknown-failure", "it is not one of the failure codes", "", "meta 'failed'")
         if message.tensors or message.scalars:
             why = "it carries tensors or numbers beside the code"
             yield _Objection("failure-with-content", why, "", "the message about a failure")
@@ -292,13 +291,13 @@ class Egress:
     def _weight(self, tensor: torch.Tensor, known: torch.Tensor, item: str) -> Iterator[_Objection]:
         if not self.policy.weights:
             fix = f"set 'weights: true' in {_POLICY}"
-            yield _Objection("weights-kept", "the policy keeps weights here", fix, item)
+            yield _Objection("weights-kept", "the policy does not let weights leave", fix, item)
         if tensor.shape != known.shape or tensor.dtype != known.dtype:
-            why = f"it is {_described(tensor)}, but that weight is {_described(known)}"
+            why = f"it is {_describe(tensor)}, but that weight is {_describe(known)}"
             yield _Objection("weight-differs", why, "send it under a name of its own", item)
 
     def _extra(self, key: str, tensor: torch.Tensor, item: str) -> Iterator[_Objection]:
-        # `teacher/<weight>` with that weight's own shape holds no more than the weight itself, whatever it looks like.
+        # `teacher/<weight>` with that weight's own shape holds no more than the weight itself, whatever its shape.
         like = self.known_weights.get(key.partition("/")[2])
         if (like is None or like.shape != tensor.shape) and self._looks_like_an_image(tensor):
             why = "it has the shape of an image, a patch or a mask; these never leave"
@@ -307,7 +306,7 @@ class Egress:
         rule = next((rule for pattern, rule in self.policy.tensors.items() if fnmatchcase(key, pattern)), None)
         if rule is None:
             fix = f"if it is harmless, add it to 'tensors' in {_POLICY}"
-            why = "it is no weight of the site's network, and the policy does not name it"
+            why = "it is not a weight of the site's network, and the policy does not name it"
             yield _Objection("tensor-not-named", why, fix, item)
             return
         if type_name(tensor) not in rule.types:
@@ -328,7 +327,7 @@ def type_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{type_name(tensor)} {list(tensor.shape)}"
 
 
@@ -337,7 +336,7 @@ def _short(name: str) -> str:
 
 
 class _Group(NamedTuple):
-    """A reason, its remedy, and everything it holds for."""
+    """A reason, its remedy, and all items that it applies to."""
 
     code: str
     why: str
@@ -345,7 +344,7 @@ class _Group(NamedTuple):
     items: list[str]
 
 
-def _grouped(objections: Iterable[_Objection]) -> list[_Group]:
+def _group_objections(objections: Iterable[_Objection]) -> list[_Group]:
     ordered = sorted(objections, key=lambda o: (o.why, o.fix, o.code))
     groups = groupby(ordered, lambda o: (o.code, o.why, o.fix))
     return [_Group(*reason, [objection.item for objection in group]) for reason, group in groups]
@@ -365,7 +364,7 @@ def _refusal(task: str, stage: str, round: int, grouped: list[_Group]) -> Egress
         where=", ".join(place),
         why="\n".join(f"{names}: {group.why}" for names, group in named),
         fix="\n".join(f"{names}: {group.fix}." for names, group in named if group.fix)
-        or "Nothing was sent. Tell the coordinator and the method's author.",
+        or "Nothing was sent. Inform the coordinator and the author of the method.",
     )
     error.reasons = tuple(group.code for group in grouped)
     return error

@@ -1,4 +1,4 @@
-"""One line per thing that happened, in `events.jsonl`, and to whoever listens. Every line has its checksum."""
+"""One line per event in `events.jsonl`, also passed to listeners. Every line has its checksum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from panorgan.checksums import read_json, sealed_json
 Listener = Callable[["Event"], None]
 
 DAMAGED = "damaged"
-"""Kind of an event that stands for a line which cannot be read; `line` is its number."""
+"""Kind of an event that stands for an unreadable line; `line` is its number."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Event:
 class EventLog:
     """Appends events to a file and passes them on.
 
-    `transient` events (a step was made) reach listeners only: the file keeps what is worth keeping.
+    `transient` events (a step was made) reach listeners only and are not kept in the file.
     """
 
     def __init__(self, path: Path | None = None, listeners: tuple[Listener, ...] = ()) -> None:
@@ -37,7 +37,7 @@ class EventLog:
         self.listeners = listeners
 
     def record(self, kind: str, **facts: Any) -> None:
-        """Write an event down and tell the listeners."""
+        """Write an event and notify the listeners."""
         event = Event(kind, facts, time.time())
         if self.path is not None:
             line = sealed_json({"time": round(event.time, 3), "event": kind, **facts})
@@ -46,7 +46,7 @@ class EventLog:
         self._tell(event)
 
     def transient(self, kind: str, **facts: Any) -> None:
-        """Tell the listeners only."""
+        """Notify the listeners only."""
         self._tell(Event(kind, facts, time.time()))
 
     def _tell(self, event: Event) -> None:
@@ -55,7 +55,7 @@ class EventLog:
 
 
 def mend_tail(path: Path) -> None:
-    """Take away a line that a killed process left unfinished, so that the next event starts on its own line."""
+    """Remove a line that a killed process left unfinished, so that the next event starts on its own line."""
     if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
         whole = content.rfind(b"\n") + 1
         with path.open("r+b") as file:
@@ -67,7 +67,7 @@ def mend_tail(path: Path) -> None:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """All events in a file; a line torn by a kill is passed over, a damaged one is an event of its own kind."""
+    """All events in a file; a line torn by a kill is skipped, a damaged one is an event of its own kind."""
     if not path.is_file():
         return
     last = 0.0
@@ -84,7 +84,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def parse_event(line: bytes) -> Event:
-    """One line; raises ValueError for what is damaged, torn, or no event."""
+    """One line; raises ValueError for a line that is damaged, torn, or not an event."""
     try:
         content = read_json(line)
         kind, when = content.pop("event"), content.pop("time")
@@ -104,7 +104,7 @@ def _is_event(line: bytes) -> bool:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a line that cannot be read was never finished: it is being written, or an older version left it."""
+    """Whether an unreadable line was never finished: it is being written, or an older version left it."""
     if not line.endswith(b"\n"):
         return True
     return not (line.startswith(b'{"crc32"') or line.rstrip().endswith(b"}"))

@@ -1,7 +1,7 @@
-"""Why a site could not do what it was asked, as a code. Only the code travels; the story stays in the site's log.
+"""Why a site could not do what it was asked, as a code. Only the code travels; details stay in the site's log.
 
-Errors that have a travelling code of their own bear it as the `code` of their class. A single error may have a closer
-code (`no-such-round`), which stays at the site.
+Error classes with a travelling code carry it as their `code`. A single error may have a more specific code
+(`no-such-round`), which stays at the site.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MEANING: dict[str, str] = {
 
 
 class EgressError(PanorganError):
-    """The site's policy does not let something leave; `reasons` are the codes of all that it objects to."""
+    """The site's policy does not let something leave; `reasons` are the codes of all objections."""
 
     code = "egress-refused"
     reasons: tuple[str, ...] = ()
@@ -71,13 +71,13 @@ class WrongExperimentError(PanorganError):
 
 
 class NotAgreedError(RunError):
-    """A request asks for, or brings, what does not follow from the agreement."""
+    """A request asks for, or brings, something that does not follow from the agreement."""
 
     code = "not-agreed"
 
 
 class TooManyQuestionsError(NotAgreedError):
-    """More models are to be scored than the agreement leads to; counts are those of the run."""
+    """More models are to be scored than agreed; the counts are those of the run."""
 
     code = "too-many-questions"
     answered = 0
@@ -91,7 +91,7 @@ class LostStateError(RunError):
 
 
 class DataChangedError(DataError):
-    """The site's cases are not those with which it began the run."""
+    """The site's cases differ from those with which it began the run."""
 
     code = "data-changed"
 
@@ -102,11 +102,11 @@ _FAMILIES: dict[type[PanorganError], Code] = {
     AnatomyError: "config",
     DataError: "data",
 }
-"""Errors without a travelling code of their own; whatever is not named here is about the site's `state`."""
+"""Errors without a travelling code; any other concerns the site's `state`."""
 
 
 def code_of(error: BaseException) -> Code:
-    """The code that travels for an error. It says nothing about files, patients or places in the code."""
+    """The code that travels for an error. It reveals nothing about files, patients or the code."""
     if isinstance(error, PanorganError):
         if (own := type(error).code) in CODES:
             return cast(Code, own)

@@ -1,4 +1,4 @@
-"""Files that are either the old version or the new one, whatever happens in between."""
+"""Files that hold either the old version or the new one, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from panorgan.checksums import DamagedError, checksum, file_checksum
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview], durable: bool = False) -> None:
     """Write beside the target, then rename over it. Content may come in pieces.
 
-    A killed process leaves the old file. `durable` also survives a power cut, at the price of a flush to disk.
+    A killed process leaves the old file. `durable` also survives a power cut, at the cost of a flush to disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.incomplete")
@@ -30,9 +30,9 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
 
 
 def write_with_checksum(path: Path, text: str) -> None:
-    """Write a file that has no place for a checksum (a table), and that into `.<name>.crc32` beside it.
+    """Write a file that has no place for a checksum (a table), and its checksum into `.<name>.crc32` beside it.
 
-    It is there first, together with that of the version before: so it fits whenever a kill comes.
+    The checksum is written first, together with that of the previous version: so it matches after a kill at any time.
     """
     try:
         known = [] if _is_other(path) else [file_checksum(path)]
@@ -43,7 +43,7 @@ def write_with_checksum(path: Path, text: str) -> None:
 
 
 def read_with_checksum(path: Path) -> str:
-    """The text that was written so; raises DamagedError."""
+    """The text of such a file; raises DamagedError."""
     if _is_other(path):
         raise DamagedError
     return path.read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def _is_other(path: Path) -> bool:
     except FileNotFoundError:
         if not path.exists():
             raise
-        return False  # of an older version, or copied without
+        return False  # of an older version, or copied without its checksum
 
 
 def _beside(path: Path) -> Path:

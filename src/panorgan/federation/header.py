@@ -1,8 +1,7 @@
-"""The header of a message, read with suspicion: eight bytes of length, then JSON that says which byte is what.
+"""The header of a message, validated before use: eight bytes of length, then JSON that describes every byte.
 
-Whoever sends a message chooses these bytes. Everything about them is checked before anything else reads them: how long
-and how deep they are, that no key stands twice, that numbers are finite, and that every byte after the header belongs
-to exactly one tensor.
+The sender controls these bytes. Everything about them is checked before anything else reads them: length and depth,
+no key twice, finite numbers, and that every byte after the header belongs to exactly one tensor.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ WIDTHS = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Types of tensors that travel, and bytes per element."""
+"""Types of tensors in messages, and bytes per element."""
 
 _LONGEST_HEADER = 100_000_000  # bytes; the safetensors library reads no longer ones
-_DEEPEST = 32  # mappings and lists within each other; ours have four
+_DEEPEST = 32  # nested mappings and lists; ours have four
 _LARGEST_TENSOR = 1 << 48  # elements, where an axis of length zero counts as one: torch multiplies them
 _ENTRY = {"dtype", "shape", "data_offsets"}
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -49,20 +48,20 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a sound header says."""
+    """The content of a valid header."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
 
 
 def read_header(stream: BinaryIO, size: int) -> Header:
-    """The header of a message of `size` bytes; `ValueError` says what is wrong with it."""
+    """The header of a message of `size` bytes; raises `ValueError` with what is wrong."""
     start = stream.read(8)
     if len(start) < 8:
         raise ValueError("it ends before its header")
     (length,) = struct.unpack("<Q", start)
     if length > min(size - 8, _LONGEST_HEADER):
-        raise ValueError(f"its header is said to have {length} bytes, the message has {size}")
+        raise ValueError(f"its header claims {length} bytes, the message has {size}")
     entries = read_json(stream.read(length))
     if not isinstance(entries, dict):
         raise ValueError("its header is no mapping")
@@ -75,9 +74,9 @@ def read_header(stream: BinaryIO, size: int) -> Header:
 
 
 def read_json(text: bytes | str) -> Any:
-    """JSON from a stranger; `ValueError` if it is too deep, says a key twice, or holds NaN or infinity."""
+    """Untrusted JSON; `ValueError` if it is too deep, repeats a key, or holds NaN or infinity."""
     if isinstance(text, bytes):
-        text = text.decode()  # JSON in other encodings is JSON too, but never ours
+        text = text.decode()  # other encodings are valid JSON too, but never ours
     try:
         content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
@@ -89,7 +88,7 @@ def read_json(text: bytes | str) -> Any:
 def check_name(name: object) -> str:
     """A name of a tensor, a number or a fact; `ValueError` if it could disturb a log or a terminal."""
     if not isinstance(name, str) or _UNFIT.search(name):
-        raise ValueError(f"{name!r:.60} is no name: it has characters that cannot be shown")
+        raise ValueError(f"{name!r:.60} is not a name: it has characters that cannot be shown")
     return name
 
 
@@ -99,12 +98,12 @@ _TOO_DEEP = f"it has more than {_DEEPEST} levels of lists and mappings"
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key is repeated")
     return content
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:
@@ -115,7 +114,7 @@ def _finite(text: str) -> float:
 
 
 def _refuse_depth(content: Any) -> None:
-    """Level by level: code that calls itself would run into the very limit that this is about."""
+    """Level by level: a recursive function would hit the very limit that this checks."""
     level = [content]
     for _ in range(_DEEPEST + 1):
         level = [inner for outer in level for inner in _within(outer)]
@@ -142,12 +141,12 @@ def _entry(key: str, facts: Any) -> TensorEntry:
         raise ValueError(f"tensor {key!r:.60} is too large")
     begin, end = offsets
     if end - begin != math.prod(shape) * WIDTHS[kind]:
-        raise ValueError(f"tensor {key!r:.60} has not the bytes that its shape needs")
+        raise ValueError(f"tensor {key!r:.60} does not have the bytes that its shape needs")
     return TensorEntry(kind, tuple(shape), begin, end)
 
 
 def _is_counts(content: Any) -> bool:
-    """A short list of whole numbers from zero on. True and False are whole numbers to Python, but not here."""
+    """A short list of whole numbers from zero on. Python counts True and False as whole numbers; this does not."""
     return isinstance(content, list) and len(content) <= 64 and all(type(n) is int and n >= 0 for n in content)
 
 

@@ -1,4 +1,4 @@
-"""What a site may claim: limits that a federation agrees on. Whatever lies outside is refused by name."""
+"""Limits for what a site may claim, agreed by the federation. Anything outside is refused by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Range = tuple[float, float]
 class LimitSettings(Settings):
     """The `limits` of an experiment, and of a federation between hospitals."""
 
-    most_cases_per_site: int = Field(10_000, ge=1, description="a site that says it has more training cases is refused")
+    most_cases_per_site: int = Field(10_000, ge=1, description="a site that reports more training cases is refused")
     largest_share: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="no site counts for more than this share of a mean over three or more sites, whatever it says of "
-        "itself; 1 for no limit",
+        description="no site counts for more than this share of a mean over three or more sites, whatever it reports; "
+        "1 for no limit",
     )
     spacing_mm: Range = Field((0.1, 20.0), description="median voxel sizes that a site may have measured")
     extent_mm: Range = Field((1.0, 3000.0), description="median extents of scans that a site may have measured")
@@ -33,7 +33,7 @@ class LimitSettings(Settings):
     @classmethod
     def _ordered(cls, value: Range) -> Range:
         if not value[0] < value[1]:
-            raise SettingError("give the least and the most, such as [0.1, 20]", code="range-not-ordered")
+            raise SettingError("give the minimum and the maximum, such as [0.1, 20]", code="range-not-ordered")
         return value
 
 
@@ -44,32 +44,32 @@ class HospitalLimits(LimitSettings):
 
 
 def check_counts(facts: SiteInfo, limits: LimitSettings) -> None:
-    """Refuse a site that claims more cases than was agreed: cases are weight in every mean."""
+    """Refuse a site that claims more cases than agreed: cases are weight in every mean."""
     if facts.train_cases > limits.most_cases_per_site:
         raise MessageError(
-            f"Site {facts.name} claims more cases than was agreed.",
+            f"Site {facts.name} claims more cases than agreed.",
             code="too-many-cases",
             why=f"{facts.train_cases:.6g}, limits.most_cases_per_site allows {limits.most_cases_per_site}",
-            fix="If it really has so many, raise the limit for everybody.",
+            fix="If it really has so many, raise the limit for all sites.",
         )
 
 
-def check_statistics(told: SiteStatistics, facts: SiteInfo, limits: LimitSettings) -> None:
-    """Refuse measurements that no scan of a patient has, or that are of other cases than the site has."""
+def check_statistics(statistics: SiteStatistics, facts: SiteInfo, limits: LimitSettings) -> None:
+    """Refuse measurements that are impossible for scans of patients, or that are of other cases than the site has."""
     site = facts.name
-    if told.cases != facts.train_cases:
+    if statistics.cases != facts.train_cases:
         raise MessageError(
             f"Site {site} measured other cases than it has.",
             code="measured-other-cases",
-            why=f"{told.cases:.6g} cases measured, {facts.train_cases} to train with",
+            why=f"{statistics.cases:.6g} cases measured, {facts.train_cases} to train with",
         )
-    if foreign := sorted(told.hu_ranges.keys() - facts.annotated.keys()):
+    if foreign := sorted(statistics.hu_ranges.keys() - facts.annotated.keys()):
         raise MessageError(
             f"Site {site} measured what it does not annotate.", code="measured-unannotated", why=f"{foreign[0]!r:.100}"
         )
-    _check_range(site, "spacing_mm", told.spacing_mm, limits.spacing_mm)
-    _check_range(site, "extent_mm", told.extent_mm, limits.extent_mm)
-    _check_range(site, "hu", (value for own in told.hu_ranges.values() for value in own), limits.hu)
+    _check_range(site, "spacing_mm", statistics.spacing_mm, limits.spacing_mm)
+    _check_range(site, "extent_mm", statistics.extent_mm, limits.extent_mm)
+    _check_range(site, "hu", (value for own in statistics.hu_ranges.values() for value in own), limits.hu)
 
 
 def _check_range(site: str, name: str, values: Iterable[float], allowed: Range) -> None:
@@ -77,8 +77,8 @@ def _check_range(site: str, name: str, values: Iterable[float], allowed: Range) 
     for value in values:
         if not low <= value <= high:
             raise MessageError(
-                f"Site {site} measured what no scan of a patient has.",
+                f"Site {site} reports a measurement that is impossible for scans of patients.",
                 code="implausible-measurement",
                 why=f"{value:.6g}, limits.{name} allows {low:g} to {high:g}",
-                fix="Let the site run 'panorgan doctor' on its data, or change the limit for everybody.",
+                fix="Run 'panorgan doctor' on the site's data, or change the limit for all sites.",
             )

@@ -1,4 +1,4 @@
-"""Every site's model of one round on disk, as it was before it was averaged, and the averaged one beside them."""
+"""Every site's model of one round on disk, before averaging, and the averaged one beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from panorgan.methods.base import ServerRule
 from panorgan.methods.protocol import Stage, Updates
 
 
-def kept_round(stages: Sequence[Stage], share: float) -> int:
+def round_to_keep(stages: Sequence[Stage], share: float) -> int:
     """The round, counted over the whole run, that ends a share of the training rounds."""
     training = next((place for place, stage in enumerate(stages) if stage.name == "train"), len(stages) - 1)
     before = sum(stage.rounds for stage in stages[:training])
@@ -25,9 +25,9 @@ def kept_round(stages: Sequence[Stage], share: float) -> int:
 
 
 def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None:
-    """One file per site that answered: what it would deliver on its own. Call it before the updates are averaged.
+    """One file per site that answered: the model it would deliver alone. Call before the updates are averaged.
 
-    That is the weights it sent, and for all others (the heads of other sites, say) those it started the round from.
+    That is the weights it sent, and for all others (such as other sites' heads) those it started the round from.
     """
     delivered = rule.delivered()
     before = {key: rule.weights.get(key, value) for key, value in delivered.items()}
@@ -35,12 +35,12 @@ def write_local_models(folder: Path, rule: ServerRule, updates: Updates) -> None
         sent = {key: updates.tensor(site, key) for key in updates.keys(site) if key in before}
         _write(folder / f"{site}.safetensors", {**before, **sent})
     for path in folder.glob("*.safetensors"):
-        if path.stem not in updates.sites:  # the round is done again, and this site did not answer now
+        if path.stem not in updates.sites:  # the round is repeated, and this site did not answer this time
             path.unlink()
 
 
 def write_global_model(folder: Path, rule: ServerRule) -> None:
-    """The model that the federation has when that round is averaged."""
+    """The federation's model after averaging that round."""
     _write(folder / f"{GLOBAL_MODEL}.safetensors", rule.delivered())
 
 
@@ -62,11 +62,11 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
             code="local-model-unreadable",
             where=str(path),
             why=str(error),
-            fix="Restore the file from a backup, or remove the folder around it: it serves analyses only.",
+            fix="Restore the file from a backup, or remove its folder: it is used for analyses only.",
         ) from error
 
 
 def _write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    # Durable like the checkpoint that comes after: a round that is done has its local models.
+    # Durable like the checkpoint that follows: a finished round has its local models.
     content = {key: value.detach().cpu().contiguous() for key, value in sorted(weights.items())}
     write_atomically(path, sealed_tensors([save(content, {"format": "pt"})]), durable=True)

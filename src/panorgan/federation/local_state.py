@@ -1,7 +1,7 @@
-"""What a site keeps on its own disk between rounds, and the answer that belongs to it.
+"""A site's state on its own disk between rounds, and the answer that belongs to it.
 
-State and answer of a round are saved together: a site that is asked again for a round it has already finished gives
-the same answer instead of training twice from a state that has moved on.
+State and answer of a round are saved together: asked again for a finished round, a site gives the same answer instead
+of training twice from a later state.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class LocalState:
         self._checked: tuple[int, ...] | None = None
 
     def save(self, run: str, saved: SavedRound, answer: bytes | None) -> None:
-        """Keep state and answer. The state file is the point of no return: until it is renamed, the old one holds.
+        """Save state and answer. Renaming the state file commits both: until then, the old one is valid.
 
-        A site without state keeps no answer: it computes the same one again. The file still says which round it was.
+        A site without state saves no answer: it computes the same one again. The file still records the round.
         """
         tensors = {f"rule/{k}": v for k, v in saved.rule.tensors.items()}
         tensors |= {f"optimizer/{k}": v for k, v in saved.optimizer.items()}
         if answer is not None:
-            self._put_by(Message.outline(answer).meta)
+            self._keep_previous(Message.outline(answer).meta)
             write_atomically(self._answer, sealed_tensors([answer]), durable=True)
         meta = {"run": run, "stage": saved.stage, "round": saved.round, _NO_STATE: answer is None}
         pieces = sealed_tensors(Message(tensors, saved.rule.scalars, meta).to_pieces())
         write_atomically(self._state, pieces, durable=True)
         self._checked = self._identity()
 
-    def _put_by(self, new: Mapping[str, Any]) -> None:
-        """Keep the answer of the round before, unless the one that is there is an unfinished try of this round."""
+    def _keep_previous(self, new: Mapping[str, Any]) -> None:
+        """Keep the answer of the round before, unless the existing one is an unfinished attempt of this round."""
         try:
             old = MessageFile(self._answer).meta
         except MessageError:
@@ -81,7 +81,7 @@ class LocalState:
         return self.finished(run) is not None and not self._open_state().meta.get(_NO_STATE, False)
 
     def load(self) -> SavedRound:
-        """The saved state; ask `finished` first."""
+        """The saved state; call `finished` first."""
         message = self._open_state().message()
 
         def group(prefix: str) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ class LocalState:
 
     def _open_state(self) -> MessageFile:
         try:
-            if self._checked != (identity := self._identity()):  # once for every file that is put there
+            if self._checked != (identity := self._identity()):  # once for every new file
                 refuse_damaged(self._state)
                 self._checked = identity
             return MessageFile(self._state)
@@ -111,9 +111,9 @@ class LocalState:
         return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
     def answer_to(self, run: str, label: str) -> bytes | None:
-        """The saved answer to this very task: that of the last round, or of the one before.
+        """The saved answer to this task: that of the last round, or of the one before.
 
-        A coordinator whose newest checkpoint is damaged asks for a round once more that a site has moved on from.
+        A coordinator whose newest checkpoint is damaged repeats a round that the site has already finished.
         """
         for path in (self._answer, self._answer_before):
             try:

@@ -1,4 +1,4 @@
-"""What looks like a scan, a file or a patient's number, and never leaves a site whatever its policy says."""
+"""Detects what looks like a scan, a file or a patient's number, which never leaves a site, whatever its policy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _FILE = re.compile(
     r"\.(nii|gz|dcm|ima|mha|mhd|nrrd|npy|npz|pt|pth|json|jsonl|csv|tsv|txt|ya?ml|h5|zip|tar|xlsx?|png|jpe?g)$", re.I
 )
-# So many digits in a row are a patient's number, a date of birth or a DICOM identifier rather than a name.
+# This many digits in a row suggest a patient's number, a date of birth or a DICOM identifier.
 _IDENTIFIER = re.compile(r"[0-9]{6}")
-# Below this, a tensor may have as many elements as a small patch by pure chance.
+# Below this, a tensor may have as many elements as a small patch by chance.
 _FEWEST_VOXELS = 4096
 
 SUSPICIONS = {

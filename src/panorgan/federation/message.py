@@ -1,4 +1,4 @@
-"""What crosses the wire: tensors, numbers and a few words about them. safetensors + JSON, never pickle.
+"""What crosses the wire: tensors, numbers and metadata. safetensors + JSON, never pickle.
 
 The same bytes travel in a simulation and between hospitals.
 """
@@ -59,8 +59,8 @@ class Message:
     def to_bytes(self) -> bytes:
         """Serialise; equal messages give equal bytes.
 
-        The format is that of safetensors, which reads it. Written here, because the library takes twice as long, and
-        because only what has one single form can be compared by its header (see `is_all_of`).
+        The format is that of safetensors, which can read it. It is written here because the library takes twice as
+        long, and because only a canonical form can be compared by its header (see `is_all_of`).
         """
         return b"".join(self.to_pieces())
 
@@ -78,7 +78,7 @@ class Message:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
-        """Parse and check the version; the tensors are the reader's own."""
+        """Parse and check the version; the tensors are copies."""
         numbers, meta = _read_head(_header_of(content), "")
         try:
             tensors = load_tensors(content)
@@ -88,7 +88,7 @@ class Message:
 
     @classmethod
     def outline(cls, content: bytes) -> Message:
-        """Parse without reading a value: numbers, meta, and tensors that have shape and type, but no content."""
+        """Parse without reading values: numbers, meta, and tensors on the meta device."""
         header = _header_of(content)
         tensors = {
             key: torch.empty(entry.shape, dtype=_TYPES_BY_NAME[entry.dtype], device="meta")
@@ -97,20 +97,20 @@ class Message:
         return cls(tensors, *_read_head(header, ""))
 
     def is_all_of(self, content: bytes) -> bool:
-        """Whether the bytes hold this message and nothing else, so far as one can tell without its values.
+        """Whether the bytes hold this message and nothing else, as far as can be checked without its values.
 
-        There is one way to write a header, and it says which byte belongs to which tensor. So if the header is the one
-        that `to_bytes` writes, and what follows has the right length, then nothing is hidden anywhere.
+        A header has a single form, which says which byte belongs to which tensor. So if the header is the one that
+        `to_bytes` writes, and the rest has the right length, nothing is hidden anywhere.
         """
         header = self._header()
         return content.startswith(header) and len(content) == len(header) + sum(map(_size, self.tensors.values()))
 
     def _order(self) -> list[str]:
-        """Keys as they are written: the widest types first, so that every tensor begins at a multiple of its width."""
+        """Keys in the order of writing: the widest types first, so that every tensor is aligned to its width."""
         return sorted(self.tensors, key=lambda key: (-self.tensors[key].element_size(), key))
 
     def _header(self) -> bytes:
-        """Eight bytes of length, then JSON, filled up with spaces to a multiple of eight."""
+        """Eight bytes of length, then JSON, padded with spaces to a multiple of eight."""
         head = {"version": VERSION, "numbers": dict(sorted(self.scalars.items())), "meta": dict(self.meta)}
         self._refuse_unreadable_names()
         entries: dict[str, Any] = {METADATA: {_HEADER: json.dumps(head, sort_keys=True)}}
@@ -129,7 +129,7 @@ class Message:
         return struct.pack("<Q", len(text)) + text
 
     def _refuse_unreadable_names(self) -> None:
-        """What is written must be readable again: a name that is refused there is refused here."""
+        """What is written must be readable again: names that the reader refuses are refused here."""
         try:
             for name in (*self.tensors, *self.scalars, *self.meta):
                 check_name(name)
@@ -189,12 +189,12 @@ def _header_of(content: bytes) -> Header:
 def _read_head(header: Header, where: str) -> tuple[dict[str, float], dict[str, Any]]:
     """Numbers and meta, which travel as JSON within the header's JSON."""
     if _HEADER not in header.metadata:
-        raise _damaged("it does not say that it is a panorgan message", where)
+        raise _damaged("it is not marked as a panorgan message", where)
     try:
         head = read_json(header.metadata[_HEADER])
         version, numbers, meta = (head.get(part) if isinstance(head, dict) else None for part in _HEAD)
         if not isinstance(numbers, dict) or not isinstance(meta, dict):
-            raise ValueError("numbers or meta are no mappings")
+            raise ValueError("numbers or meta are not mappings")
         for name in (*numbers, *meta):
             check_name(name)
         if odd := [name for name, value in numbers.items() if not _is_number(value)]:
@@ -203,7 +203,7 @@ def _read_head(header: Header, where: str) -> tuple[dict[str, float], dict[str, 
         raise _damaged(str(error), where) from error
     if type(version) is not int or version != VERSION:
         raise MessageError(
-            f"A message has version {version!s:.40}; this panorgan speaks version {VERSION}.",
+            f"A message has version {version!s:.40}; this panorgan uses version {VERSION}.",
             code="message-version",
             where=where,
             fix="Install the same panorgan version everywhere.",
@@ -212,13 +212,13 @@ def _read_head(header: Header, where: str) -> tuple[dict[str, float], dict[str, 
 
 
 def _is_number(value: object) -> bool:
-    """What a float can hold; True and False are numbers to Python, but not here."""
+    """Whether a float can hold it; Python counts True and False as numbers, this does not."""
     return type(value) is float or (type(value) is int and abs(value) <= _LARGEST_NUMBER)
 
 
 def _damaged(why: str, where: str) -> MessageError:
     return MessageError(
-        "Bytes arrived that are not a message.",
+        "The received bytes are not a message.",
         code="not-a-message",
         where=where,
         why=why,

@@ -1,4 +1,4 @@
-"""Messages that lie on disk and are read back: written with their checksum, and read only if it is right."""
+"""Messages on disk: written with a checksum, and read only if it matches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from panorgan.federation.message import MessageFile
 
 
 def open_checked(path: Path) -> MessageFile:
-    """Open what was written as `sealed_tensors`; raises MessageError for what cannot be read, or is damaged."""
+    """Open a file written by `sealed_tensors`; raises MessageError if it is unreadable or damaged."""
     refuse_damaged(path)
     return MessageFile(path)
 

@@ -1,4 +1,4 @@
-"""Names that a site sends: they end up in logs, tables and on screens, so they must be known, or at least printable."""
+"""Names that a site sends: they appear in logs, tables and on screens, so they must be known, or at least printable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_NAME = 200
 
 
 def check_names(names: Iterable[str], site: str) -> None:
-    """Refuse numbers whose names cannot be shown as they are."""
+    """Refuse numbers whose names cannot be printed."""
     for name in names:
         if not is_printable(name) or len(name) > _LONGEST_NAME:
             raise MessageError(
@@ -23,11 +23,11 @@ def check_names(names: Iterable[str], site: str) -> None:
 
 
 def check_structures(names: Iterable[str], vocabulary: Vocabulary, site: str, does: str) -> None:
-    """Refuse structures that the federation does not segment; `does` says what the site does with them."""
+    """Refuse structures outside the vocabulary; `does` says what the site does with them."""
     for name in names:
         try:
             vocabulary.members(name)
         except AnatomyError as error:
             raise MessageError(
-                f"Site {site} {does} what is no part of the vocabulary.", code="unknown-structure", why=f"{name!r:.100}"
+                f"Site {site} {does} what is not in the vocabulary.", code="unknown-structure", why=f"{name!r:.100}"
             ) from error

@@ -11,7 +11,7 @@ from torch import nn
 from panorgan.federation.settings import OptimizerSettings
 
 RATE_FACTOR = "rate_factor"
-"""Key of a parameter group: what the schedule's learning rate is multiplied with there."""
+"""Key of a parameter group: the factor for the schedule's learning rate."""
 
 
 def make_optimizer(
@@ -19,13 +19,13 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser for a model's trainable parameters.
 
-    `rate_factors` are those of parts of the network, by the beginning of their parameters' names
-    (`Method.rate_factors`); all other parameters learn at the rate that the settings state.
+    `rate_factors` are factors for parts of the network, by the prefix of their parameters' names
+    (`Method.rate_factors`); all other parameters learn at the configured rate.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = _groups(parameters, rate_factors or {})
-    # A network has hundreds of small parameters, and a GPU would rather start work once than for each. Not on a CPU:
-    # there the fused step takes for granted that parameters and their state lie in memory in the same order.
+    # A network has hundreds of small parameters, and a GPU is faster with one launch than with one for each. Not on a
+    # CPU: there the fused step assumes that parameters and their state have the same memory layout.
     fused = all(p.is_cuda for _, p in parameters)
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused)
@@ -43,7 +43,7 @@ def make_optimizer(
 
 
 def _groups(parameters: Sequence[tuple[str, nn.Parameter]], factors: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Parameters by the factor of the longest prefix that fits their name; groups are in the order of their first."""
+    """Parameters by the factor of the longest matching prefix; groups are in the order of their first parameter."""
     groups: dict[float, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters:
         fitting = max((prefix for prefix in factors if name.startswith(prefix)), key=len, default=None)
@@ -60,8 +60,8 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def begin_momenta(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Momenta of 0 where there are none yet, for SGD's fused step.
 
-    It takes for granted that all parameters begin together, and heads may get their first gradient later than others.
-    The numbers are the same: a momentum begins with the first gradient, and μ·0 + g is g.
+    It assumes that all parameters start together, but heads may get their first gradient later than others.
+    The numbers are the same: a momentum starts with the first gradient, and μ·0 + g is g.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():
@@ -83,9 +83,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Take back what `optimizer_state` gave, parameter by parameter.
+    """Restore what `optimizer_state` returned, parameter by parameter.
 
-    By name: a network may have got new parts since (an organ that came with a late site), which begin afresh.
+    By name: a network may have gained parts since (an organ of a late site), which start fresh.
     """
     whole = optimizer.state_dict()
     indices = _indices(whole)
@@ -99,6 +99,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
 
 
 def _indices(state_dict: Mapping[str, Any]) -> dict[str, int]:
-    """Where a parameter stands in an optimiser's state dict."""
+    """The position of a parameter in an optimiser's state dict."""
     groups = state_dict["param_groups"]
     return {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}

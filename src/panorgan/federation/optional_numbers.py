@@ -1,7 +1,7 @@
-"""Numbers that a site may keep to itself and still take part: they only help people to see what goes wrong.
+"""Numbers that a site may withhold and still take part: they only help people to diagnose a run.
 
-Whatever else a policy does not name is refused, and the answer with it; these are left out of it instead. So a site
-whose policy is older than such a number goes on as before.
+Anything else that a policy does not name is refused together with the answer; these are removed from it instead. So a
+site whose policy is older than such a number continues as before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from panorgan.federation.egress import EgressPolicy
 from panorgan.federation.message import Message
 
 OPTIONAL_NUMBERS = ("volume/*",)
-"""The watchdog looks for floods in these."""
+"""The watchdog detects flooding organs by these."""
 
 
 def without_kept(answer: bytes, policy: EgressPolicy) -> tuple[bytes, list[str]]:

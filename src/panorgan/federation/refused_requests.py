@@ -1,4 +1,4 @@
-"""Requests that a site refuses because they go beyond the agreement, written into the log of what leaves it."""
+"""Requests that a site refuses because they exceed the agreement, recorded in its egress log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 100
 
 
 def note_refusal(audit: AuditLog, request: bytes, task: Task, error: NotAgreedError) -> None:
-    """Write down what was asked and why it was refused; for questions, how many were answered and agreed."""
+    """Record what was asked and why it was refused; for scoring requests, how many were answered and agreed."""
     entry = {
         "direction": "in",
         "kind": "refused",
@@ -29,5 +29,5 @@ def note_refusal(audit: AuditLog, request: bytes, task: Task, error: NotAgreedEr
 
 
 def _plain(text: str, longest: int = _LONGEST) -> str:
-    """What a stranger wrote, fit for a terminal."""
+    """Untrusted text, made printable."""
     return (text if text.isprintable() else ascii(text))[:longest]

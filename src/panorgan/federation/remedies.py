@@ -1,4 +1,4 @@
-"""Settings that keep organs from getting lost or flooding (see docs/experiment-file.md), where a run has others."""
+"""Settings against lost or flooding organs (see docs/experiment-file.md) that a run does not use yet."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _RARE = 0.05
 
 @dataclass(frozen=True)
 class Remedies:
-    """What an experiment could set, as it is written in one: against organs that are `lost`, and that flood."""
+    """Suggested settings, as written in an experiment: against organs that are `lost`, and that flood."""
 
     lost: tuple[str, ...] = ()
     floods: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, method: Method, network: UNetSettings) -> Remedies:
-        """Of the usual ones, those that this experiment does without and its method allows."""
+        """Of the usual settings, those that this experiment does not use and its method allows."""
         network = method.network_settings(network)
         one_softmax = network.organs == "channels" and network.activation == "softmax"
         unlabelled = tuple(_unless_set(method.config, "unlabelled", "received")) if one_softmax else ()

@@ -41,25 +41,25 @@ def read_revocations(path: Path) -> dict[str, float]:
 
 
 def revoke(path: Path, name: str, until: float) -> bool:
-    """Add a participant; returns whether that changed anything. An earlier, later-reaching entry stays."""
+    """Add a participant; returns whether that changed anything. An existing entry with a later moment stays."""
     known = read_revocations(path)
     if known.get(name, 0.0) >= int(until):
         return False
     lines = "".join(
-        f"{yaml.safe_dump(who).splitlines()[0]}: {written(moment)}\n"
+        f"{yaml.safe_dump(who).splitlines()[0]}: {format_moment(moment)}\n"
         for who, moment in sorted({**known, name: until}.items())
     )
     write_atomically(path, _HEAD + lines, durable=True)
     return True
 
 
-def written(moment: float) -> str:
+def format_moment(moment: float) -> str:
     """`2026-11-15T17:24:29Z`."""
     return time.strftime(_FORM, time.gmtime(moment))
 
 
 class RevocationList:
-    """The file, read again when it has changed. One that cannot be read any more leaves the last one in force."""
+    """The file, read again when it has changed. If it becomes unreadable, the last version stays in force."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class RevocationList:
 
 
 def _moment(path: Path, name: str, value: object) -> float:
-    """YAML reads a moment as one; in quotes it stays text."""
+    """YAML parses a moment as one; in quotes it stays text."""
     if isinstance(value, datetime.datetime):
         return value.replace(tzinfo=value.tzinfo or datetime.UTC).timestamp()
     try:

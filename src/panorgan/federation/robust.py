@@ -1,9 +1,9 @@
-"""Trimmed mean and median over sites, value by value, so that a few wild updates move nothing.
+"""Trimmed mean and median over sites, value by value, so that a few extreme updates have no effect.
 
-Which values are extreme is decided by counting sites: one site, one vote, because a site says itself how many cases it
-has and must not buy a place in the middle with that. What is kept lies within the range of the honest sites, as long as
-no more sites lie than are left out at either end (of the median: less than half). Blocks of all sites are in memory
-together; the more sites, the smaller the blocks.
+Extreme values are found by counting sites: one site, one vote, because a site reports its own number of cases and must
+not gain influence by it. What is kept lies within the range of the honest sites, as long as no more sites are dishonest
+than are left out at either end (for the median: less than half). Blocks of all sites are in memory together; the more
+sites, the smaller the blocks.
 
 Trimmed mean and median: Yin et al., Byzantine-robust distributed learning, arXiv:1803.01498.
 """
@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 _VALUES = 1 << 19
-"""Of all sites together, dealt with at a time: four megabytes in double precision."""
+"""Values of all sites processed at a time: four megabytes in double precision."""
 
 Block = Callable[[torch.Tensor], torch.Tensor]
 """[sites, values] in double precision → [values]."""
 
 
 def median(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The median value by value; of an even number, halfway between the two in the middle. Every site counts alike."""
+    """The median value by value; of an even number, halfway between the middle two. Every site counts alike."""
     high = len(tensors) // 2
     low = (len(tensors) - 1) // 2
 
@@ -36,7 +36,7 @@ def median(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def trimmed_mean(tensors: Sequence[torch.Tensor], weights: Sequence[float], left_out: int) -> torch.Tensor:
     """The weighted mean without the `left_out` lowest and highest values; at least one value is kept.
 
-    With nothing left out it is the mean: weights mix what is kept, but do not decide what that is.
+    With nothing left out it is the mean: weights mix the kept values, but do not decide which are kept.
     """
     left_out = min(left_out, (len(tensors) - 1) // 2)
     weight = torch.tensor(list(weights), dtype=torch.float64)

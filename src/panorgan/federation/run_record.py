@@ -1,7 +1,7 @@
-"""What a site remembers of a run from its first round on: the plan, its own data, and the models that it has scored.
+"""A site's record of a run from its first round on: the plan, its own data, and the models that it has scored.
 
-It lies beside the state (`local_state`) and lets a site notice what differs later: another plan, other cases, one more
-question. It holds names of cases, so it never leaves the site.
+It lies beside the state (`local_state`) and lets a site detect later differences: another plan, other cases, one more
+scoring request. It holds names of cases, so it never leaves the site.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Scores = dict[str, float]
 @dataclass
 class RunRecord:
     """`data`: per case a split and a hash of its content. `questions`: per round, the hash of each request to score a
-    model, and what was answered."""
+    model, and the answer."""
 
     run: str
     plan: Mapping[str, Any] | None = None
@@ -36,7 +36,7 @@ class RunRecord:
 
 
 def read_record(folder: Path, run: str) -> RunRecord | None:
-    """The record of a run; None if there is none, or that of another run. Raises where it is damaged."""
+    """The record of a run; None if there is none, or it belongs to another run. Raises an error if it is damaged."""
     path = folder / FILE
     try:
         record = RunRecord(**read_json(path.read_bytes()))
@@ -49,8 +49,8 @@ def read_record(folder: Path, run: str) -> RunRecord | None:
 
 def _damaged(path: Path, why: str) -> LostStateError:
     return LostStateError(
-        "What this site remembers of the run cannot be read.",
+        "This site's record of the run cannot be read.",
         where=str(path),
         why=why,
-        fix="Restore it from a backup. Once the run is over it is of no use any more and may be removed.",
+        fix="Restore it from a backup. Once the run is over it is no longer needed and may be removed.",
     )

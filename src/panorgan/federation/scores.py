@@ -1,4 +1,4 @@
-"""What a site says about a model that it validates: two families of numbers, by structure."""
+"""A site's scores of a validated model: two families of numbers, by structure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DICE, VOLUME = "dice/", "volume/"
-"""What their names begin with in a message."""
+"""Prefixes of their names in a message."""
 
 
 @dataclass(frozen=True)
 class ValidationScores:
-    """Of every structure that the site annotates.
+    """Scores of every structure that the site annotates.
 
     Attributes
     ----------
     dice : mean over the validation cases.
-    volume : predicted / annotated volume, each summed over the validation cases: one case that lacks the structure
-        does not make it infinite. Left out where no case shows it, or where the site's egress policy keeps it.
+    volume : predicted / annotated volume, each summed over the validation cases, so that one case without the structure
+        does not make it infinite. Left out where no case shows it, or where the site's egress policy withholds it.
     """
 
     dice: Mapping[str, float]
@@ -30,7 +30,7 @@ class ValidationScores:
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, float]) -> ValidationScores:
-        """The inverse of `numbers`; other numbers are passed over."""
+        """The inverse of `numbers`; other numbers are ignored."""
         return cls(_family(numbers, DICE), _family(numbers, VOLUME))
 
 

@@ -29,7 +29,7 @@ class OptimizerSettings(Settings):
         "poly", description="over all steps of a stage"
     )
     restarts: int = Field(
-        4, ge=0, description="for cosine_restarts: how often the rate starts anew, at equal distances after the warm-up"
+        4, ge=0, description="for cosine_restarts: number of restarts of the rate, at equal distances after the warm-up"
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the stage with a linearly rising learning rate")
 
@@ -48,14 +48,14 @@ class OptimizerSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """Rounds, local work, and what is done with the answers."""
+    """Rounds, local work, and the handling of answers."""
 
     rounds: int = Field(100, ge=1)
     local_steps: int = Field(20, ge=1, description="optimiser steps per site and round")
     local_epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over a site's own training cases per round, in place of local_steps: as many patches as "
+        description="passes over a site's own training cases per round, instead of local_steps: as many patches as "
         "there are cases or, where patches are slices, as their cases have slices",
     )
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -67,7 +67,7 @@ class TrainingSettings(Settings):
     overlap: float = Field(0.5, ge=0, lt=1, description="of neighbouring windows at inference")
     min_sites: int = Field(1, ge=1, description="a round with fewer usable answers is an error")
     outlier_factor: float | None = Field(
-        10.0, gt=1, description="an update so many times larger than the median of three or more is refused"
+        10.0, gt=1, description="an update this many times larger than the median of three or more is refused"
     )
 
     aggregation: Literal["mean", "trimmed_mean", "median"] = Field(
@@ -82,7 +82,7 @@ class TrainingSettings(Settings):
     def steps_per_round(self, one_pass: int, pooled_sites: int = 1) -> int:
         """Optimiser steps of a site: as set, or epochs × ⌈patches of one pass / batch size⌉ (`patches_per_pass`).
 
-        A pooled site does the work of the sites it stands for. An epoch over all of their cases is that already.
+        A pooled site does the work of the sites it replaces. An epoch over all of their cases is that already.
         """
         if self.local_epochs is None:
             return self.local_steps * pooled_sites
@@ -90,11 +90,11 @@ class TrainingSettings(Settings):
 
 
 FEWEST_FOR_ROBUST = 5
-"""Sites that a robust aggregation needs: with fewer, leaving out the extremes leaves out most of what was learned."""
+"""Sites that a robust aggregation needs: with fewer, leaving out the extremes discards most of what was learned."""
 
 
 def refuse_few_sites(training: TrainingSettings, sites: int, where: str) -> None:
-    """A robust aggregation needs enough sites to be worth its name."""
+    """Refuse a robust aggregation with too few sites."""
     if training.aggregation != "mean" and sites < FEWEST_FOR_ROBUST:
         raise ConfigError(
             f"training.aggregation: {training.aggregation} needs {FEWEST_FOR_ROBUST} training sites or more.",
@@ -107,11 +107,11 @@ def refuse_few_sites(training: TrainingSettings, sites: int, where: str) -> None
 
 @dataclass(frozen=True)
 class Patience:
-    """How a coordinator deals with sites that do not answer. It changes no formula.
+    """How a coordinator handles sites that do not answer. It changes no formula.
 
-    `deadline`: seconds for one question. `on_missing`: `wait` never ends a round without a site that joined (the
-    rounds stop, and go on when it is back); `proceed` is content with `training.min_sites`. `retries`: how often a site
-    that reports a failure is asked again in the same round.
+    `deadline`: seconds for one request. `on_missing`: `wait` never ends a round without a site that joined (the rounds
+    stop, and continue when it is back); `proceed` needs `training.min_sites` only. `retries`: how often a site that
+    reports a failure is asked again in the same round.
     """
 
     deadline: float | None = None

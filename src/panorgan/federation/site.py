@@ -1,4 +1,4 @@
-"""The site's half of a round: load what was received, train, answer. Knows no formula and no network."""
+"""The site's half of a round: load the request, train, answer. Knows no formula and no network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from panorgan.federation.validation import validation_scores
 from panorgan.methods.base import Method, SiteRule, SiteTools
 from panorgan.methods.protocol import Federation, Payload, RoundInfo, SiteInfo, Tensors
 from panorgan.networks import SegmentationNetwork, UNetSettings
-from panorgan.networks.replay import replays_of, with_room
+from panorgan.networks.cuda_graphs import graph_cache_for, retry_without_graphs
 from panorgan.preparation.augment import Draws, augment
 from panorgan.preparation.batch import PackedBatch
 from panorgan.preparation.plan import PlanSettings
@@ -45,7 +45,7 @@ OnStep = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """Everything a site must agree on with the others, and where it computes."""
+    """What a site must have in common with the others, and where it computes."""
 
     vocabulary: Vocabulary
     method: Method
@@ -54,11 +54,11 @@ class SiteSetup:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     experiment: str = ""
-    """Fingerprint of what the site agreed to; requests of another experiment are refused."""
+    """Fingerprint of the site's agreement; requests of another experiment are refused."""
     plan: PlanSettings | None = None
-    """How the agreement settles the plan; none where the cases are prepared already."""
+    """How the agreement determines the plan; None where the cases are prepared already."""
     steps_factor: int = 1
-    """`local_steps` are multiplied by this: a pooled site does the work of the sites it stands for."""
+    """Factor for `local_steps`: a pooled site does the work of the sites it replaces."""
 
 
 class SiteWorker:
@@ -76,7 +76,7 @@ class SiteWorker:
         self._rule: SiteRule | None = None
         self._delivered: SegmentationNetwork | None = None
         self._delivered_to: set[str] = set()
-        # Saved stage and round that the rule in memory continues from (None: nothing saved yet).
+        # Saved stage and round from which the rule in memory continues (None: nothing saved yet).
         self._in_memory: tuple[str, int] | None = None
 
     def handle(self, request: bytes) -> bytes:
@@ -101,7 +101,7 @@ class SiteWorker:
         return answer
 
     def check(self, task: Task) -> None:
-        """Refuse a request that does not follow from what the site agreed to."""
+        """Refuse a request that does not follow from the agreement."""
         self._refuse_another_experiment(task)
         check_request(task, self.name, self.setup)
 
@@ -113,7 +113,7 @@ class SiteWorker:
         return self._data
 
     def facts(self) -> SiteInfo:
-        """What the site tells about itself."""
+        """The site's description of itself."""
         train_cases, annotated = self.source.counts()
         return SiteInfo(self.name, train_cases, annotated)
 
@@ -123,7 +123,7 @@ class SiteWorker:
         return SiteMemory(self.name, self._local.folder, self.setup.method.stages(training.rounds), training)
 
     def _recall(self, task: Task) -> RunRecord:
-        """What the site remembers of the run, if the request and the data fit it."""
+        """The site's record of the run, if the request and the data match it."""
         return self._memory.recall(task, self._local.finished(task.run), self.source.contents)
 
     def _use_plan(self, plan: Mapping[str, Any] | None) -> None:
@@ -142,7 +142,7 @@ class SiteWorker:
         return Message(payload.tensors, payload.scalars, answer_meta(task, self.name))
 
     def _describe(self, measured: bool) -> Payload:
-        """Counts, and what the plan is made from unless there is one already."""
+        """Counts, and the measurements for the plan unless there is one already."""
         facts = self.facts()
         numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
         statistics = self.source.statistics() if measured else {}
@@ -155,10 +155,10 @@ class SiteWorker:
         if has_state and finished == (task.round_info.stage, task.round_info.round):
             return self._saved_answer(task)
         if has_state and finished is not None and self._memory.is_past(task, finished):
-            # A coordinator whose newest checkpoint is damaged asks once more for the round before.
+            # A coordinator whose newest checkpoint is damaged repeats the round before.
             return self._local.answer_to(task.run, task.label) or self._memory.refuse_the_past(task, finished)
         if finished != self._in_memory or task.run != self._run:
-            self._drop_rule()  # never train on from a round that broke off, or from another run
+            self._drop_rule()  # never continue from an interrupted round, or from another run
         self._run = task.run
         rule = self._ready_rule(federation)
         check_received(received.tensors, rule.model.state_dict(), self._whole_network(federation))
@@ -169,17 +169,17 @@ class SiteWorker:
             load_optimizer_state(rule.tools.optimizer, saved.optimizer)
         self._in_memory = ("under way", 0)
         if not self.setup.training.optimizer.keep_state or (finished and finished[0] != task.round_info.stage):
-            rule.tools.optimizer.state.clear()  # a stage has its own schedule, and moments of its own
+            rule.tools.optimizer.state.clear()  # a stage has its own schedule, and its own moments
         rule.received = self._on_device(received)
         means = self._run_steps(rule, task)
         payload, state = rule.update(), rule.state()
         numbers = {name: mean for name, mean in means.items() if isfinite(mean)}
         message = self._answer(task, Payload(payload.tensors, {**numbers, **payload.scalars}))
-        # What diverged will be refused; the next round starts from the last good state.
+        # A diverged update will be refused; the next round starts from the last good state.
         if not _all_finite(payload):
             answer = message.to_bytes()
         elif not (_all_finite(state) and isfinite(means.get("loss", 0.0))):
-            answer = Message(meta=failure_meta(task, self.name, DIVERGED)).to_bytes()  # nothing that is sent shows it
+            answer = Message(meta=failure_meta(task, self.name, DIVERGED)).to_bytes()  # the update would not show it
         else:
             answer = message.to_bytes()
             self._remember(rule, task, answer, state, has_state)
@@ -190,14 +190,14 @@ class SiteWorker:
         return Payload({k: v.to(self.setup.device) for k, v in payload.tensors.items()}, payload.scalars)
 
     def _put_away(self, rule: SiteRule) -> None:
-        """Let go of what the next round does not need: many simulated sites share one device."""
+        """Release what the next round does not need: many simulated sites share one device."""
         rule.received = Payload()
         rule.tools.optimizer.zero_grad(set_to_none=True)
         if not self.setup.training.optimizer.keep_state:
             rule.tools.optimizer.state.clear()
 
     def _saved_answer(self, task: Task) -> bytes:
-        """Asked again for the round it has just finished: the same answer."""
+        """The same answer again, for the round that was just finished."""
         if (answer := self._local.answer_to(task.run, task.label)) is None:
             raise RunError(
                 f"Site {self.name} has finished {task.label}, but its answer is gone or damaged.",
@@ -211,7 +211,8 @@ class SiteWorker:
         if self._rule is None:
             self._rule = self._make_rule(federation)
         elif self._rule.federation.sites.keys() != federation.sites.keys():
-            # Somebody joined: a method may build its network by who takes part, so it starts as after a restart.
+            # A site joined: a method may build its network by the sites that take part, so it starts as after a
+            # restart.
             self._drop_rule()
             self._rule, self._in_memory = self._make_rule(federation), None
         self._rule.federation = federation
@@ -226,14 +227,14 @@ class SiteWorker:
 
     def _drop_rule(self) -> None:
         if self._rule is not None:
-            self._rule.model.replays = None  # a rule and its teachers may hold on to each other for a while
+            self._rule.model.graphs = None  # a rule and its teachers may keep each other alive for a while
         self._rule = None
 
     def _make_rule(self, federation: Federation) -> SiteRule:
         setup = self.setup
-        with self._random_draws("first weights"):  # of the parts that no message brings
-            model = self._placed(setup.method.build_network(setup.network, federation, site=self.name))
-            model.replays = replays_of(model, setup.device)
+        with self._random_draws("first weights"):  # of the parts that are in no message
+            model = self._place_on_device(setup.method.build_network(setup.network, federation, site=self.name))
+            model.graphs = graph_cache_for(model, setup.device)
             settings = setup.training.optimizer
             tools = SiteTools(
                 model,
@@ -252,13 +253,13 @@ class SiteWorker:
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
 
     def _store_of_this_run(self) -> DiskTensorStore:
-        """Like its state, a site's tensor store is that of one run: an older run's goes when a new one begins."""
+        """Like its state, a site's tensor store belongs to one run: a new run removes that of an older one."""
         stores = RunTensorStores(self._local.folder)
         stores.remove(but=self._run)
         return stores.of(self._run)
 
-    def _placed(self, network: SegmentationNetwork) -> SegmentationNetwork:
-        """The network where it computes, in the layout that is fastest there."""
+    def _place_on_device(self, network: SegmentationNetwork) -> SegmentationNetwork:
+        """The network on its device, in the fastest memory layout there."""
         network = network.to(self.setup.device)
         if self.setup.device.type == "cpu" and self.setup.network.dimensions == 3:
             network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
@@ -270,17 +271,17 @@ class SiteWorker:
         return InferenceSettings(patch_size=training.sampling.patch_size, overlap=training.overlap)
 
     def _predict(self, network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
-        """What a rule's own networks say about a prepared image [X, Y, Z]: probabilities [channels, X, Y, Z]."""
+        """Predictions of a rule's own networks for a prepared image [X, Y, Z]: probabilities [channels, X, Y, Z]."""
 
         def predicted() -> torch.Tensor:
             with self._autocast():
-                return predict_probabilities(self._placed(network), image, self._inference)
+                return predict_probabilities(self._place_on_device(network), image, self._inference)
 
-        return with_room(self.setup.device, predicted)
+        return retry_without_graphs(self.setup.device, predicted)
 
     @contextmanager
     def _random_draws(self, *names: object) -> Iterator[int]:
-        """Draws that depend on (seed, site, names) alone, and leave no trace outside; yields the seed."""
+        """Random draws that depend on (seed, site, names) alone and do not affect others; yields the seed."""
         seed = derive_seed(self.setup.seed, self.name, *names)
         kind = self.setup.device.type
         devices = [] if kind == "cpu" else [self.setup.device]
@@ -327,14 +328,14 @@ class SiteWorker:
         return setup.training.steps_per_round(one_pass, setup.steps_factor)
 
     def _batches(self, steps: int, seed: int, predictions: TeacherPredictions | None) -> Iterator[PackedBatch]:
-        """Patches of the training cases, with teachers' predictions, made first where they are missing."""
+        """Patches of the training cases, with teachers' predictions, computed first where they are missing."""
         device = self.setup.device.type
         cases, settings = self.data.train, self.setup.training.sampling
         if predictions is not None:
             predictions.ensure(lambda done, total: self._on_step(self.name, 0, steps))
         sampler = PatchSampler(cases, structures_of([case.structures for case in cases]), settings, predictions)
         batches = sampler.batches(steps, seed)
-        # What is predicted for every patch is predicted here: a background thread would compete for the device.
+        # Predictions per patch are computed here: a background thread would compete for the device.
         if device != "cpu" and (predictions is None or predictions.cached):
             batches = prefetched(batches, pin=device == "cuda")
         yield from batches
@@ -342,10 +343,9 @@ class SiteWorker:
             predictions.release()
 
     def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Payload, has_state: bool) -> None:
-        """Save state and answer. Where there is no state the round's name is enough: the same request gives the same
-        answer.
+        """Save state and answer. Without a state the round's name is enough: the same request gives the same answer.
 
-        A state that was emptied replaces the one on disk (`has_state`), lest the older one come back.
+        An emptied state replaces the one on disk (`has_state`), so that the older one does not come back.
         """
         keep_optimizer = self.setup.training.optimizer.keep_state
         optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
@@ -369,13 +369,13 @@ class SiteWorker:
         network.load_state_dict(dict(payload.tensors))
 
         def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
-            return with_room(setup.device, lambda: predict_probabilities(network, image, self._inference))
+            return retry_without_graphs(setup.device, lambda: predict_probabilities(network, image, self._inference))
 
         scores = validation_scores(network, self.data.validation, predict)
         return {**scores.numbers(), "cases": float(len(self.data.validation))}
 
     def _validate_teacher(self, network: SegmentationNetwork, organs: Collection[str]) -> Mapping[str, float]:
-        """Mean Dice of a model of this site alone; it stays here."""
+        """Mean Dice of a model of this site alone; it does not leave the site."""
         return validation_scores(network, self.data.validation, self._predict, organs).dice
 
 

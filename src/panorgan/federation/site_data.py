@@ -1,4 +1,4 @@
-"""A site's cases as its worker sees them: counted, measured, prepared, and watched for changes."""
+"""A site's cases as its worker sees them: counted, measured, prepared, and checked for changes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class SiteSource(Protocol):
         """Number of training cases, and per structure of those that annotate it."""
 
     def statistics(self) -> Scalars:
-        """What the site tells for the plan (`SiteStatistics.as_numbers`); empty where nothing has to be measured."""
+        """The site's measurements for the plan (`SiteStatistics.as_numbers`); empty where nothing is measured."""
 
     def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
         """The cases, prepared by the plan."""
 
     def contents(self) -> Mapping[str, str]:
-        """Per case a text that changes with its content or its split, as they are now; empty where nobody looks."""
+        """Per case a text that changes with its content or its split, as they are now; empty where changes are not
+        checked."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SiteData:
     train: Sequence[StoredCase]
     validation: Sequence[StoredCase] = ()
     watch: Callable[[], Mapping[str, str]] = dict
-    """Looks at what the cases were prepared from (`contents`)."""
+    """Reads the current content of the cases' files (`contents`)."""
 
     def counts(self) -> tuple[int, Mapping[str, int]]:
         """Number of training cases, and per structure of those that annotate it."""
@@ -42,7 +43,7 @@ class SiteData:
         return len(self.train), {s: sum(s in case.structures for case in self.train) for s in structures}
 
     def statistics(self) -> Scalars:
-        """Nothing: the plan is made."""
+        """Empty: the plan exists."""
         return {}
 
     def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
@@ -50,5 +51,5 @@ class SiteData:
         return self
 
     def contents(self) -> Mapping[str, str]:
-        """What its files hold now."""
+        """The current content of the files."""
         return self.watch()

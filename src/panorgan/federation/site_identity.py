@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from panorgan.federation.revocation import RevocationList, written
+from panorgan.federation.revocation import RevocationList, format_moment
 
 Code = Literal["revoked", "twin", "again"]
 
@@ -153,7 +153,7 @@ def _revoked(name: str, issued: float, until: float) -> Refusal:
         return Refusal(
             "again", name, "The server cannot read its list of revoked kits, and accepts no site until then."
         )
-    why = f"its certificate is of {written(issued)}, and all up to {written(until)} are refused"
+    why = f"its certificate is of {format_moment(issued)}, and all up to {format_moment(until)} are refused"
     return Refusal("revoked", name, f"This kit of {name} was revoked: {why}.")
 
 

@@ -1,8 +1,8 @@
-"""Whether a request fits what the site remembers of the run: its own last round, the plan, its data, the questions.
+"""Checks a request against the site's record of the run: its own last round, the plan, its data, scoring requests.
 
-A request says which round of this site the coordinator has the answer of. A site that has lost the state of that round,
-or holds an older one, must not go on as if nothing had been: it says so, and goes on when the state is back or when
-somebody at the site accepts the loss by making a file (`accept-lost-state`) in its folder.
+A request states the last round of this site that the coordinator has an answer for. A site that has lost the state of
+that round, or holds an older one, must not continue silently: it reports that, and continues when the state is restored
+or when the loss is accepted at the site by creating a file (`accept-lost-state`) in its folder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Stage
 
 ACCEPT = "accept-lost-state"
-"""A file of this name in the site's folder: go on with what is there, once."""
+"""A file of this name in the site's folder: continue with the existing state, once."""
 MODELS_PER_ROUND = 3
-"""Models that a site scores for one round. It is one, unless the coordinator was killed in that round and went on with
-other sites; the same model again is answered from memory."""
+"""Models that a site scores for one round. It is one, unless the coordinator was killed in that round and continued
+with other sites; the same model again is answered from the record."""
 _NAMED = 5
 
 Finished = tuple[str, int]
@@ -39,9 +39,9 @@ class SiteMemory:
         self._order = [stage.name for stage in stages]
 
     def recall(self, task: Task, finished: Finished | None, contents: Callable[[], Mapping[str, str]]) -> RunRecord:
-        """The record of the run, made at its first round. Refuses a request, or data, that does not fit it.
+        """The record of the run, made at its first round. Refuses a request, or data, that does not match it.
 
-        `finished` is the round of the saved state, `contents` looks at the site's data.
+        `finished` is the round of the saved state, `contents` reads the site's data.
         """
         record, why = self._found(task, finished)
         accepts = (self.folder / ACCEPT).exists()
@@ -62,15 +62,15 @@ class SiteMemory:
         return record
 
     def recovered(self) -> None:
-        """A round is done: whatever was accepted is in the past."""
+        """A round is done: remove the acceptance of a loss."""
         (self.folder / ACCEPT).unlink(missing_ok=True)
 
     def is_past(self, task: Task, finished: Finished) -> bool:
-        """Whether a round is asked for that lies before the last one that the site finished."""
+        """Whether the requested round lies before the last one that the site finished."""
         return self._place(finished) > self._place((task.round_info.stage, task.round_info.round))
 
     def refuse_the_past(self, task: Task, finished: Finished) -> NoReturn:
-        """A site cannot go back to a state that it has left behind."""
+        """A site cannot return to an earlier state."""
         raise RunError(
             f"Site {self.site} is asked for round {task.round_info.round} of {task.round_info.stage}, "
             f"but has already finished round {finished[1]} of {finished[0]}.",
@@ -83,7 +83,7 @@ class SiteMemory:
     # -- questions -----------------------------------------------------------------------------------------
 
     def scores(self, task: Task, request: bytes, record: RunRecord, score: Callable[[], Scores]) -> Scores:
-        """What the site says about a model: computed once, and afterwards from memory. Too many models are refused."""
+        """The site's scores of a model: computed once, afterwards from the record. Too many models are refused."""
         known = record.questions.setdefault(task.label, {})
         asked = hashlib.sha256(request).hexdigest()
         if asked not in known:
@@ -100,7 +100,7 @@ class SiteMemory:
             f"Site {self.site} is asked to score yet another model for round {task.round_info.round} of "
             f"{task.round_info.stage}.",
             why=f"it has scored {len(record.questions[task.label])} for this round and {answered} in this run; "
-            f"the agreement leads to {agreed}, one for a round",
+            f"the agreement allows {agreed}, one for a round",
             fix="Nothing was computed or sent. Ask the coordinator why.",
         )
         error.answered, error.agreed = answered, agreed
@@ -109,7 +109,7 @@ class SiteMemory:
     # -- details -------------------------------------------------------------------------------------------
 
     def _found(self, task: Task, finished: Finished | None) -> tuple[RunRecord | None, str]:
-        """The record, and why what is here cannot be all of it (empty if it can)."""
+        """The record, and why it is incomplete (empty if it is complete)."""
         try:
             record = read_record(self.folder, task.run)
         except LostStateError as error:
@@ -125,18 +125,18 @@ class SiteMemory:
             return record, "there is no state of this run"
         if self._place(finished) < self._place(answered):
             return record, f"the newest state is that of round {finished[1]} of {finished[0]}"
-        return record, "" if record is not None else "what it remembers of the run is gone"
+        return record, "" if record is not None else "its record of the run is missing"
 
     def _lost(self, task: Task, finished: Finished | None, why: str) -> LostStateError:
         answered = task.answered.get(self.site)
         has = f"the coordinator has its answer to round {answered[1]} of {answered[0]}; " if answered else ""
         left = "from the beginning" if finished is None else f"from round {finished[1]}"
         return LostStateError(
-            f"The state of site {self.site} is lost, or an older one.",
+            f"The state of site {self.site} is lost or outdated.",
             where=str(self.folder),
             why=f"{has}{why}",
-            fix="Restore the folder from a backup. If there is none, the site can go on "
-            f"{left}, which makes another model: to accept that, make an empty file {ACCEPT!r} in the folder.",
+            fix="Restore the folder from a backup. If there is none, the site can continue "
+            f"{left}, which makes another model: to accept that, create an empty file {ACCEPT!r} in the folder.",
         )
 
     def _check_plan(self, task: Task, record: RunRecord) -> None:
@@ -152,7 +152,7 @@ class SiteMemory:
         before = record.data
         if now == before:
             return
-        told = {
+        differences = {
             "new": sorted(now.keys() - before.keys()),
             "gone": sorted(before.keys() - now.keys()),
             "changed, or in another split": sorted(c for c in now.keys() & before.keys() if now[c] != before[c]),
@@ -160,9 +160,9 @@ class SiteMemory:
         raise DataChangedError(
             f"The data of site {self.site} has changed since the run began.",
             where=str(self.folder),
-            why="; ".join(f"{words}: {_some(cases)}" for words, cases in told.items() if cases),
-            fix="Put the data back as it was: move new cases away (or name them under 'leave_out'), and bring back "
-            "the others. If the change is meant, start a new run.",
+            why="; ".join(f"{words}: {_some(cases)}" for words, cases in differences.items() if cases),
+            fix="Restore the data as it was: move new cases away (or name them under 'leave_out'), and bring back "
+            "the others. If the change is intended, start a new run.",
         )
 
     def _place(self, finished: Finished) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The questions a coordinator asks and how they are written into a message's meta."""
+"""The requests of a coordinator and how they are written into a message's meta."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BEFORE_ROUND_1 = RoundInfo("", 0, 1)
 
 @dataclass(frozen=True)
 class Task:
-    """*join*: tell who you are. *train*: one round. *evaluate*: score this model on your validation cases.
+    """*join*: introduce yourself. *train*: one round. *evaluate*: score this model on your validation cases.
     *deliver*: this is the model, keep it.
 
-    `run` names the run, so that a message of another run is never mistaken for one of this; `experiment` is the
-    fingerprint of what everybody agreed to; `plan` says how cases are prepared (none before the sites have joined);
-    `card` describes a model that is delivered. `answered` says for each site which stage and round its last sound
-    answer belongs to: a site that has lost its state can tell.
+    `run` names the run, so that messages of different runs are never confused; `experiment` is the fingerprint of the
+    agreement; `plan` says how cases are prepared (None before the sites have joined); `card` describes a delivered
+    model. `answered` states each site's stage and round of the last sound answer, by which a site detects that it has
+    lost its state.
     """
 
     kind: Kind
@@ -38,7 +38,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Names the task within its run; the same task asked again has the same label."""
+        """Names the task within its run; a repeated task has the same label."""
         return f"{self.kind}/{self.round_info.stage}/{self.round_info.round}"
 
     def to_meta(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Task:
             return cls(kind, meta["run"], round_info, sites, meta["experiment"], plan, card, last)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(
-                "A message does not say what it wants.",
+                "A message does not state its task.",
                 code="not-a-request",
                 why=f"{type(error).__name__}: {error}",
                 fix="Install the same panorgan version everywhere.",
@@ -84,10 +84,10 @@ class Task:
 
 
 def answer_meta(task: Task, site: str) -> dict[str, Any]:
-    """Meta of a site's answer: which question it answers, and who speaks."""
+    """Meta of a site's answer: which request it answers, and the sender."""
     return {"answers": task.label, "run": task.run, "site": site, "experiment": task.experiment}
 
 
 def failure_meta(task: Task, site: str, code: str) -> dict[str, Any]:
-    """Meta of an answer that says: it could not be done. Only a code travels (see `failures`)."""
+    """Meta of an answer that reports a failure. Only a code travels (see `failures`)."""
     return {**answer_meta(task, site), "failed": code}

@@ -20,22 +20,22 @@ _LONGEST_NAME = 60
 
 
 class DiskTensorStore:
-    """A folder of tensors by name, one file each; made when something is put into it."""
+    """A folder of tensors by name, one file each; created on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, name: str, tensors: Tensors) -> None:
-        """Keep tensors under a name: after a kill either what was there before, or all of this."""
+        """Store tensors under a name: after a kill either the old ones, or all of the new ones."""
         pieces = sealed_tensors(Message(tensors, meta={"name": name}).to_pieces())
         write_atomically(self._path(name), pieces, durable=True)
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors kept under a name."""
+        """The tensors stored under a name."""
         return dict(_open(self._path(name), name).message().tensors)
 
     def names(self) -> tuple[str, ...]:
-        """What is there, sorted."""
+        """All names, sorted."""
         return tuple(sorted(str(_open(path, path.stem).meta["name"]) for path in self.folder.glob("*.safetensors")))
 
     def _path(self, name: str) -> Path:
@@ -47,7 +47,7 @@ def _open(path: Path, name: str) -> MessageFile:
         return open_checked(path)
     except MessageError as error:
         raise RunError(
-            f"Something that was kept is gone or cannot be read: {name}.",
+            f"Stored tensors are missing or unreadable: {name}.",
             code="vault-unreadable",
             where=str(path),
             why=error.why,
@@ -66,8 +66,8 @@ class RunTensorStores:
         return DiskTensorStore(self.folder / safe_name(run))
 
     def remove(self, but: str | None = None) -> None:
-        """Remove them all, except that of one run: teachers take N times the disk of a model, and nobody reads them
-        once their run is over."""
+        """Remove all stores except that of one run: teachers take N times the disk of a model, and are not needed once
+        their run is over."""
         kept = None if but is None else safe_name(but)
         for path in self.folder.glob("*"):
             if path.name != kept:
@@ -75,6 +75,6 @@ class RunTensorStores:
 
 
 def safe_name(name: str) -> str:
-    """A file name for any text. The hash keeps apart what differs in capitals or odd characters only."""
+    """A file name for any text. The hash separates names that differ in capitals or odd characters only."""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:_LONGEST_NAME].strip("-")
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

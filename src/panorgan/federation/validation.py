@@ -1,4 +1,4 @@
-"""How well a network does on a site's validation cases, on the prepared grid."""
+"""Scores of a network on a site's validation cases, on the prepared grid."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def validation_scores(
 ) -> ValidationScores:
     """Mean Dice and pooled volume ratio per annotated structure.
 
-    `predict(network, image [X, Y, Z])` gives probabilities [channels, X, Y, Z]. `taught`: the only organs that the
-    network was taught. Of softmax channels all others then count as background, as when it is asked as a teacher.
+    `predict(network, image [X, Y, Z])` gives probabilities [channels, X, Y, Z]. `taught`: the organs that the network
+    was trained on. All other softmax channels then count as background, as for a teacher.
     """
     scores: dict[str, list[float]] = {}
     predicted_mm3: dict[str, float] = {}

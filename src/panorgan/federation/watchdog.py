@@ -1,7 +1,7 @@
-"""Names organs that a federation is losing: not found by those who annotate them, or found far too large.
+"""Reports organs that a federation is losing: not found by the sites that annotate them, or predicted far too large.
 
-Averaging can lose an organ without any site doing anything wrong, and a mean over organs hides it. Sites score the
-model on what they annotate, by its Dice and by how large it is found; that is enough to notice.
+Averaging can lose an organ without a fault at any site, and a mean over organs hides it. Sites score the model on what
+they annotate, by its Dice and its predicted volume; that is enough to notice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOODS = 3.0
 FIRST_LOOK = 0.25
 """Share of a stage's rounds after which an organ should have appeared."""
 IN_A_ROW = 2
-"""Validations that must agree: one alone may be an accident."""
+"""Consecutive validations that must agree: a single one may be chance."""
 
 ORGAN_LOST, ORGAN_FLOODS = "organ-lost", "organ-floods"
 """Codes of the notices."""
@@ -28,7 +28,7 @@ SiteScores = Mapping[str, Mapping[str, float]]
 
 
 class Watchdog:
-    """Remembers what validations said about each organ; `remedies` are what the experiment could set."""
+    """Keeps the results of validations by organ; `remedies` are settings that the experiment could use."""
 
     def __init__(self, remedies: Remedies | None = None) -> None:
         self._remedies = remedies or Remedies()
@@ -81,7 +81,7 @@ def _over_sites(numbers: SiteScores, choose: Callable[[list[float]], float]) -> 
 
 
 def _persistent(counts: dict[str, int], now: list[str]) -> list[str]:
-    """Organs for which it has been so `IN_A_ROW` times; `counts` is brought up to date."""
+    """Organs for which this has held `IN_A_ROW` times; updates `counts`."""
     for organ in [*counts]:
         if organ not in now:
             del counts[organ]

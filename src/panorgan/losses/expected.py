@@ -2,7 +2,8 @@
 
 At a site that outlines the liver, a voxel outside it may be background or any other organ. The marginal loss,
 −log Σ p_c over what is allowed, shares such a voxel out by the model's *own* probabilities, anew in every step.
-Whatever looks a little like a spleen is pushed further towards the spleen, at a site where nobody contradicts: an organ
+Whatever looks a little like a spleen is pushed further towards the spleen, at a site without labels against it: an
+organ
 floods, or is forgotten, until the next average. Here the shares are those of the received model, fixed for the round.
 It is the same likelihood, maximised by EM: the received model makes the E-step, the local steps make the M-step. Where
 a round begins, the gradients of both losses are equal.

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 Disagreement = Literal["left_out", "background"]
-"""Where eq. 5 intersects labels that differ. *left_out*: it has no class, as in the equation. *background*: that."""
+"""Label of voxels where eq. 5 intersects different labels. *left_out*: no class, as in the equation. *background*."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class MainTeacher:
     ----------
     scores : [B, C + 1, *S], its logits or probabilities.
     share : v.
-    known : the organs it is asked about; all others are left to the teachers. None: all.
+    known : the organs that it is used for; the teachers decide on all others. None: all.
     """
 
     scores: torch.Tensor
@@ -28,7 +28,7 @@ class MainTeacher:
     disagreement: Disagreement = "left_out"
 
     def knows(self, organ: str) -> bool:
-        """Whether it is asked about an organ."""
+        """Whether it is used for an organ."""
         return self.known is None or organ in self.known
 
 
@@ -42,11 +42,11 @@ def global_main_teacher(
     """Eq. 5, for labels [B, *S] of the teachers and of the main teacher (0 is background).
 
     A patch in which both name the same organ in less than `share` of the main teacher's foreground takes its label from
-    the main teacher. Otherwise from both: the label is 0 where they disagree, and where that is is returned as well,
-    [B, *S] bool. A patch in which the main teacher sees no organ is of that kind (0 < v · 0 is false).
+    the main teacher. Otherwise from both: the label is 0 where they disagree, and the mask of these voxels is returned
+    as well, [B, *S] bool. A patch in which the main teacher sees no organ is of the second kind (0 < v · 0 is false).
 
-    `counted` [B, *S] bool: the voxels that volumes are measured on; ground truth is no opinion. `left_alone`, the same:
-    where teachers name an organ that the main teacher does not know. Their word holds there, and counts in no volume.
+    `counted` [B, *S] bool: the voxels that volumes are measured on, those without ground truth. `left_alone`, same
+    shape: where teachers name an organ that the main teacher does not know. Their label holds, and counts in no volume.
     """
     agree = teachers == main
     foreground = main > 0 if counted is None else (main > 0) & counted

@@ -21,7 +21,7 @@ from panorgan.preparation.batch import Batch
 
 DiceOver = Literal["batch", "sample"]
 
-# log(0) of a union's probability would be -inf; this is far below what bfloat16 or float32 losses can feel.
+# log(0) of a union's probability would be -inf; this is far below the resolution of bfloat16 or float32 losses.
 _SMALLEST = 1e-7
 
 
@@ -53,7 +53,7 @@ def partial_dice_ce(
 
 
 def member_matrix(batch: Batch, vocabulary: Vocabulary, device: torch.device) -> torch.Tensor:
-    """M [T, C] as floats; refuses a batch that annotates something these channels cannot express."""
+    """M [T, C] as floats; raises an error if a batch annotates something these channels cannot express."""
     return on_device(checked_members(batch, vocabulary), device)
 
 
@@ -76,7 +76,7 @@ def checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, .
 def on_device(
     rows: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Copied once: a copy in every step would make the device wait for it. Nobody may write into it."""
+    """Cached, read-only: a copy in every step would make the device wait."""
     return torch.tensor(rows, dtype=dtype, device=device)
 
 
@@ -100,15 +100,15 @@ def partial_dice(
     """Soft Dice loss per sample [B], mean over its annotated structures; [B, T, *S] in.
 
     1 − (2 Σ p·y + 1)/(Σ p + Σ y + 1), sums over voxels. Over the `batch`: the sums also run over the samples that
-    annotate a structure, and one that none of them shows is left out.
+    annotate a structure, and a structure absent from all of them is left out.
     """
     space = tuple(range(2, probabilities.ndim))
     truth = masks.to(probabilities.dtype)
     overlap, probability, size = (probabilities * truth).sum(space), probabilities.sum(space), truth.sum(space)
     if over == "sample":
         return dice_of_sums(overlap, probability, size, annotated)
-    # An absent organ would get a push of 1 per voxel towards probability 0: a small organ that is mostly absent from
-    # the patches would not come back from there. Cross-entropy says what is not there, gently.
+    # An absent organ would get a gradient of 1 per voxel towards probability 0, from which a small organ that is absent
+    # from most patches would not recover. Cross-entropy handles absence more gently.
     overlap, probability, size = (
         torch.where(annotated, s, torch.zeros_like(s)).sum(0).expand_as(s) for s in (overlap, probability, size)
     )
@@ -173,7 +173,7 @@ def _log_absent(logits: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> t
 
 
 def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
-    """Σ_c M[t, c]·x[b, c, …] → [B, T, *S] in float32, also under autocast, which would keep eight bits of it."""
+    """Σ_c M[t, c]·x[b, c, …] → [B, T, *S] in float32, also under autocast, which would keep only eight bits."""
     with torch.autocast(channels.device.type, enabled=False):
         return torch.einsum("tc,bc...->bt...", members, channels.float())
 
@@ -181,6 +181,6 @@ def _over_members(members: torch.Tensor, channels: torch.Tensor) -> torch.Tensor
 def _mean_over_annotated(values: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
     """[B, T] → [B], the mean over annotated entries, 0 where there are none."""
     weight = annotated.to(values.dtype)
-    # where, not a product: 0 · NaN of an unknown structure must not poison the sample
+    # where, not a product: 0 · NaN of an unknown structure must not reach the sample's loss
     total = torch.where(annotated, values, torch.zeros_like(values)).sum(1)
     return total / weight.sum(1).clamp(min=1)

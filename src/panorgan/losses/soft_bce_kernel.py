@@ -1,7 +1,7 @@
-"""Binary cross-entropy to soft targets, added up over voxels in one kernel: an NVIDIA GPU reads every voxel once.
+"""Binary cross-entropy to soft targets, summed over voxels in one kernel: an NVIDIA GPU reads every voxel once.
 
 Importing this needs Triton, which comes with PyTorch for NVIDIA GPUs on Linux; without it `distillation.soft_bce`
-computes as it is written there, and that is what this must agree with.
+computes the formula as written there, with which this must agree.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def can_run(logits: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Whether the kernel knows these logits and targets, [B, C, *S]."""
+    """Whether the kernel supports these logits and targets, [B, C, *S]."""
     known = logits.dtype in _KNOWN and targets.dtype in _KNOWN and not targets.requires_grad
     same = logits.shape == targets.shape and logits.device == targets.device
     return logits.is_cuda and known and same and _works_on(logits.device, logits.dtype, targets.dtype)
@@ -26,13 +26,13 @@ def can_run(logits: torch.Tensor, targets: torch.Tensor) -> bool:
 
 @lru_cache
 def _works_on(device: torch.device, of_logits: torch.dtype, of_targets: torch.dtype) -> bool:
-    """Whether Triton can build and start the kernels there: it needs a C compiler, and a GPU that knows the types."""
+    """Whether Triton can build and launch the kernels there: needs a C compiler, and a GPU that supports the types."""
     logits = torch.zeros(1, 1, 1, device=device, dtype=of_logits, requires_grad=True)
     counted = torch.ones(1, 1, device=device, dtype=torch.bool)
     try:
         with torch.enable_grad():
             run(logits, torch.zeros(1, 1, 1, device=device, dtype=of_targets), counted).sum().backward()
-    except Exception:  # whatever it is, training goes on without the kernel
+    except Exception:  # any failure: training continues without the kernel
         return False
     return True
 
@@ -40,7 +40,7 @@ def _works_on(device: torch.device, of_logits: torch.dtype, of_targets: torch.dt
 def run(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Σ over voxels of softplus(x) − t·x, [B, C] in float32, for logits x and targets t [B, C, *S].
 
-    0 where `counted` [B, C] says no: what is there is not even read.
+    0 where `counted` [B, C] is false; those voxels are not read.
     """
     sums: torch.Tensor = _Sums.apply(logits.flatten(2), targets.flatten(2), counted.expand(logits.shape[:2]))
     return sums
@@ -78,7 +78,7 @@ class _Sums(torch.autograd.Function):
 
 
 def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """With the voxels of a channel side by side; some channels of many are that already."""
+    """Make the voxels of a channel contiguous; a no-op where they are."""
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
@@ -86,7 +86,7 @@ def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
 def _tile(
     logits, targets, counted, voxels, of_sample, of_channel, of_sample_t, of_channel_t, block: tl.constexpr,
 ):  # fmt: skip
-    """Where a program is: which channel of all samples, which voxels, what lies there, and whether it counts."""
+    """The program's tile: which channel of all samples, which voxels, their values, and whether they count."""
     channel, sample = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     place = sample * tl.num_programs(1) + channel
     voxel = tl.program_id(0) * block + tl.arange(0, block)
@@ -100,12 +100,12 @@ def _tile(
 def _add_up(
     logits, targets, counted, out, voxels, of_sample, of_channel, of_sample_t, of_channel_t, block: tl.constexpr,
 ):  # fmt: skip
-    """One program: `block` voxels of a channel; its sum is added to those of others later, in a fixed order."""
+    """One program: `block` voxels of a channel; the partial sums are added later, in a fixed order."""
     place, _voxel, x, t, here = _tile(
         logits, targets, counted, voxels, of_sample, of_channel, of_sample_t, of_channel_t, block
     )
     small = tl.exp(-tl.abs(x))
-    # log(1 + small), also where 1 + small has lost what is small.
+    # log(1 + small), also where 1 + small would round to 1.
     softplus = tl.maximum(x, 0.0) + tl.where(small < 4e-3, small * (1 - small / 2), tl.log(1 + small))
     total = tl.sum(tl.where(here, softplus - t * x, 0.0), 0)
     tl.store(out + place * tl.num_programs(0) + tl.program_id(0), total)

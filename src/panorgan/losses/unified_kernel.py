@@ -1,8 +1,8 @@
-"""What the losses on a unified label add up over voxels, in one kernel: an NVIDIA GPU reads every voxel once.
+"""The sums over voxels that losses on a unified label need, in one kernel: an NVIDIA GPU reads every voxel once.
 
 As single operations each of some forty passes would read and write all channels of all voxels, which is a tenth of a
 training step. Importing this needs Triton, which comes with PyTorch for NVIDIA GPUs on Linux; without it `unified_loss`
-and `reverse_ce` compute as they are written there, and that is what this must agree with.
+and `reverse_ce` compute the formulas as written there, with which this must agree.
 """
 
 from functools import lru_cache
@@ -41,20 +41,20 @@ class Sums(NamedTuple):
 
 
 def can_run(logits: torch.Tensor) -> bool:
-    """Whether the kernel knows these logits [B, C + 1, *S]."""
+    """Whether the kernel supports these logits [B, C + 1, *S]."""
     known = logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return logits.is_cuda and known and logits.shape[1] <= _MOST_CHANNELS and _works_on(logits.device, logits.dtype)
 
 
 @lru_cache
 def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton can build and start the kernels there: it needs a C compiler, and a GPU that knows the type."""
+    """Whether Triton can build and launch the kernels there: needs a C compiler, and a GPU that supports the type."""
     logits = torch.zeros(1, 2, 1, device=device, dtype=dtype, requires_grad=True)
     values = torch.zeros(1, 1, device=device, dtype=torch.uint8)
     try:
         with torch.enable_grad():
             run(logits, values, torch.ones(3, 1, 1, device=device, dtype=torch.long)).entropy.sum().backward()
-    except Exception:  # whatever it is, training goes on without the kernel
+    except Exception:  # any failure: training continues without the kernel
         return False
     return True
 
@@ -125,7 +125,7 @@ def _softmax(
     total = tl.sum(powers, 0)
     top = below == 0
     largest = top & (tl.sum(top.to(tl.int32), 0) == 1)[None, :]
-    # See `unified_loss`: for the largest, 1 − p would have lost its digits.
+    # See `unified_loss`: for the largest, 1 − p would cancel.
     others = tl.sum(tl.where(largest, 0.0, powers), 0) + 1e-37
     rest = tl.where(largest, others[None, :], total[None, :] - powers)
     return below, powers, total, largest, rest, target, counted, excluded
@@ -135,7 +135,7 @@ def _softmax(
 def _add_up(
     logits, values, words, out, voxels, channels, kinds, wide: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One program: `block` voxels of a sample; its sums are added to those of others later, in a fixed order."""
+    """One program: `block` voxels of a sample; the partial sums are added later, in a fixed order."""
     sample = tl.program_id(1).to(tl.int64)
     voxel = tl.program_id(0) * block + tl.arange(0, block)
     k = tl.arange(0, wide).to(tl.int64)

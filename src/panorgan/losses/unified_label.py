@@ -1,9 +1,9 @@
 """One label over background and all organs, from a sample's own annotation and the teachers of the other organs.
 
 UFPS's pseudo label (eqs. 4 and 5). Ground truth always wins: at every voxel the annotation allows some channels (those
-of `partial.marginal_cross_entropy`), and teachers only ever choose among them. `label_values` says what values mean.
+of `partial.marginal_cross_entropy`), and teachers only choose among them. `label_values` defines the values.
 
-Masks of all channels are handled at once, as bytes: few and small passes, whatever the number of organs.
+All channels are processed at once, as bytes: few, small passes for any number of organs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from panorgan.losses.partial import checked_members, on_device
 from panorgan.preparation.batch import Batch
 
 Conflicts = Literal["sequence", "confidence"]
-"""When teachers claim the same voxel. *sequence*: the later one in a fixed order. *confidence*: the more probable."""
+"""Which teacher wins a voxel claimed by several. *sequence*: the later in a fixed order. *confidence*: the surer
+one."""
 
 
 @dataclass(frozen=True)
 class UnifiedLabel:
     """Labels of a batch as values, and the channels that each value stands for.
 
-    One byte per voxel, whatever the number of organs: cheap to keep and to compare. Losses ask for channels.
+    One byte per voxel for any number of organs: cheap to keep and to compare. Losses ask for channels.
 
     Parameters
     ----------
@@ -54,38 +55,38 @@ class UnifiedLabel:
 
     @cached_property
     def _channels(self) -> torch.Tensor:
-        return self._looked_up(self.possible)
+        return self._look_up(self.possible)
 
     def targets(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(one-hot target, where it counts), both [B, C + 1, *S] bool.
 
         Where several channels are possible none of them counts; all others do, as absent. With softmax channels that
-        says all there is to say: what is left to the possible ones is their sum.
+        is complete: the remaining probability is the sum over the possible ones.
         """
         target, counted = self.target_masks
         return target.bool(), counted.bool()
 
     @cached_property
     def target_masks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as floats, 0 or 1; looked up once, however often a step asks for its loss."""
-        target, counted = self._looked_up(torch.cat(self._tables(), dim=2).float()).chunk(2, dim=1)
+        """The same as floats, 0 or 1; computed once per step."""
+        target, counted = self._look_up(torch.cat(self._tables(), dim=2).float()).chunk(2, dim=1)
         return target, counted
 
     def _tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target and what counts for every value, [B, values, C + 1] bool each."""
+        """Target and counted channels for every value, [B, values, C + 1] bool each."""
         sure = self.possible.sum(2, keepdim=True) == 1
         return self.possible & sure, ~self.possible | sure
 
     @cached_property
     def words(self) -> torch.Tensor:
-        """The same for a kernel, [3, B, values]: the channels of a target, those that count, those that are possible.
+        """The same for a kernel, [3, B, values]: target channels, counted channels, possible channels.
 
-        A bit for every channel, the background's is the lowest.
+        One bit per channel, the lowest for the background.
         """
         masks = torch.stack([*self._tables(), self.possible])
         return (masks << torch.arange(masks.shape[3], device=masks.device)).sum(3)
 
-    def _looked_up(self, table: torch.Tensor) -> torch.Tensor:
+    def _look_up(self, table: torch.Tensor) -> torch.Tensor:
         """Rows of a table [B, values, K] for every voxel, [B, K, *S]."""
         count, channels = len(table), table.shape[2]
         places = self.values.flatten(1).long().unsqueeze(1).expand(-1, channels, -1)
@@ -113,10 +114,10 @@ def merge(
     allowed = allowed_channels(batch, vocabulary)
     values = pseudo_label(batch, vocabulary, order, conflicts, allowed)
     if main is None:
-        values = _where_an_organ_must_be(values, batch, vocabulary, allowed)
+        values = _fill_unclaimed(values, batch, vocabulary, allowed)
     else:
         values = _with_main_teacher(values, batch, vocabulary, allowed, main)
-    # Where nothing is allowed nobody had a say: the value is still 0.
+    # Where no channel is allowed the value is still 0.
     values.add_(_bytes(~_any(allowed)), alpha=left_out_value(batch.structures, vocabulary))
     return UnifiedLabel(values, possible_channels(batch, vocabulary))
 
@@ -124,7 +125,7 @@ def merge(
 def _with_main_teacher(
     teachers: torch.Tensor, batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor, main: MainTeacher
 ) -> torch.Tensor:
-    """The values of eq. 5, from those of the teachers; ground truth has the last word."""
+    """The values of eq. 5, from those of the teachers; ground truth takes precedence."""
     open_to, left_alone = allowed, None
     if unknown := [channel for channel, organ in enumerate(vocabulary, 1) if not main.knows(organ)]:
         open_to = allowed.clone()
@@ -137,14 +138,14 @@ def _with_main_teacher(
     leave_out = main.disagreement == "left_out"
     torn = disagreed & (teachers > 0) & (chosen > 0) if leave_out else None
     scores = main.scores if _knows_all_parts(main, batch, vocabulary) else None
-    values = _where_an_organ_must_be(values, batch, vocabulary, allowed, scores, torn)
+    values = _fill_unclaimed(values, batch, vocabulary, allowed, scores, torn)
     if leave_out:
         _paint(values, disagreed & allowed[:, 0], disagreed_value(batch.structures, vocabulary))
     return values
 
 
 def _knows_all_parts(main: MainTeacher, batch: Batch, vocabulary: Vocabulary) -> bool:
-    """Whether it is asked about all parts of the annotated unions: else it cannot weigh one against another."""
+    """Whether it is used for all parts of the annotated unions: otherwise it cannot choose between them."""
     rows = (row for row in labelled_organs(batch.structures, vocabulary) if sum(row) > 1)
     return all(main.knows(organ) for row in rows for organ, part in zip(vocabulary, row, strict=True) if part)
 
@@ -156,7 +157,7 @@ def pseudo_label(
     conflicts: Conflicts = "sequence",
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the teachers say, [B, *S] uint8: 0, or the channel of an organ; without `allowed`, of them alone.
+    """The teachers' label, [B, *S] uint8: 0, or the channel of an organ; without `allowed`, ignoring the annotation.
 
     A teacher claims a voxel if its probability is above one half. What lies inside an organ wins over the organ.
     """
@@ -166,20 +167,20 @@ def pseudo_label(
     claims = _claims(batch, channels, allowed)
     if conflicts == "confidence":
         claims = _most_probable(claims, batch.soft_targets.float(), channels, vocabulary)
-    return _painted(claims, channels, painted)
+    return _paint_in_order(claims, channels, painted)
 
 
 @lru_cache(maxsize=64)
 def _teachers_channels(
     names: tuple[str, ...], vocabulary: Vocabulary, order: tuple[str, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The channel of every teacher, and the same channels in the order in which they are painted."""
+    """The channel of every teacher, and the same channels in painting order."""
     painted = (organ for organ in overlap_priority(vocabulary, order) if organ in names)
     return tuple(vocabulary.index(name) + 1 for name in names), tuple(vocabulary.index(organ) + 1 for organ in painted)
 
 
 def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
-    """The batch with teachers for what a sample does not label itself, and no others."""
+    """The batch with teachers only for structures that a sample does not label itself."""
     if batch.soft_targets_valid is None or not batch.soft_target_organs:
         return batch
     labelled = (
@@ -190,15 +191,15 @@ def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
 
 
 def overlap_priority(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
-    """All organs in the order in which they are painted, each over those before it.
+    """All organs in painting order, each over those before it.
 
-    As given; organs that are not given come after them, in vocabulary order. Then what lies inside an organ is moved
-    behind it. A vocabulary that lists large organs first needs nothing more.
+    As given; organs not given follow in vocabulary order. Then what lies inside an organ is moved behind it. A
+    vocabulary that lists large organs first needs no further order.
     """
     places = {organ: place for place, organ in enumerate(larger_first)}
     if unknown := [organ for organ in places if organ not in vocabulary]:
         raise AnatomyError(
-            f"The painting order names organs that the vocabulary has not: {', '.join(unknown)}.",
+            f"The painting order names organs that are not in the vocabulary: {', '.join(unknown)}.",
             code="not-in-vocabulary",
             where="larger_first",
             fix=f"Use only: {', '.join(vocabulary)}.",
@@ -237,7 +238,7 @@ def _claims(batch: Batch, channels: Sequence[int], allowed: torch.Tensor | None)
 def _most_probable(
     claims: torch.Tensor, probabilities: torch.Tensor, channels: Sequence[int], vocabulary: Vocabulary
 ) -> torch.Tensor:
-    """Of claims [B, E, *S], the most probable ones; what lies inside an organ has won over the organ before."""
+    """The most probable of the claims [B, E, *S]; what lies inside an organ has already won over the organ."""
     inside = inside_rows(vocabulary)
     kept = claims.clone()
     for outer, channel in enumerate(channels):
@@ -248,12 +249,12 @@ def _most_probable(
     return kept & (scores == scores.amax(1, keepdim=True))
 
 
-def _painted(planes: torch.Tensor, channels: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+def _paint_in_order(planes: torch.Tensor, channels: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     """Paint channels one over the other, [B, *S] uint8: per voxel the last that is set; 0 where none is.
 
     `planes` [B, K, *S] bool are those of `channels`; `order` has the same channels in the order of painting.
     """
-    # Numbers that grow in that order: the last one is the largest. Mostly channels themselves are such numbers.
+    # Ranks that grow in painting order: the last channel has the largest. Usually the channels are such ranks already.
     numbers = dict(zip(order, sorted(channels), strict=True))
     weights = on_device((tuple(numbers[channel] for channel in channels),), planes.device, torch.uint8)
     values = (_bytes(planes) * weights.view(1, -1, *(1,) * (planes.ndim - 2))).amax(1)
@@ -268,7 +269,7 @@ def _best_allowed(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """The allowed channel with the highest score, [B, *S] uint8; 0 where none is allowed."""
     values = torch.zeros_like(allowed[:, 0], dtype=torch.uint8)
     best = torch.full_like(scores[:, 0], float("-inf"))
-    # Channel by channel: several times faster on a CPU than an argmax over an axis that is far apart in memory.
+    # Channel by channel: several times faster on a CPU than an argmax over a strided axis.
     for channel, plane in enumerate(allowed.unbind(1)):
         better = plane & (scores[:, channel] > best)
         best = torch.where(better, scores[:, channel], best)
@@ -282,7 +283,7 @@ def _paint(values: torch.Tensor, where: torch.Tensor, value: int) -> None:
 
 
 def _bytes(mask: torch.Tensor) -> torch.Tensor:
-    """The same memory as 0 and 1: with bytes a CPU takes a fraction of the time."""
+    """The same memory as 0 and 1: on a CPU, bytes take a fraction of the time."""
     return mask.view(torch.uint8)
 
 
@@ -300,7 +301,7 @@ def _more_than_one(planes: Sequence[torch.Tensor]) -> torch.Tensor:
     return two
 
 
-def _where_an_organ_must_be(
+def _fill_unclaimed(
     values: torch.Tensor,
     batch: Batch,
     vocabulary: Vocabulary,
@@ -308,15 +309,15 @@ def _where_an_organ_must_be(
     main: torch.Tensor | None = None,
     torn: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fill in the voxels that nobody claims and that are no background by ground truth; writes into `values`.
+    """Fill in voxels that no teacher claims and that ground truth marks as foreground; writes into `values`.
 
-    `main` [B, C + 1, *S] chooses among the parts of a union, in place of the teachers. `torn` [B, *S] bool: where two
+    `main` [B, C + 1, *S] chooses among the parts of a union, instead of the teachers. `torn` [B, *S] bool: where two
     parts are claimed, so that none is chosen.
     """
     lacking = (values == 0) & ~allowed[:, 0]
     outer = _outermost(allowed, vocabulary)
     channels = range(1, len(vocabulary) + 1)
-    values += _bytes(lacking) * _painted(outer, channels, channels)
+    values += _bytes(lacking) * _paint_in_order(outer, channels, channels)
     parts = {t: sum(row) for t, row in enumerate(labelled_organs(batch.structures, vocabulary)) if sum(row) > 1}
     if parts:  # only a union leaves several organs to choose from
         several = lacking & _more_than_one(outer.unbind(1))
@@ -348,7 +349,7 @@ def _choose_part(
     vocabulary: Vocabulary,
     main: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Give voxels of a union the most probable part; returns where there was one, [B, *S] bool.
+    """Assign voxels of a union to the most probable part; returns where there was one, [B, *S] bool.
 
     There is none where a part has no teacher, or where no part is more probable than the others.
     """
@@ -358,7 +359,7 @@ def _choose_part(
     complete = torch.ones_like(several)
     for organ, plane in enumerate(outer):
         here = several & plane
-        score, known = _opinion(organ, batch, vocabulary, main)
+        score, known = _organ_probability(organ, batch, vocabulary, main)
         if score is None:
             complete &= ~here
             continue
@@ -370,10 +371,10 @@ def _choose_part(
     return complete & settled & (best > nothing)
 
 
-def _opinion(
+def _organ_probability(
     organ: int, batch: Batch, vocabulary: Vocabulary, main: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """How probable an organ is, [B, *S], and in which samples somebody said so, [B] bool."""
+    """Probability of an organ, [B, *S], and the samples for which a teacher gives it, [B] bool."""
     everywhere = torch.ones_like(batch.annotated[:, :1]).any(1)
     if main is not None:
         return main[:, organ + 1].detach().float(), everywhere

@@ -19,7 +19,7 @@ try:
 except Exception:  # Triton comes with PyTorch for NVIDIA GPUs only; one that is broken must break nothing else
     unified_kernel = None  # type: ignore[assignment]
 
-# log(0) where all other channels are more than 80 below the largest: the loss ends there, and stays finite.
+# log(0) where all other channels are more than 80 below the largest: the loss is capped there, and stays finite.
 _SMALLEST = 1e-37
 
 
@@ -28,7 +28,7 @@ def unified_dice_bce(
 ) -> torch.Tensor:
     """Per-sample loss [B] for logits [B, C + 1, *S]: weighted Dice + BCE over all channels, background included.
 
-    Channels count where the label is sure of them. A channel that counts nowhere is left out of the mean of Dice.
+    Channels count where the label determines them. A channel that counts nowhere is left out of the mean of Dice.
     """
     sums = sums_on_gpu(logits, label)
     if sums is not None:
@@ -48,7 +48,7 @@ def unified_dice_bce(
 
 
 def sums_on_gpu(logits: torch.Tensor, label: UnifiedLabel) -> unified_kernel.Sums | None:
-    """What losses add up over voxels, if a kernel can do so at once."""
+    """The sums over voxels for the losses, if a kernel can compute them at once."""
     if not unified_kernel or not unified_kernel.can_run(logits):
         return None
     return unified_kernel.run(logits, label.values, label.words)
@@ -86,11 +86,12 @@ class _Softmax:
 
     def bce(self, target: torch.Tensor, counted: torch.Tensor, voxels: torch.Tensor) -> torch.Tensor:
         """See `softmax_bce`; masks are floats, 0 or 1, and `voxels` [B, C + 1] says how many count in each channel."""
-        # The share of all others. For the largest it is summed up: 1 − p would have lost its digits where the network
-        # is utterly wrong and needs its gradient most. For the rest the difference is exact enough, it is at least 1.
+        # The probability of all other channels. For the largest channel it is summed: 1 − p would cancel where the
+        # network is most wrong and needs its gradient most. For the rest the difference is exact enough, it is at least
+        # 1.
         others = (self.powers * (1 - self.largest)).sum(1, keepdim=True) + _SMALLEST
         rest = torch.lerp(self.total - self.powers, others, self.largest)
         chosen = torch.lerp(rest.log(), self.below, target)
         loss = (self.total.log() - chosen) * counted
-        # First over voxels: these counts are exact in floats, that over all channels may not be.
+        # Over voxels first: these counts are exact in floats, the count over all channels may not be.
         return loss.flatten(1).sum(1) / voxels.sum(1).clamp(min=1)

@@ -161,7 +161,7 @@ class SiteRule:
 
     @property
     def sometimes_unlabelled(self) -> tuple[str, ...]:
-        """Organs that some case of this site has no label for, and somebody teaches."""
+        """Organs that some case of this site has no label for, and that another site annotates."""
         whole, counts = self.federation.vocabulary, self.facts.annotated
         always = {
             organ
@@ -286,7 +286,7 @@ class ServerRule:
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
 
     def validated(self, scores: Mapping[str, Scalars]) -> None:
-        """Told after a round that was validated: by site, the Dice of `delivered()` on each structure it annotates."""
+        """Called after a validated round: by site, the Dice of `delivered()` on each structure it annotates."""
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
         """The weights that are validated and delivered; not those of `broadcast` when a method averages over rounds."""
@@ -352,7 +352,7 @@ class Method:
     plain words for the hospital that reads its policy. A method that sends more begins with `**Method.numbers`."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """Of those that the server rule computes with, the least and the most that they can be: name or pattern → range.
-    An update with a number outside is refused before the rule sees it, so that nobody buys weight with one."""
+    An update with a number outside is refused before the rule sees it, so that no site gains weight with one."""
     tensors: ClassVar[Mapping[str, str]] = {}
     """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
     report_section: ClassVar[str] = ""

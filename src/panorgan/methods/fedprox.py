@@ -16,13 +16,13 @@ from panorgan.settings import Settings
 
 
 class ProximalSettings(Settings):
-    """FedProx's one number."""
+    """The setting of FedProx."""
 
     mu: float = published(0.01, "tuned for each data set", "strength of the proximal term μ/2·‖w − w₀‖²", ge=0)
 
 
 class FedProxConfig(ProximalSettings, FedAvgConfig):
-    """FedAvg's numbers, and the proximal term's."""
+    """The settings of FedAvg and of the proximal term."""
 
 
 class ProximalSite(SiteRule):
@@ -31,7 +31,7 @@ class ProximalSite(SiteRule):
     config: FedProxConfig
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """The loss on whatever labels there are, plus the proximal term."""
+        """The loss of the rule it extends, plus the proximal term."""
         loss = super().loss(batch)
         if self.config.mu == 0 or not self.in_training:  # keeps μ = 0 equal to FedAvg to the last bit
             return loss
@@ -50,7 +50,7 @@ def squared_distance(model: nn.Module, anchor: Mapping[str, torch.Tensor]) -> to
 
 @register("fedprox", config=FedProxConfig)
 class FedProx(Method):
-    """FedAvg with local steps that may not wander far."""
+    """FedAvg with local steps held near the global model."""
 
     paper: ClassVar[str] = "arXiv:1812.06127"
     equations: ClassVar[Mapping[str, str]] = {"eq. 2": "`Site.loss`: F(w) + μ/2·‖w − w₀‖²"}

@@ -56,7 +56,7 @@ class FLKDConfig(MethodConfig):
         1, "1", "organs drawn per step for local KD (eq. 10); null for all of them (eq. 9)", ge=1
     )
     pretrain: float = published(
-        0.5, "not told", "rounds that a site trains its teacher, as a share of training.rounds", gt=0
+        0.5, "not stated", "rounds that a site trains its teacher, as a share of training.rounds", gt=0
     )
     teacher_cache: bool = published(
         True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"

@@ -1,7 +1,7 @@
-"""FLKD, centralised — pooled cases; what a batch does not label is held where it was before the step.
+"""FLKD, centralised — pooled cases; predictions for unlabelled organs are kept as they were before each step.
 
-The variant of FLKD for data in one place (see flkd.py), its eq. 11: a batch shows a few organs, and a step on them
-makes the model forget the others. So every step is followed by a second one that takes the model's predictions for
+The variant of FLKD for data in one place (see flkd.py), its eq. 11: a batch labels a few organs, and a step on them
+makes the model forget the others. So every step is followed by a second one that pulls the model's predictions for
 the organs absent from the whole batch back to what they were before the first. Two forward and backward passes per
 batch.
 """
@@ -46,7 +46,7 @@ class FLKDCentral(Method):
         before: torch.Tensor
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """θ → θ′ on what is labelled (eq. 3), then θ′ towards what θ said about the rest (eq. 11)."""
+            """θ → θ′ on what is labelled (eq. 3), then θ′ towards the predictions of θ for the rest (eq. 11)."""
             if not self.config.kd_weight:
                 return super().step(batch)
             loss = self.compute_gradients(batch)
@@ -63,7 +63,7 @@ class FLKDCentral(Method):
             return {"loss": loss, "loss/kd": distillation.detach()}
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Eq. 3. What the model says about all organs before the step, it says in this pass already."""
+            """Eq. 3. This pass also gives the predictions for all organs before the step."""
             logits = self.model(batch.image)
             self.before = logits.detach().float()
             return self.supervised(logits, self.model.vocabulary, batch).mean()

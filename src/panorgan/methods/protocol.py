@@ -1,4 +1,4 @@
-"""What the two halves of a method may know of each other, and of the federation.
+"""The types that the two halves of a method share with each other and with the federation.
 
 A site rule sees images and never a transport. A server rule sees these types only: none of them can hold an image
 loader, a case or a batch.
@@ -28,7 +28,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that people should know about a run: a sentence, and a fixed word for programs that stays the same."""
+    """Something that people should know about a run: a sentence, and a fixed code for programs."""
 
     code: str
     text: str
@@ -36,7 +36,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """What a site tells about itself when it joins: counts, never cases."""
+    """A site's description of itself when it joins: counts, never cases."""
 
     name: str
     train_cases: int
@@ -55,7 +55,7 @@ class SiteInfo:
 
 @dataclass(frozen=True)
 class Federation:
-    """Who takes part and what the model is to segment; sites in the order of their names, whoever came first."""
+    """The participating sites and the vocabulary; sites sorted by name, whatever the order of joining."""
 
     vocabulary: Vocabulary
     sites: Mapping[str, SiteInfo]
@@ -64,7 +64,7 @@ class Federation:
         object.__setattr__(self, "sites", dict(sorted(self.sites.items())))
 
     def organs_of(self, site: str) -> tuple[str, ...]:
-        """The vocabulary organs that a site can teach, in vocabulary order.
+        """The vocabulary organs that a site's annotation covers, in vocabulary order.
 
         What it annotates, or for a union its parts; not what lies inside unmarked (a liver mask contains its tumours,
         but does not show them).
@@ -74,17 +74,17 @@ class Federation:
         return tuple(organ for organ in whole if organ in taught)
 
     def labelled_organs(self) -> tuple[str, ...]:
-        """The vocabulary organs that some site can teach, in vocabulary order."""
+        """The vocabulary organs that some site's annotation covers, in vocabulary order."""
         known = {organ for site in self.sites for organ in self.organs_of(site)}
         return tuple(organ for organ in self.vocabulary if organ in known)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A named run of rounds (`pretrain`, `train`).
+    """A named sequence of rounds (`pretrain`, `train`).
 
-    `validate=False`: the global model means nothing yet in this stage, so it is not scored. `local_steps`: optimiser
-    steps per site and round instead of the experiment's number; 0 for a mere exchange.
+    `validate=False`: there is no meaningful global model yet, so none is scored. `local_steps`: optimiser steps per
+    site and round instead of the experiment's number; 0 for a mere exchange.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """Where in the run a rule is: `round` counts from 1."""
+    """The rule's position in the run: `round` counts from 1."""
 
     stage: str
     round: int
@@ -113,20 +113,20 @@ class RoundInfo:
 
 
 class TensorStore(Protocol):
-    """Tensors written once and read often (teachers). Whoever runs a rule keeps them on disk."""
+    """Tensors written once and read often (teachers). The caller of a rule keeps them on disk."""
 
     def put(self, name: str, tensors: Tensors) -> None:
-        """Keep tensors under a name; what was there before is replaced as a whole."""
+        """Store tensors under a name; replaces earlier ones as a whole."""
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors kept under a name, on the CPU; they are not to be changed."""
+        """The tensors stored under a name, on the CPU; read-only."""
 
     def names(self) -> tuple[str, ...]:
-        """What is there, sorted."""
+        """All names, sorted."""
 
 
 class MemoryTensorStore:
-    """A tensor store that is gone with the process: for trying rules out."""
+    """A tensor store in memory, for tests and experiments."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
@@ -140,12 +140,12 @@ class MemoryTensorStore:
         return dict(self._kept[name])
 
     def names(self) -> tuple[str, ...]:
-        """What is there, sorted."""
+        """All names, sorted."""
         return tuple(sorted(self._kept))
 
 
 class Updates(Protocol):
-    """The answers of one round as a server rule sees them, sites in sorted order, tensors read when asked for."""
+    """The answers of one round as a server rule sees them: sites in sorted order, tensors read on demand."""
 
     @property
     def sites(self) -> Sequence[str]:

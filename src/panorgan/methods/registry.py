@@ -1,4 +1,4 @@
-"""Methods by name. A file in this folder that registers a method is found by itself.
+"""Methods by name. A file in this folder that registers a method is found automatically.
 
 So is one in another installed package that names it as an entry point of the group `panorgan.methods`.
 """
@@ -29,7 +29,7 @@ def register(name: str, config: type[MethodConfig] = MethodConfig) -> Callable[[
                 where=method.__module__,
                 fix="Rename one of them.",
             )
-        _refuse_silence(method)
+        _refuse_undescribed(method)
         method.name = name
         method.Config = config
         _registered[name] = method
@@ -38,19 +38,19 @@ def register(name: str, config: type[MethodConfig] = MethodConfig) -> Callable[[
     return add
 
 
-def _refuse_silence(method: type[Method]) -> None:
-    """A hospital decides by these words what may leave: what has none is no method."""
+def _refuse_undescribed(method: type[Method]) -> None:
+    """Hospitals decide by these descriptions what may leave: a method without them is refused."""
     for declared in ("numbers", "tensors"):
         said = getattr(method, declared)
         words = said if isinstance(said, Mapping) else dict.fromkeys(said)
         silent = [name for name, what in words.items() if not (isinstance(what, str) and what.strip())]
         if silent or words is not said:
             raise ConfigError(
-                "A method does not say in words what leaves a site.",
+                "A method does not describe what leaves a site.",
                 code="undescribed-payload",
                 where=f"{method.__module__}.{method.__qualname__}.{declared}",
-                why=f"without words: {', '.join(silent) or declared}",
-                fix='Give every name or pattern its words, such as {"agreement/*": "how alike the heads predict"}.',
+                why=f"without a description: {', '.join(silent) or declared}",
+                fix='Describe every name or pattern, such as {"agreement/*": "how alike the heads predict"}.',
             )
 
 

@@ -1,13 +1,14 @@
-"""SCAFFOLD — control variates take the drift of a site's own data out of its steps. arXiv:1910.06378
+"""SCAFFOLD — control variates remove the drift of a site's own data from its steps. arXiv:1910.06378
 
 Every site has a control variate c_i, the server has their mean c. A local step follows g − c_i + c. Option II of the
-paper makes the new c_i = c_i − c + (x − y_i)/(K·η) from how far the site came in K steps. For the plain gradient steps
-that the paper has in mind that is exactly the mean of the raw gradients g of the round, which is what is computed here:
-it stays right with momentum, Adam, clipping and a changing learning rate. The control variates double the payload.
+paper computes the new c_i = c_i − c + (x − y_i)/(K·η) from the distance covered in K steps. For the plain gradient
+steps that the paper assumes, that is exactly the mean of the raw gradients g of the round, which is what is computed
+here: it stays correct with momentum, Adam, clipping and a changing learning rate. The control variates double the
+payload.
 
-c must stay the mean of the c_i, or every later step is led astray. So a site moves its c_i only when the server says
-that it has heard of the change (an answer may be lost or refused), and the server keeps the sum of the c_i: whoever
-joins later adds zero to it.
+c must stay the mean of the c_i, or every later step is biased. So a site changes its c_i only when the server
+confirms that the change arrived (an answer may be lost or refused), and the server keeps the sum of the c_i, to which
+a site that joins later adds zero.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class ScaffoldConfig(FedAvgConfig):
-    """SCAFFOLD has no numbers of its own; the paper averages without weights."""
+    """SCAFFOLD has no settings of its own; the paper averages without weights."""
 
     weighting: Literal["cases", "uniform"] = published("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
 
@@ -50,21 +51,21 @@ class Scaffold(Method):
     }
 
     class Site(SiteRule):
-        """Steps with the drift taken out."""
+        """Steps with the drift removed."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
             self.control = self._zeros()
             """c_i, as the server knows it."""
             self.next_control: dict[str, torch.Tensor] = {}
-            """What c_i becomes once the server has heard of it; sent in round `answered`."""
+            """The new c_i once the server confirms it; sent in round `answered`."""
             self.answered = 0
             self.drift: dict[str, torch.Tensor] = {}
             self.sums: dict[str, torch.Tensor] = {}
             self.steps = 0
 
         def before_round(self) -> None:
-            """Take over the weights and c; forget the last round's gradients."""
+            """Take over the weights and c; reset the gradients of the last round."""
             super().before_round()
             if not self.in_training:
                 return
@@ -74,7 +75,7 @@ class Scaffold(Method):
             self.drift = {
                 name: self.received.tensors[_PREFIX + name] - own
                 for name, own in self.control.items()
-                if _PREFIX + name in self.received.tensors  # absent: nobody has sent any yet
+                if _PREFIX + name in self.received.tensors  # absent: no site has sent any yet
             }
             self.sums, self.steps = self._zeros(), 0
 
@@ -89,7 +90,7 @@ class Scaffold(Method):
                 if parameter.grad is not None:
                     self.sums[name] += parameter.grad
                 if name in self.drift:
-                    # Of what this site cannot teach, the gradient is 0: it follows the others.
+                    # Where this site has no labels the gradient is 0: it follows the others.
                     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     parameter.grad = gradient + self.drift[name]
             self.apply_gradients()
@@ -120,7 +121,7 @@ class Scaffold(Method):
             return Payload({**whole.tensors, **own, **following}, {**whole.scalars, _ANSWERED: float(self.answered)})
 
         def load_state(self, state: Payload) -> None:
-            """Take it back; a part that has come to the network since begins with zero."""
+            """Restore it; a part that the network gained since begins with zero."""
             super().load_state(state)
             self.answered = int(state.scalars[_ANSWERED])
             for name, zeros in self._zeros().items():
@@ -177,14 +178,14 @@ class Scaffold(Method):
             self.control = {name: value / totals[name] for name, value in self.sums.items()}
 
         def state(self) -> Payload:
-            """The sum of all c_i, and whom it holds."""
+            """The sum of all c_i, and which sites it contains."""
             whole = super().state()
             sums = {_PREFIX + name: value for name, value in self.sums.items()}
             heard = {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()}
             return Payload({**whole.tensors, **sums}, {**whole.scalars, **heard})
 
         def load_state(self, state: Payload) -> None:
-            """Take them back; c is their mean over those who take part now."""
+            """Restore them; c is their mean over the sites that take part now."""
             super().load_state(state)
             self.sums = _under(_PREFIX, state.tensors)
             self.heard = {site: int(round_) for site, round_ in _under(f"{_HEARD}/", state.scalars).items()}
@@ -192,5 +193,5 @@ class Scaffold(Method):
 
 
 def _under(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
-    """What is kept under a prefix, without it, from among whatever else is there."""
+    """Entries under a prefix, without the prefix; others are ignored."""
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
 """Solo — every site trains alone on its own organs; the delivered model merges the sites' predictions.
 
 The lower bound of federated learning, and the teachers of later methods. Nothing is averaged: each site's weights
-travel under its own keys, so that the general rule "a key is averaged over those who sent it" leaves them alone.
+travel under its own keys, so that the general rule "a key is averaged over the sites that sent it" leaves them alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEVER = -1e4
 
 
 class SoloConfig(MethodConfig):
-    """Solo has no numbers of its own."""
+    """Solo has no settings of its own."""
 
 
 @register("solo", config=SoloConfig)
@@ -42,10 +42,10 @@ class Solo(Method):
     )
 
     class Site(SiteRule):
-        """Inherited: its network holds only its own member, whose keys (`members.site-<name>.…`) nobody else sends."""
+        """Inherited: the network is the site's own member, whose keys (`members.site-<name>.…`) no other site sends."""
 
     class Server(ServerRule):
-        """Gives every site its own member back."""
+        """Returns every site its own member."""
 
         def broadcast(self, site: str) -> Payload:
             """Only the member of this site."""
@@ -70,23 +70,23 @@ class Solo(Method):
         return MergedMembers(members, federation.vocabulary if site is None else own[site], settings, taught)
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
-        """Every member: it knows its own site's organs and no other."""
+        """Every member: it knows the organs of its own site only."""
         assert isinstance(delivered, MergedMembers)
         return {name.removeprefix(_PREFIX): member for name, member in delivered.members.items()}  # type: ignore[misc]
 
 
 def _member(site: str) -> str:
-    """A site's member by name; the prefix keeps a site called `train` or `keys` apart from torch's own words."""
+    """A site's member by name; the prefix separates a site called `train` or `keys` from torch's attribute names."""
     return f"{_PREFIX}{site}"
 
 
 class MergedMembers(SegmentationNetwork):
-    """Several networks, each for its own organs, seen as one.
+    """Several networks, each for its own organs, combined into one.
 
-    Softmax channels: a member's logit minus its own background logit is the log odds of an organ against
-    background. Stacked beside a background of 0, background wins exactly where every member says background, and
-    among organs the surer one wins. An organ that several members know gets the mean of their scores. A member that
-    was taught only a union (`taught`: structures by member) is heard on its parts where nobody knows them by name.
+    Softmax channels: a member's logit minus its own background logit is the log odds of an organ against background.
+    Stacked beside a background of 0, background wins exactly where every member predicts background, and among organs
+    the most confident member wins. An organ that several members know gets the mean of their scores. A member trained
+    on a union only (`taught`: structures by member) is used for its parts where no member knows them by name.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class MergedMembers(SegmentationNetwork):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → merged logits [B, channels, *S]."""
-        (logits,) = self.passed("merged", self._merged, image)
+        (logits,) = self.run_pass("merged", self._merged, image)
         return logits
 
     def _merged(self, image: torch.Tensor) -> tuple[torch.Tensor]:
@@ -116,7 +116,7 @@ class MergedMembers(SegmentationNetwork):
             for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
                 if name in self._heard[organ]:
                     scores[organ].append(logits[:, index])
-        # An organ that nobody knows yet (its site joins later) is nowhere.
+        # An organ that no member knows yet (its site joins later) is predicted nowhere.
         nowhere = torch.full_like(logits[:, 0], _NEVER)
         merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
         if self.activation == "softmax":

@@ -1,4 +1,4 @@
-"""What every network promises: named channels, their activation, and named parts."""
+"""The base class of networks: named channels, their activation, and named parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.data.labels import Activation
-from panorgan.networks.replay import Compute, Replays
+from panorgan.networks.cuda_graphs import Compute, GraphCache
 
 BACKGROUND = "background"
 
@@ -26,8 +26,8 @@ class SegmentationNetwork(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
         self.activation: Activation = activation
-        self.replays: Replays | None = None
-        """CUDA graphs of training passes; whoever trains the network decides (`replay.replays_of`)."""
+        self.graphs: GraphCache | None = None
+        """CUDA graphs of training passes, set by the code that trains the network (`cuda_graphs.graph_cache_for`)."""
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -38,17 +38,17 @@ class SegmentationNetwork(nn.Module):
     def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
         """Logits that hold at least these organs, and the vocabulary that names their channels.
 
-        A network with parts of single organs computes what is asked for and no more; this one has no choice.
+        Networks with per-organ parts compute only the requested organs; this base class computes all of them.
         """
         return self(image), self.vocabulary
 
-    def passed(
+    def run_pass(
         self, key: Hashable, compute: Compute, image: torch.Tensor, *more: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """`compute(image, *more)`; in training perhaps as a CUDA graph, for which `key` says what is computed."""
-        if self.replays is None or not (self.training and image.is_cuda and torch.is_grad_enabled()):
+        """`compute(image, *more)`, in training possibly as a CUDA graph; `key` identifies the computation."""
+        if self.graphs is None or not (self.training and image.is_cuda and torch.is_grad_enabled()):
             return compute(image, *more)
-        return self.replays(key, compute, image, *more)
+        return self.graphs(key, compute, image, *more)
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Keys of the state dict by part.

@@ -18,7 +18,7 @@ _SLOPE = 0.01
 
 
 class Blocks:
-    """Makes the levels of a U-Net; level 0 works on the image as it is, every further one on a coarser grid."""
+    """Builds the levels of a U-Net; level 0 has the resolution of the image, every further level is coarser."""
 
     def __init__(self, settings: UNetSettings) -> None:
         self.settings = settings
@@ -35,7 +35,7 @@ class Blocks:
         return self._down(self.depth - 1)
 
     def decoder(self, whole: bool = True) -> nn.ModuleList:
-        """The way back up; with `whole=False` the last of its convolutions is left to somebody else."""
+        """The decoder levels; with `whole=False` without the last convolution, which the caller adds."""
         levels: list[nn.Module] = [self._up(level) for level in reversed(range(self.depth - 1))]
         if not whole:
             levels[-1] = _FirstHalf(levels[-1])
@@ -116,16 +116,16 @@ def finish(network: nn.Module, settings: UNetSettings) -> None:
     use_whole_gpu(network)
     if settings.weight_standardisation:
         for module in list(network.modules()):
-            # Transposed and output convolutions are followed by no normalisation that would take the scale back out.
+            # No normalisation follows transposed and output convolutions, so none would remove the scale again.
             if isinstance(module, nn.Conv2d | nn.Conv3d) and max(module.kernel_size) > 1:
                 parametrize.register_parametrization(module, "weight", _Standardised())
 
 
 def begin_rare(part: nn.Module, settings: UNetSettings, background: bool = False) -> None:
-    """Let the last convolution of `part` begin with the probability `settings.organ_prior` of every organ.
+    """Initialise the last convolution of `part` so that every organ starts with probability `settings.organ_prior`.
 
-    A site's loss cannot tell background from an organ that the site does not label. From equal chances such an organ
-    would take over the background, or not, by accident. `background`: channel 0 is the background of a softmax.
+    A site's loss cannot distinguish background from an organ that the site does not label. Starting from equal
+    probabilities, such an organ might take over the background by chance. `background`: channel 0 is the background.
     """
     bias = [module for module in part.modules() if isinstance(module, _CONVOLUTIONS)][-1].bias
     if settings.organ_prior is None or bias is None or bias.is_meta:
@@ -156,7 +156,7 @@ def _norm(settings: UNetSettings) -> tuple[str, dict[str, object]]:
 
 def _initialise(module: nn.Module) -> None:
     """Kaiming for the leaky ReLUs inside; zero biases."""
-    if isinstance(module, _CONVOLUTIONS) and not module.weight.is_meta:  # without memory there is nothing to draw
+    if isinstance(module, _CONVOLUTIONS) and not module.weight.is_meta:  # meta tensors have no values to draw
         nn.init.kaiming_normal_(module.weight, a=_SLOPE)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -1,6 +1,6 @@
 """All heads of `head_stack` in one kernel: an NVIDIA GPU reads every voxel once and writes its outputs once.
 
-Only the way forward: the way back needs the hidden layers, and computes them its own way. Importing this needs Triton,
+Forward pass only: the backward pass needs the hidden layers, and recomputes them itself. Importing this needs Triton,
 which comes with PyTorch for NVIDIA GPUs on Linux; without it `head_stack` multiplies matrices.
 """
 
@@ -14,14 +14,14 @@ import triton.language as tl
 
 from panorgan.kernels import on_device_of
 
-# Hidden channels that are computed at a time. Tensor cores multiply 16 columns at once, and more of them at a time need
-# more registers than a voxel is worth.
+# Hidden channels computed at a time. Tensor cores multiply 16 columns at once, and more columns would need too many
+# registers per voxel.
 _PAIR = 16
 _VOXELS = 128
 
 
 def can_run(features: torch.Tensor, width: int) -> bool:
-    """Whether the kernel knows these features [B, channels, voxels], and heads whose hidden layers are `width` wide."""
+    """Whether the kernel supports these features [B, channels, voxels] and heads with hidden layers of this `width`."""
     known = features.dtype in (torch.float32, torch.bfloat16, torch.float16)
     fits = features.is_cuda and known and features.shape[1] <= _PAIR and _PAIR % width == 0
     return fits and _works_on(features.device, features.dtype)
@@ -29,12 +29,12 @@ def can_run(features: torch.Tensor, width: int) -> bool:
 
 @lru_cache
 def _works_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton can build and start the kernel there: it needs a C compiler, and a GPU that knows the type."""
+    """Whether Triton can build and launch the kernel there: it needs a C compiler, and a GPU that supports the type."""
     matrices = [torch.zeros(size, 8, device=device, dtype=dtype) for size in (8, 8, 1)]
     biases = [torch.zeros(size, device=device, dtype=dtype) for size in (8, 8, 1)]
     try:
         run(torch.zeros(1, 8, 1, device=device, dtype=dtype), [*matrices, *biases], 0.0)
-    except Exception:  # whatever it is, predicting goes on without the kernel
+    except Exception:  # any failure: prediction continues without the kernel
         return False
     return True
 
@@ -91,7 +91,7 @@ def _heads(
         first = tl.dot(x, tl.load(w1 + c[:, None] * hidden + h[None, :]), input_precision="ieee")
         first += tl.load(b1 + h)[None, :]
         first = tl.where(first > 0, first, slope * first).to(x.dtype)
-        # Heads do not look at each other: of the second matrix only the block on the diagonal is not zero.
+        # Heads are independent of each other: of the second matrix only the diagonal block is not zero.
         second = tl.dot(first, tl.load(w2 + h[:, None] * hidden + h[None, :]), input_precision="ieee")
         second += tl.load(b2 + h)[None, :]
         second = tl.where(second > 0, second, slope * second).to(x.dtype)

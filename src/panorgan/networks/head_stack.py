@@ -2,8 +2,8 @@
 
 Written as convolutions, seven heads of 162 parameters each cost as much as a large part of the U-Net below them: not
 for their arithmetic, but because every layer of every head writes its channels at full resolution to memory and reads
-them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache, and the
-way back computes the hidden layers again instead of keeping them. The way forward is one kernel on a GPU
+them back. Here all heads are one multiplication per layer, on a CPU in blocks of voxels that stay in the cache. The
+backward pass recomputes the hidden layers instead of storing them; on a GPU the forward pass is one kernel
 (`head_kernel`).
 """
 
@@ -18,36 +18,36 @@ from torch import nn
 
 try:
     from panorgan.networks import head_kernel
-except Exception:  # Triton comes with PyTorch for NVIDIA GPUs only; one that is broken must break nothing else
+except Exception:  # Triton comes with PyTorch for NVIDIA GPUs only; a broken one must not break anything else
     head_kernel = None  # type: ignore[assignment]
 
 SLOPE = 0.01
-"""Of the leaky ReLUs, as in the U-Net below. With plain ones a head of eight channels can die: when no hidden unit
-answers any more, nothing brings it back."""
+"""Of the leaky ReLUs, as in the U-Net below. With plain ReLUs a head of eight channels can die: once no hidden unit
+is active, it gets no gradient."""
 _leaky_backward = torch.ops.aten.leaky_relu_backward.default
 
-# Voxels per block. On a CPU the hidden channels of a handful of heads then stay in the cache; a GPU would rather have
-# few large blocks, because starting its work costs more than memory does.
+# Voxels per block. On a CPU the hidden channels of a few heads then stay in the cache; a GPU is faster with few large
+# blocks, because a launch costs more than memory traffic.
 _BLOCK = {"cpu": 1 << 13}
 _LARGE_BLOCK = 1 << 22
-# Into how many pieces a GPU cuts sums over voxels.
+# Number of pieces into which a GPU cuts sums over voxels.
 _PIECES = 128
-# A GPU multiplies matrices of this many columns, or multiples of it, several times faster than of one column less.
+# A GPU multiplies matrices with this many columns, or multiples of it, several times faster than with one less.
 _ALIGNED = {"cuda": 8}
 
 
 def run_heads(
     heads: Sequence[nn.Sequential], features: torch.Tensor, outputs: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """Chosen outputs (which head, which of its outputs), [B, len(outputs), *S], from features [B, channels, *S].
+    """Selected outputs (head, output of that head), [B, len(outputs), *S], from features [B, channels, *S].
 
     Each head is convolution, leaky ReLU, convolution, leaky ReLU, convolution, all 1×1 with a bias.
     """
     first, second, third = ([_matrix(head, place) for head in heads] for place in (0, 2, 4))
     biases = [torch.cat([_bias(head, place) for head in heads]) for place in (0, 2)]
     biases.append(torch.stack([_bias(heads[head], 4)[output] for head, output in outputs]))
-    # The first layer reads the same channels for every head. After it each has its own: one matrix with a block for
-    # each is a single multiplication, and autograd leaves out what lies between the blocks.
+    # The first layer reads the same channels for every head. From there each head has its own: one block-diagonal
+    # matrix makes that a single multiplication, and autograd ignores the entries between the blocks.
     last = torch.block_diag(*third).unflatten(0, (len(heads), -1))
     chosen = torch.stack([last[head, output] for head, output in outputs])
     matrices = [torch.cat(first), torch.block_diag(*second), chosen]
@@ -81,7 +81,7 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, in_one: bool, *layers: torch.Tensor) -> torch.Tensor:
-        """`layers`: W₁, W₂, W₃, b₁, b₂, b₃; `in_one` kernel, or in products."""
+        """`layers`: W₁, W₂, W₃, b₁, b₂, b₃; `in_one`: one kernel instead of matrix products."""
         ctx.save_for_backward(features, *layers)
         if in_one:
             return head_kernel.run(features, layers, SLOPE)
@@ -94,7 +94,7 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of the features and of all layers; what is added up over blocks is so in float32 at least."""
+        """Gradients of the features and of all layers; sums over blocks are in float32 at least."""
         features, *layers = ctx.saved_tensors
         rows, whole = _rows(features), _rows(gradients[0])
         precise = torch.promote_types(rows.dtype, torch.float32)
@@ -116,7 +116,7 @@ class _Stack(torch.autograd.Function):
 
 
 def _rows(features: torch.Tensor) -> torch.Tensor:
-    """[B, channels, voxels] → [B · voxels, channels]; a view where channels lie side by side already."""
+    """[B, channels, voxels] → [B · voxels, channels]; a view where channels are contiguous."""
     return features.transpose(1, 2).flatten(0, 1)
 
 
@@ -129,8 +129,8 @@ def _hidden(rows: torch.Tensor, layers: Sequence[torch.Tensor]) -> tuple[torch.T
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """leftᵀ · right for tall matrices [M, a] and [M, b] → [a, b].
 
-    As one product it is the work of a single multiprocessor, because the result is so small; cut into pieces that are
-    added up afterwards it is that of many.
+    The result is so small that a single product would occupy one multiprocessor; cut into pieces that are summed
+    afterwards it occupies many.
     """
     if left.device.type == "cpu" or len(left) % _PIECES:
         return left.T @ right

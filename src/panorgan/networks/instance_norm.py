@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-# Pieces pay off above so many voxels per channel; below, starting the extra kernels costs more than it saves.
+# Above this many voxels per channel, pieces pay off; below, launching the extra kernels costs more than it saves.
 _SMALLEST = 1 << 18
 # Voxels of a piece: few enough for many pieces, enough for each to keep its threads busy.
 _LARGEST_PIECE, _SMALLEST_PIECE = 1 << 14, 1 << 11
 
 
 class InstanceNorm(nn.modules.instancenorm._InstanceNorm):
-    """`nn.InstanceNorm2d`/`3d` with weights, for images of any dimension; the same keys, the same numbers."""
+    """`nn.InstanceNorm2d`/`3d` with weights, for images of any dimension; same keys, same numbers."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → [B, C, *S]."""
@@ -34,7 +34,7 @@ class InstanceNorm(nn.modules.instancenorm._InstanceNorm):
 
 
 def use_whole_gpu(network: nn.Module) -> None:
-    """Put `InstanceNorm` in the place of every plain one that has weights and keeps no statistics."""
+    """Replace every plain instance normalisation that has weights and keeps no statistics by `InstanceNorm`."""
     for parent in list(network.modules()):
         for name, child in parent.named_children():
             if not isinstance(child, nn.InstanceNorm2d | nn.InstanceNorm3d):
@@ -46,7 +46,7 @@ def use_whole_gpu(network: nn.Module) -> None:
 
 
 class _Pieces(torch.autograd.Function):
-    """Every piece is a channel of one sample to the kernels; what holds for the whole channel is handed to each."""
+    """To the kernels, every piece is a channel of one sample; statistics of the whole channel are passed to each."""
 
     @staticmethod
     def forward(
@@ -57,7 +57,7 @@ class _Pieces(torch.autograd.Function):
         cut = x.view(1, channels * pieces, piece)
         means, scales = _stats(cut, eps)
         mean, scale = _gather(
-            means,  # says in which type to compute: the image itself may be in half precision
+            means,  # sets the type to compute in: the image itself may be in half precision
             means.view(channels, pieces).T,
             scales.view(channels, pieces).T,
             None,
@@ -69,7 +69,7 @@ class _Pieces(torch.autograd.Function):
         per_channel = torch.stack([weight.repeat(len(x)), bias.repeat(len(x)), mean, scale])
         ctx.save_for_backward(x, per_channel)
         ctx.piece = piece
-        out = torch.empty_like(x)  # not a view of what was computed: the activation that follows works in place
+        out = torch.empty_like(x)  # not a view: the activation that follows works in place
         _normalise(cut, *_handed_out(per_channel, pieces), eps, out=out.view_as(cut))
         return out
 
@@ -95,7 +95,7 @@ def _handed_out(per_channel: torch.Tensor, pieces: int) -> tuple[torch.Tensor, .
     return per_channel.unsqueeze(2).expand(-1, -1, pieces).flatten(1).unbind(0)
 
 
-# The kernels of synchronised batch normalisation; PyTorch's type hints for them are not right.
+# The kernels of synchronised batch normalisation; PyTorch's type hints for them are wrong.
 _stats: Any = torch.batch_norm_stats
 _gather: Any = torch.batch_norm_gather_stats_with_counts
 _normalise: Any = torch.batch_norm_elemt

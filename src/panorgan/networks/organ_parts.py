@@ -1,10 +1,10 @@
-"""Networks with parts that serve a single organ: a head, a task block, a decoder or an encoder for each.
+"""Networks with per-organ parts: a head, a task block, a decoder or an encoder for each organ.
 
-Organs are told apart by *groups*: an organ and its tumour share one part with two outputs, independent of each other
+Organs form *groups*: an organ and its tumour share one part with two outputs, independent of each other
 (one sigmoid each, since a tumour lies inside its organ). A group's name, and so the name of its weights, follows from
-anatomy alone (`heads.liver.…`): sites that know nothing of each other call the same thing the same.
+anatomy alone (`heads.liver.…`), so that sites that know nothing of each other use the same keys.
 
-One call gives every organ. Only the parts that are asked for are computed, so only they receive gradients.
+One call computes every organ. Only the requested parts are computed, so only they receive gradients.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
 
 HEAD_WIDTH = 8
-"""Channels that a multi-head network's heads read, and have inside."""
+"""Channels of the input and of the hidden layers of a multi-head network's heads."""
 OUTPUTS = 2
-"""Of every group: the organ, and its tumour. An output that the vocabulary has no name for is left alone."""
+"""Per group: the organ and its tumour. An output without an organ in the vocabulary is not used."""
 _NOWHERE = -1e4
 
 
@@ -56,9 +56,9 @@ def weights_for(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> d
 
 
 class OrganNetwork(SegmentationNetwork):
-    """Base of the networks with parts of single organs, which lie in one `nn.ModuleDict` by group.
+    """Base of the networks with per-organ parts, held in one `nn.ModuleDict` by group.
 
-    `known` are the organs that have a part. Others of the vocabulary are nowhere: nobody teaches them yet.
+    `known` are the organs that have a part. Other organs of the vocabulary have none: no site annotates them yet.
     """
 
     module: ClassVar[str]
@@ -77,28 +77,28 @@ class OrganNetwork(SegmentationNetwork):
 
     @abstractmethod
     def _build_shared(self, blocks: Blocks) -> None:
-        """Make what serves all organs."""
+        """Build what serves all organs."""
 
     @abstractmethod
     def _build_part(self, blocks: Blocks) -> nn.Module:
-        """Make what serves one group."""
+        """Build what serves one group."""
 
     def _output_parts(self) -> Iterable[nn.Module]:
-        """Whose last convolutions make the logits."""
+        """The modules whose last convolutions produce the logits."""
         return [self._part(group) for group in self.groups]
 
     @abstractmethod
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """What is computed once for all groups from images [B, 1, *S]."""
+        """The features computed once for all groups from images [B, 1, *S]."""
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
-        """Logits [B, len(chosen), *S] from what is shared; `chosen` names groups and which of their outputs."""
+        """Logits [B, len(chosen), *S] from the shared features; `chosen` names groups and which of their outputs."""
         parts = {group: self._outputs_of(self._part(group), shared) for group in sorted({group for group, _ in chosen})}
         return torch.stack([parts[group][:, output] for group, output in chosen], dim=1)
 
     @abstractmethod
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
-        """Logits [B, 2, *S] of one group's part from what is shared."""
+        """Logits [B, 2, *S] of one group's part from the shared features."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → logits [B, organs, *S]."""
@@ -122,11 +122,11 @@ class OrganNetwork(SegmentationNetwork):
 
     def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
         """Logits of these groups' outputs."""
-        (logits,) = self.passed(tuple(chosen), lambda image: (self.outputs(chosen, self.shared(image)),), image)
+        (logits,) = self.run_pass(tuple(chosen), lambda image: (self.outputs(chosen, self.shared(image)),), image)
         return logits
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
-        """Keys by part; what serves one group is a part of its own, `head:liver`."""
+        """Keys by part; the weights of one group are a part, `head:liver`."""
         parts: dict[str, tuple[str, ...]] = {}
         for part, keys in super().parts().items():
             if part != self.module:
@@ -166,13 +166,13 @@ class MultiHead(OrganNetwork):
         return [self.embedding(decode(self.decoder, encode(self.encoder, self.bottleneck, image)))]
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
-        """All of them at once."""
+        """All heads at once."""
         groups = sorted({group for group, _ in chosen})
         places = [(groups.index(group), output) for group, output in chosen]
         return run_heads([self._part(group) for group in groups], shared[0], places)  # type: ignore[misc]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
-        """Three 1×1 convolutions, as they are written."""
+        """Three 1×1 convolutions, as written."""
         logits: torch.Tensor = part(shared[0])
         return logits
 
@@ -180,7 +180,7 @@ class MultiHead(OrganNetwork):
 class TaskBlocks(OrganNetwork):
     """SegViz's network: a U-Net whose last two convolutions are a task block per group.
 
-    The first of them is normalised; that normalisation goes with it. All others belong to the representation.
+    The first of them is followed by a normalisation, which belongs to the task block too.
     """
 
     module = "task_blocks"
@@ -219,7 +219,7 @@ class MultiDecoder(OrganNetwork):
         return encode(self.encoder, self.bottleneck, image)
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
-        """A decoder of its own."""
+        """A decoder per group."""
         logits: torch.Tensor = part["output"](decode(part["up"], shared))  # type: ignore[index]
         return logits
 
@@ -227,7 +227,7 @@ class MultiDecoder(OrganNetwork):
 class MultiEncoder(OrganNetwork):
     """One encoder per group; the decoder and its two outputs (organ, tumour) are shared.
 
-    Every group takes a pass of its own through the decoder: this is the costly one of the four.
+    Every group takes its own pass through the decoder: the most expensive of the four.
     """
 
     module = "encoders"
@@ -244,11 +244,11 @@ class MultiEncoder(OrganNetwork):
         return [self.head]
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """Nothing but the image itself."""
+        """The image itself."""
         return [image]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
-        """Its own way down, the common way up."""
+        """The group's encoder, the shared decoder."""
         levels = encode(part["down"], part["bottleneck"], shared[0])  # type: ignore[index]
         logits: torch.Tensor = self.head(decode(self.decoder, levels))
         return logits

@@ -1,4 +1,4 @@
-"""Networks whose second derivatives can be taken: slower, the same numbers."""
+"""Make a network twice differentiable: slower, same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLAIN = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class PlainInstanceNorm(_InstanceNorm):
-    """Instance normalisation of images of any dimension by torch's own function, which can be derived twice."""
+    """Instance normalisation of images of any dimension by torch's own function, which is twice differentiable."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → [B, C, *S]."""
@@ -18,7 +18,7 @@ class PlainInstanceNorm(_InstanceNorm):
 
 
 def use_plain_norms(network: nn.Module) -> None:
-    """Replace normalisations by kernels of our own, which have first derivatives only. The weights stay as they are."""
+    """Replace normalisations that use our own kernels, which have first derivatives only. The weights stay."""
     for parent in list(network.modules()):
         for name, child in parent.named_children():
             if isinstance(child, _InstanceNorm) and type(child) not in (*_PLAIN, PlainInstanceNorm):

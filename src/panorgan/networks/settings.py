@@ -1,4 +1,4 @@
-"""The experiment's `network` section: the shape of the U-Net, and how it tells organs apart."""
+"""The experiment's `network` section: the shape of the U-Net, and how it separates organs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class UNetSettings(Settings):
     )
     organs: OrganParts = Field(
         "channels",
-        description="how organs are told apart: channels of one output, or a head, task block, decoder or encoder of "
-        "its own for each; some methods choose this themselves",
+        description="how organs are separated: channels of one output, or a head, task block, decoder or encoder for "
+        "each; some methods choose this themselves",
     )
     norm: Literal["instance", "batch", "group"] = "instance"
     groups: PositiveInt = Field(8, description="groups of channels that norm: group averages over")
@@ -33,12 +33,12 @@ class UNetSettings(Settings):
     residual: bool = Field(False, description="residual blocks in the encoder")
     activation: Activation = Field(
         "softmax",
-        description="softmax over background + organs, or one sigmoid per organ; parts of single organs are always "
-        "sigmoids; 'convention', exclusive or independent, is the older name",
+        description="softmax over background + organs, or one sigmoid per organ; per-organ parts always use "
+        "sigmoids; 'convention' (exclusive or independent) is the older name",
     )
     dropout: float = Field(0.0, ge=0, lt=1)
     organ_prior: float | None = Field(
-        0.05, gt=0, lt=1, description="probability of an organ that outputs begin with, by their biases; null for none"
+        0.05, gt=0, lt=1, description="initial probability of every organ, set by the output biases; null for none"
     )
     strides: tuple[tuple[Literal[1, 2], ...], ...] | None = Field(
         None, description="per level, 2 for each axis halved on the way there; null halves every axis every time"
@@ -47,7 +47,7 @@ class UNetSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_convention(cls, content: Any) -> Any:
-        """Files may call the activation by its older name: `convention`, exclusive or independent."""
+        """Accept the older name of the activation: `convention`, exclusive or independent."""
         if not isinstance(content, dict) or "convention" not in content or "activation" in content:
             return content
         written: dict[str, str] = {word: activation for activation, word in CONVENTIONS.items()}
@@ -57,7 +57,7 @@ class UNetSettings(Settings):
 
     @model_serializer(mode="wrap")
     def _write_convention(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The older name is what is written: another one would change every experiment's fingerprint."""
+        """Write the older name: any other would change the fingerprint of every experiment."""
         renamed = {"activation": "convention"}
         content = {renamed.get(key, key): value for key, value in write(self).items()}
         return {**content, "convention": CONVENTIONS[self.activation]} if "convention" in content else content
@@ -101,10 +101,10 @@ class UNetSettings(Settings):
 
     @property
     def level_kernels(self) -> tuple[tuple[int, ...], ...]:
-        """Kernel size per level and axis: 3, but 1 along an axis that is still too coarse to be mixed.
+        """Kernel size per level and axis: 3, but 1 along an axis that is still too coarse to mix.
 
-        That is an axis never halved so far which the next level leaves alone while it halves another one: its voxels
-        are longer than the others there, as in thick slices. Once the others have caught up, kernels see all axes.
+        That is an axis never halved so far which the next level keeps while it halves another one: voxels are longer
+        along it than along the others, as in thick slices. Once the others have caught up, kernels cover all axes.
         """
         strides = self.level_strides
 

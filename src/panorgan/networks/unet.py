@@ -30,7 +30,7 @@ class UNet(SegmentationNetwork):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, 1, *S] → logits [B, channels, *S]."""
-        (logits,) = self.passed("logits", self._logits, image)
+        (logits,) = self.run_pass("logits", self._logits, image)
         return logits
 
     def _logits(self, image: torch.Tensor) -> tuple[torch.Tensor]:

@@ -100,7 +100,7 @@ def markdown_lines(ablation: Ablation, results: Results) -> list[str]:
 
 
 def as_json(ablation: Ablation, results: Results) -> dict[str, Any]:
-    """What a comparison writes, and the table: which modules are on in which row, and what the paper found."""
+    """What a comparison writes, and the table: the modules that are on in each row, and the paper's results."""
     rows = [{"label": row.label, "modules": list(row.modules), "paper": row.paper} for row in ablation.rows]
     table = {"method": ablation.method, "modules": list(ablation.modules), "rows": rows}
     return {**tables.as_json(results), "ablation": table}

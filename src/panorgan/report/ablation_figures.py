@@ -9,12 +9,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, Comparison, Figure
-from panorgan.report.comparison_figures import Look, wrapped
+from panorgan.report.comparison_figures import Look, wrap_label
 from panorgan.report.comparison_tables import over_seeds
 from panorgan.report.figures import INK, QUIET, Picture, draw_chart
 
 _NARROWEST = 0.05
-"""Width of the Dice axis at least: differences in the third digit must not look large."""
+"""Minimum width of the Dice axis: differences in the third digit must not look large."""
 _APART = 0.16
 
 
@@ -25,7 +25,7 @@ def module_chart(comparison: Comparison, styles: Mapping[str, Look]) -> Picture 
     if not any(inside.values()):
         return None
     labels = list(comparison.methods)[::-1]
-    names = [wrapped(label, 22) for label in labels]
+    names = [wrap_label(label, 22) for label in labels]
     apart = _APART if any(outside.values()) else 0.0
 
     def draw(axes: Axes) -> None:
@@ -55,7 +55,7 @@ def _dot(axes: Axes, figure: Figure | None, height: float, marker: str, colour: 
 
 
 def _limits(figures: list[Figure]) -> tuple[float, float]:
-    """Both ends of the Dice axis: all bars and some room, never outside of what Dice can be by much."""
+    """Both ends of the Dice axis: all bars and some margin, hardly beyond the range of Dice."""
     spreads = [0.0 if math.isnan(figure.sd) else figure.sd for figure in figures]
     low = min(figure.mean - spread for figure, spread in zip(figures, spreads, strict=True))
     high = max(figure.mean + spread for figure, spread in zip(figures, spreads, strict=True))

@@ -20,10 +20,10 @@ from panorgan.workflows.analysis_files import ALL_SITES, Analysis, PlaceCurvatur
 from panorgan.workflows.run import Run
 
 _LEVELS = 12
-# Light enough for dark text on it everywhere.
+# Light enough for dark text everywhere.
 _LOW_IS_DARK = ListedColormap(colormaps["Blues"](np.linspace(0.62, 0.02, 256)), "low_is_dark")
 _MOST_WRITTEN = 12
-"""Layers up to which every field of a heat map has its number in it."""
+"""Up to this many layers, every field of a heat map shows its number."""
 _PREFIX = "data:image/svg+xml;base64,"
 
 
@@ -83,7 +83,7 @@ def write_figures(run: Run) -> list[str]:
 
 
 def curvature_row(place: PlaceCurvature) -> CurvatureRow:
-    """Numbers in words; curvatures of networks differ by orders of magnitude, so they have three digits."""
+    """Numbers as text; curvatures of networks differ by orders of magnitude, so they have three digits."""
     trace = digits(place.trace)
     if math.isfinite(place.trace_standard_error):
         trace += f" ± {digits(place.trace_standard_error, 2)}"
@@ -98,7 +98,7 @@ def curvature_row(place: PlaceCurvature) -> CurvatureRow:
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`1234.5` → `1230`, `0.012345` → `0.0123`; powers of ten only where they must be."""
+    """`1234.5` → `1230`, `0.012345` → `0.0123`; powers of ten only where necessary."""
     if not math.isfinite(value):
         return NOTHING
     if value and not 1e-4 <= abs(value) < 1e6:
@@ -133,7 +133,7 @@ def eigenvalue_chart(analysis: Analysis) -> Picture | None:
 
 
 def landscape_charts(analysis: Analysis) -> dict[str, Picture]:
-    """Contours of the loss per place, all with the same levels, so that they compare."""
+    """Contours of the loss per place, all with the same levels, so that they are comparable."""
     plane = analysis.landscape
     if plane is None:
         return {}
@@ -144,7 +144,7 @@ def landscape_charts(analysis: Analysis) -> dict[str, Picture]:
 
     def chart(place: str, values: np.ndarray) -> Picture:
         def draw(axes: Axes) -> None:
-            # Rows are the first direction, which goes to the right.
+            # Rows are the first direction, drawn to the right.
             shown = np.ma.masked_invalid(values.T)
             axes.contourf(plane.steps, plane.steps, shown, levels=levels, cmap=_LOW_IS_DARK)
             lines = axes.contour(plane.steps, plane.steps, shown, levels=levels, colors=INK, linewidths=0.5)

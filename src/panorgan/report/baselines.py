@@ -16,7 +16,7 @@ from panorgan.workflows.tables import Row, read_metrics
 @dataclass(frozen=True)
 class BaselineModel:
     """This run's model or a baseline's. `organs` has a summary for every organ that it knows; `words` say how it was
-    trained, `delivered` of which round it is."""
+    trained, `delivered` from which round it is."""
 
     name: str
     words: str
@@ -28,7 +28,7 @@ class BaselineModel:
 
 @dataclass(frozen=True)
 class BaselineCell:
-    """A mean, or the words that there is none."""
+    """A mean, or a note that there is none."""
 
     text: str
     colour: str
@@ -37,7 +37,7 @@ class BaselineCell:
 
 def baseline_models(run: Run) -> tuple[BaselineModel, ...]:
     """This run's model first, then those of the runs in its `beside` folder; empty when there are none."""
-    # A comparison on other cases would be none.
+    # Runs scored on other cases cannot be compared.
     tested = run.manifest.get("test_fingerprint")
     found = run.baselines().items()
     others = {method: other for method, other in found if other.manifest.get("test_fingerprint") == tested}

@@ -28,7 +28,7 @@ def write_comparison(results: Results) -> ComparisonFiles:
 def write_files(
     results: Results, page: str, markdown: str, scores: str, content: Mapping[str, object]
 ) -> ComparisonFiles:
-    """Write these, the metrics besides Dice, and what everything costs."""
+    """Write these, the metrics besides Dice, and the costs."""
     files = results.files
     write_atomically(files.markdown, markdown)
     write_atomically(files.scores, scores)
@@ -41,7 +41,7 @@ def write_files(
 
 
 def render(results: Results, template: str = "comparison.html.j2", **more: Any) -> str:
-    """The page as text; a template that extends the usual one may ask for `more`."""
+    """The page as text; a template that extends the usual one may use `more`."""
     plan, comparison = results.plan, results.comparison
     styles = figures.looks(plan.labels, plan.reference)
     runs = [(label, run) for label, runs in results.runs.items() for run in runs]

@@ -1,4 +1,4 @@
-"""Learning curves and box plots of several methods, in colours that everybody can tell apart."""
+"""Learning curves and box plots of several methods, in colours that are distinguishable with any colour vision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from panorgan.workflows.run_log import RoundRecord
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn, in every figure. The reference is dark and thick."""
+    """The style of a method in every figure. The reference is dark and thick."""
 
     colour: str
     dashes: Any
@@ -35,7 +35,7 @@ class Look:
 
 
 def looks(methods: Sequence[str], reference: str) -> dict[str, Look]:
-    """One look per method; the first eight differ in colour, all in marker."""
+    """One style per method; the first eight differ in colour, all in marker."""
     others = [method for method in methods if method != reference]
     markers = dict(zip(methods, itertools.cycle(MARKERS), strict=False))
     found = {
@@ -136,7 +136,7 @@ def case_boxes(scores: Mapping[str, Sequence[Score]], styles: Mapping[str, Look]
     if not values:
         return None
     methods = list(values)[::-1]
-    names = [wrapped(method, 20) for method in methods]
+    names = [wrap_label(method, 20) for method in methods]
 
     def draw(axes: Axes) -> None:
         for place, method in enumerate(methods):
@@ -195,7 +195,7 @@ def _one_box(axes: Axes, values: Sequence[CaseScore], place: float, look: Look) 
             axes.plot(value, place + offset, "o", ms=3.8, mfc=face, mec=look.colour, mew=0.9, zorder=3)
 
 
-def wrapped(label: str, width: int) -> str:
+def wrap_label(label: str, width: int) -> str:
     """A long name in several lines, one for each of its settings."""
     if len(label) <= width:
         return label

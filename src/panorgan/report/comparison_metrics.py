@@ -21,7 +21,7 @@ def metrics_shown(results: Results, where: Where = "comparison") -> list[Metric]
 
 
 def note(metric: Metric) -> str:
-    """How the figures were made, for below the table."""
+    """How the figures were computed, for below the table."""
     text = (
         f"{metric.sentence} Mean over seeds of the mean over test cases ± standard deviation over seeds; all organs "
         "together as for Dice, every organ of every case counting once. "
@@ -56,7 +56,7 @@ def left_out(found: MetricMean | None, metric: Metric) -> str:
 
 
 def _without_value(metric: Metric) -> str:
-    """What a score is called that has none."""
+    """The word for a score without a value."""
     return "missed" if metric.undefined == "one mask empty" else "not defined"
 
 
@@ -84,11 +84,11 @@ FILTERS: dict[str, Callable[..., str]] = {
     "spoken_mean": spoken_mean,
     "metric_note": note,
 }
-"""What the template may call."""
+"""Functions for the template."""
 
 
 def metric_markdown(results: Results, metric: Metric) -> list[str]:
-    """The section of one metric: a table, another one of external sites, and what they tell."""
+    """The section of one metric: a table, another one of external sites, and notes."""
     comparison = results.comparison
     groups = metric_groups(comparison)
     header = [results.plan.kind.thing, *(title(organ) for organ in comparison.organs), "**All organs**"]

@@ -1,4 +1,4 @@
-"""What a comparison found out: all finished runs read, tested against the reference, measured."""
+"""The results of a comparison: all finished runs read, tested against the reference, measured."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class MethodForgetting:
     seeds: int
 
     @classmethod
-    def of(cls, told: Sequence[Forgetting]) -> MethodForgetting:
+    def of(cls, by_seed: Sequence[Forgetting]) -> MethodForgetting:
         """Means over seeds."""
-        averaged = [one.averaged for one in told if one.averaged is not None]
+        averaged = [one.averaged for one in by_seed if one.averaged is not None]
         return cls(
-            _mean([one.on_owned for one in told]),
-            _mean([one.on_others for one in told]),
+            _mean([one.on_owned for one in by_seed]),
+            _mean([one.on_others for one in by_seed]),
             _mean([one.on_owned for one in averaged]),
             _mean([one.on_others for one in averaged]),
-            len(told),
+            len(by_seed),
         )
 
 
 @dataclass(frozen=True)
 class ComparisonFiles:
-    """Where a comparison's own files lie, and what their names begin with."""
+    """The files of a comparison, and the prefix of their names."""
 
     folder: Path
     name: str = "comparison"
@@ -65,7 +65,7 @@ class ComparisonFiles:
 
     @property
     def costs(self) -> Path:
-        """What each method costs, one per line."""
+        """The costs of each method, one per line."""
         return self.folder / f"{self.name}_costs.csv"
 
     def metric(self, name: str) -> Path:
@@ -74,30 +74,30 @@ class ComparisonFiles:
 
     @property
     def page(self) -> Path:
-        """The page to look at."""
+        """The page."""
         return self.folder / f"{self.name}.html"
 
     @property
     def data(self) -> Path:
-        """All of it for programs."""
+        """Everything, for programs."""
         return self.folder / f"{self.name}.json"
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Every file that is written."""
         metrics = [self.metric(metric.name) for metric in further_metrics("comparison")]
-        # A metric that was added after the runs were scored has none.
+        # A metric that was added after the runs were scored has no file.
         there = [path for path in metrics if path.is_file()]
         return (self.page, self.markdown, self.scores, *there, self.costs, self.data)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a comparison tells.
+    """All results of a comparison.
 
-    `runs` and `scores` by method, seeds in order. `patients_known` is false when the data was not there to say which
-    cases are of one patient; every case then counts as a patient of its own. `labelled` are the pairs of a site and an
-    organ that it labels itself.
+    `runs` and `scores` by method, seeds in order. `patients_known` is false when the data was not available to say
+    which cases belong to one patient; every case then counts as its own patient. `labelled` are the pairs of a site and
+    an organ that it labels itself.
     """
 
     plan: ComparisonPlan
@@ -128,7 +128,7 @@ class Results:
 
     @property
     def missing(self) -> list[str]:
-        """Runs that are not there, each with the reason if it failed just now."""
+        """Missing runs, each with the reason if it just failed."""
         titles = [run.title for run in self.plan.missing]
         return [f"{title}: {self.failures[title]}" if title in self.failures else title for title in titles]
 
@@ -157,12 +157,12 @@ def compare_runs(plan: ComparisonPlan, failures: Sequence[Failure] = (), cache: 
             why="; ".join(f"{failure.run.title}: {failure.error.what}" for failure in failures),
             fix=f"Run the {plan.kind.name} (again, without --report-only).",
         )
-    found = [(planned, Run(planned.folder.path)) for planned in plan.finished]  # read anew: they may just have ended
+    found = [(planned, Run(planned.folder.path)) for planned in plan.finished]  # read again: they may just have ended
     patients = patients_of(plan, cache)
     scores: dict[str, list[Score]] = {label: [] for label in plan.labels}
 
     def labelled(site: str, organ: str) -> bool:
-        # A method that trains on withheld labels says that every site labels everything; the others know better.
+        # A method that trains on withheld labels reports all organs as labelled everywhere; the others are accurate.
         return all(run.labelled_itself(site, organ) for _, run in found)
 
     for planned, run in found:
@@ -187,14 +187,14 @@ def compare_runs(plan: ComparisonPlan, failures: Sequence[Failure] = (), cache: 
 
 
 def metric_means(scores: Mapping[str, Sequence[Score]], comparison: Comparison) -> Means:
-    """Of every metric that comparisons or ablations show besides Dice."""
+    """Of every metric besides Dice that comparisons or ablations show."""
     values = [score.values for some in scores.values() for score in some]
     shown = [*further_metrics("comparison", values), *further_metrics("ablation", values)]
     return {name: compare_means(scores, comparison, name) for name in dict.fromkeys(metric.name for metric in shown)}
 
 
 def _known_times(path: Path) -> InferenceTimes | None:
-    """What an earlier comparison in this folder measured."""
+    """The times measured by an earlier comparison in this folder."""
     try:
         return InferenceTimes(**read_json(path.read_bytes())["inference"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -205,9 +205,9 @@ def _forgetting(runs: Mapping[str, Sequence[Run]]) -> dict[str, MethodForgetting
     """Per method, means over the seeds whose local models were scored."""
     found = {}
     for label, seeds in runs.items():
-        told = [_of_local_models(run) for run in seeds if run.local_models_file.is_file()]
-        if told:
-            found[label] = MethodForgetting.of(told)
+        by_seed = [_of_local_models(run) for run in seeds if run.local_models_file.is_file()]
+        if by_seed:
+            found[label] = MethodForgetting.of(by_seed)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tables of a comparison as words, Markdown, CSV and JSON."""
+"""The tables of a comparison as text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ HOW = (
     "single sites), and for all organs together over the {things}. The test is exact up to 50 patients with a "
     "difference, a normal approximation above. No p below six patients. ▲ better, ▼ worse than {reference}, corrected "
     "p < 0.05.",
-    "p tells whether the difference between these very models would hold for other patients. How much training again "
-    "would change is told by the spread over seeds: where it is as large as a difference, a small p proves little.",
+    "p says whether the difference between these very models would hold for other patients. How much training again "
+    "would change is shown by the spread over seeds: where it is as large as a difference, a small p proves little.",
     "Labelled here: test cases of sites that label the organ themselves; not labelled here: of sites of the federation "
     "that never did.",
 )
-"""How the figures were made, for the foot of a table."""
+"""How the figures were computed, for the foot of a table."""
 SHARED = "shared machine"
 COST_NOTE = (
     "Time per step: the sites' time in a round of the train stage divided by its optimiser steps, everything around a "
@@ -56,7 +56,7 @@ COST_NOTE = (
 
 
 def place_words(place: Place) -> str:
-    """What a place is called in a table."""
+    """The name of a place in a table."""
     return PLACE_WORDS.get(place, place.site)
 
 
@@ -66,7 +66,7 @@ def at_place(place: Place) -> str:
 
 
 def heading(comparison: Comparison, place: Place) -> str:
-    """The same, to stand at the head of a row or a table."""
+    """The same, for the head of a row or a table."""
     if place.kind != "site":
         return place_words(place).capitalize()
     return f"{place.site} (external)" if place.site in comparison.external_sites else place.site
@@ -94,7 +94,7 @@ def over_seeds(figure: Figure | None, digits: int = 3) -> str:
 
 
 def bracket(figure: Figure | None, digits: int = 3) -> str:
-    """``[0.812, 0.923]``; nothing where one patient was all there was to draw from."""
+    """``[0.812, 0.923]``; empty with a single patient to draw from."""
     if figure is None or figure.low == figure.high:
         return ""
     return f"[{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
@@ -129,7 +129,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def step_time(cost: Cost | None) -> str:
-    """``38 ms``, with a word of warning where other runs slowed it down."""
+    """``38 ms``, with a warning where other runs slowed it down."""
     if cost is None:
         return NOTHING
     return milliseconds(cost.step_seconds) + (f" ({SHARED})" if cost.shared else "")
@@ -151,7 +151,7 @@ def figure_colour(figure: Figure | None) -> str:
 
 
 def spoken(figure: Figure | None, method: str, organ: str, place: Place) -> str:
-    """A cell in words."""
+    """A cell as a sentence."""
     what = f"{title(organ) if organ else 'All organs'}, {place_words(place)}, {method}"
     if figure is None:
         return f"{what}: not scored"
@@ -180,14 +180,14 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "heading": heading,
     "spoken": spoken,
 }
-"""What the template may call."""
+"""Functions for the template."""
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------
 
 
 def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> str:
-    """All tables as Markdown; `about` stands in the title, the lines of `opening` before the first table."""
+    """All tables as Markdown; `about` is part of the title, the lines of `opening` precede the first table."""
     plan, comparison = results.plan, results.comparison
     seeds = ", ".join(str(seed) for seed in plan.seeds)
     parts = [f"# {plain(plan.name)}: {plain(about or f'{len(plan.labels)} methods compared')}", ""]
@@ -208,7 +208,7 @@ def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> 
 
 
 def how(results: Results) -> list[str]:
-    """How the figures were made, with what was different this time."""
+    """How the figures were computed, with the particulars of this comparison."""
     lines = [line.format(reference=results.plan.reference, things=f"{results.plan.kind.thing}s") for line in HOW]
     if not results.patients_known:
         lines.append("The data could not be read to say which cases are of one patient: each counts as its own.")
@@ -277,7 +277,7 @@ def _cost_lines(results: Results) -> list[str]:
 
 
 def cost_notes(results: Results) -> list[str]:
-    """What the columns of the cost table mean, for below it."""
+    """The meaning of the columns of the cost table, for below it."""
     costs, inference = results.costs.values(), results.inference
     notes = [COST_NOTE]
     if any(cost.shared for cost in costs):
@@ -303,8 +303,8 @@ def _forgetting_lines(results: Results) -> list[str]:
         "seeds",
     ]
     rows = [
-        [plain(method), *(number(v, 3) for v in list(asdict(told).values())[:4]), str(told.seeds)]
-        for method, told in results.forgetting.items()
+        [plain(method), *(number(v, 3) for v in list(asdict(means).values())[:4]), str(means.seeds)]
+        for method, means in results.forgetting.items()
     ]
     return table_lines(header, rows)
 
@@ -327,7 +327,7 @@ def costs_csv(results: Results) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """All of it; what is not defined is null."""
+    """Everything; undefined values are null."""
     plan, comparison = results.plan, results.comparison
     content: dict[str, Any] = {
         "format": 1,
@@ -358,7 +358,7 @@ def as_json(results: Results) -> dict[str, Any]:
         **{metric.table_name: metric_as_json(results, metric) for metric in metrics_shown(results)},
         "costs": {method: asdict(cost) for method, cost in results.costs.items()},
         "inference": results.inference.as_json() if results.inference else None,
-        "forgetting": {method: asdict(told) for method, told in results.forgetting.items()},
+        "forgetting": {method: asdict(means) for method, means in results.forgetting.items()},
         "how": how(results),
     }
     return defined(content)

@@ -1,4 +1,4 @@
-"""Which round each run delivers. The best validated one may lie far before the last, and before a module began."""
+"""The round that each run delivers. The best validated one may lie far before the last, and before a module began."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from panorgan.workflows.run import Run
 
 
 def delivered_words(runs: Sequence[Run]) -> str:
-    """``60, 60, 30 of 60``, run by run; a dash for a model that was taken away."""
+    """``60, 60, 30 of 60``, run by run; a dash for a model that was removed."""
     if not runs:
         return NOTHING
     listed = ", ".join(NOTHING if r.delivered_round is None else str(r.delivered_round) for r in runs)
@@ -33,12 +33,12 @@ def delivered_line(runs: Mapping[str, Sequence[Run]]) -> str:
     """All methods in a line: one sentence where every run delivers its last round."""
     if all(run.delivered_round == run.total_rounds for some in runs.values() for run in some):
         return "Delivered: the last round of every run."
-    told = "; ".join(f"{label} {delivered_words(some)}" for label, some in runs.items() if some)
-    return f"Delivered rounds, by seed: {told}."
+    listed = "; ".join(f"{label} {delivered_words(some)}" for label, some in runs.items() if some)
+    return f"Delivered rounds, by seed: {listed}."
 
 
 def delivered_early(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Runs that say that they deliver a round from before a module began, each with what to do."""
+    """Notices of runs that deliver a round from before a module began, each with what to do."""
     return [
         f"{label} · seed {run.manifest['experiment']['seed']}: {event.facts['text']}"
         for label, some in runs.items()

@@ -1,4 +1,4 @@
-"""Write `doctor.html`: what the doctor saw and found, with pictures; one file, no network, no script."""
+"""Write `doctor.html`: what the doctor checked and found, with pictures; one file, no network, no script."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Row:
-    """What one variant of a finding says: names of cases, how many were left out, and the sentences."""
+    """One variant of a finding: names of cases, how many were left out, and the sentences."""
 
     site: str
     cases: str
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class FindingView:
-    """All of one code as the page shows it."""
+    """All findings of one code as the page shows them."""
 
     group: Group
     meaning: str
@@ -74,7 +74,7 @@ class FindingView:
 
 
 def write_doctor_page(checkup: Checkup, path: Path) -> Path:
-    """Write the page and return its path. It holds slices of scans and case ids: it must stay in the hospital."""
+    """Write the page and return its path. It holds slices of scans and case ids, and must stay in the hospital."""
     write_atomically(path, render(checkup))
     return path
 
@@ -111,19 +111,19 @@ def render(checkup: Checkup, created: str | None = None) -> str:
 
 
 def verdict(checkup: Checkup) -> str:
-    """What the check comes to, in a sentence or two."""
+    """The result of the check, in a sentence or two."""
     counts = {severity: sum(f.severity == severity for f in checkup.findings) for severity in Severity}
     errors, warnings, notes = (counts[severity] for severity in sorted(Severity, reverse=True))
     cases = plural(len(checkup.cases), "case")
     if not checkup.findings:
-        return f"Nothing was found in {cases}. The data can be trained on."
+        return f"No problem was found in {cases}. The data can be used for training."
     if errors:
         must = f"{plural(errors, 'error')} must be fixed before training"
-        look = f", and {plural(warnings, 'warning')} should be looked at" if warnings else ""
+        look = f", and {plural(warnings, 'warning')} should be checked" if warnings else ""
         return f"In {cases}, {must}{look}."
     if warnings:
-        return f"In {cases} nothing is broken, but {plural(warnings, 'warning')} should be looked at before training."
-    return f"In {cases} nothing is wrong; {plural(notes, 'note')} may be good to know."
+        return f"In {cases} nothing is broken, but {plural(warnings, 'warning')} should be checked before training."
+    return f"In {cases} nothing is wrong; {plural(notes, 'note')} for information."
 
 
 def organ_matrix(summaries: Sequence[SourceSummary]) -> list[tuple[str, list[StructureCount | None]]]:
@@ -192,11 +192,11 @@ def _heading(summaries: Sequence[SourceSummary]) -> str:
 
 
 def _meaning(code: str) -> str:
-    """What a code means in general; empty for one that is not documented."""
+    """The general meaning of a code; empty for one that is not documented."""
     return CODES[code].meaning if code in CODES else ""
 
 
 def _title(name: str) -> str:
-    """The organ's name for people; a name that the catalogue does not know stays as it is."""
+    """The organ's readable name; a name outside the catalogue stays as it is."""
     organ = catalogue().get(name)
     return organ.title if organ else name

@@ -1,4 +1,4 @@
-"""Curves, box plots and bars, drawn by matplotlib into SVG that the page holds inside itself."""
+"""Curves, box plots and bars, drawn by matplotlib into SVG that is embedded in the page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _PHASES = {
     "checkpoint": ("checkpoint", "#6d6a8a"),
 }
 PHASE_NAMES = {phase: name for phase, (name, _) in _PHASES.items()}
-"""What the parts of a round are called on the page."""
+"""Names of the parts of a round on the page."""
 
 _WIDTH = 5.0  # inches; scaled to the column on a wide screen, still legible on a telephone
 _FONTS = b"'Inter', 'Segoe UI', system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
@@ -66,7 +66,7 @@ _FONTS = b"'Inter', 'Segoe UI', system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans
 
 @dataclass(frozen=True)
 class Picture:
-    """An image to put into the page, and the words for those who cannot see it."""
+    """An image for the page, and its text alternative."""
 
     uri: str
     alt: str
@@ -224,7 +224,7 @@ def draw_chart(
 
 
 def dots(values: Sequence[float], marker: str = "o") -> dict[str, Any]:
-    """Markers tell lines apart without colour; about a dozen per line are enough."""
+    """Markers distinguish lines without colour; about a dozen per line are enough."""
     return {"marker": marker, "markersize": 4.5, "markevery": max(1, len(values) // 12)}
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
-from panorgan.federation.local_models import kept_round
+from panorgan.federation.local_models import round_to_keep
 from panorgan.report.tables import HeatCell, heat_colour, number, title
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import read_metrics
@@ -25,7 +25,7 @@ class ForgettingRow:
 
 @dataclass(frozen=True)
 class ForgettingTable:
-    """The sites' models of a round by name, then the averaged one. `scores` hold the means that a sentence tells."""
+    """The sites' models of a round by name, then the averaged one. `scores` hold the means for the text."""
 
     round: int
 
@@ -60,7 +60,7 @@ def forgetting_table(run: Run) -> ForgettingTable | None:
 def _round_of(run: Run) -> int:
     """The round whose models were kept."""
     experiment = run.experiment
-    return kept_round(experiment.build_method().stages(experiment.training.rounds), experiment.local_models)
+    return round_to_keep(experiment.build_method().stages(experiment.training.rounds), experiment.local_models)
 
 
 def _cell(model: str, words: str, dice: float, own: bool = False) -> HeatCell:

@@ -1,4 +1,4 @@
-"""A method in words, for the heading of a report."""
+"""The description of a method, for the heading of a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from panorgan.methods.registry import find_method
 
 @dataclass(frozen=True)
 class MethodWords:
-    """A method in words. `pooled`: it gathers all cases in one place, which no real federation may."""
+    """The description of a method. `pooled`: it gathers all cases in one place, which no real federation may do."""
 
     title: str
     explanation: str

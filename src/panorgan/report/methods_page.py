@@ -36,7 +36,7 @@ def methods_page() -> str:
         *_paragraph(
             "Every method that comes with panorgan, from its own file: what it is, which equations of its paper are "
             "computed where, its settings with the published values, and what leaves a site. An experiment file "
-            "chooses one under `method`. `panorgan methods NAME` says the same in a terminal."
+            "chooses one under `method`. `panorgan methods NAME` shows the same in a terminal."
         ),
         "",
         *_table(
@@ -45,10 +45,10 @@ def methods_page() -> str:
         ),
         "",
         *_paragraph(
-            "*Network*: how organs are told apart. An organ and its tumour are a group and share a part. "
-            "*Sent per round*: the size of what leaves a site, where FedAvg's is 1. Measured with default settings and "
+            "*Network*: how organs are separated. An organ and its tumour are a group and share a part. "
+            "*Sent per round*: the size of what leaves a site, relative to FedAvg. Measured with default settings and "
             f"the default network on an example federation of three sites ({sites}); the mean over the sites. "
-            "*Pooled data*: all cases lie in one place, so nothing is sent. For benchmarks; no hospital may."
+            "*Pooled data*: all cases are in one place, so nothing is sent. For benchmarks only."
         ),
         "",
         "## What every method has",
@@ -74,7 +74,7 @@ def method_section(description: MethodDescription) -> str:
 
 
 def stages_in_words(description: MethodDescription) -> str:
-    """Stages besides training; those that a setting brings are marked."""
+    """Stages besides training; those that a setting adds are marked."""
     extra = [stage for stage in description.stages if stage != TRAIN]
     return ", ".join([*extra, *(f"{stage} (optional)" for stage in description.optional_stages)])
 
@@ -151,9 +151,9 @@ def _leaving(description: MethodDescription) -> list[str]:
 
 
 def pooled_words(description: MethodDescription) -> str:
-    """Where its cases come from, for a method that is no federation."""
+    """Where its cases come from, for a method without a federation."""
     labels = ", with the labels that a benchmark holds back for scoring" if description.labels == "withheld" else ""
-    return f"All cases lie in one place{labels}. Nothing is sent: this is no federation."
+    return f"All cases are in one place{labels}. Nothing is sent: this is not a federation."
 
 
 def variant_words(sent: Iterable[Upload]) -> str:
@@ -162,7 +162,7 @@ def variant_words(sent: Iterable[Upload]) -> str:
 
 
 def body(description: MethodDescription) -> str:
-    """What its file says, beginning with a capital; a reference that is named apart is not repeated."""
+    """The text of its file, beginning with a capital; a reference that is listed separately is not repeated."""
     first, _, rest = description.text.partition("\n")
     if description.paper:
         first = first.removesuffix(description.paper).rstrip()

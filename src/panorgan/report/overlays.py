@@ -30,9 +30,9 @@ from panorgan.workflows.tables import Row
 
 WINDOW_HU = (-160.0, 240.0)
 """The abdominal window, for CT."""
-MR_PERCENTILES = (1.0, 99.0)  # MR has no scale of its own: nearly black to nearly white of the slice at hand
+MR_PERCENTILES = (1.0, 99.0)  # MR has no absolute scale: nearly black to nearly white of the slice
 
-_LONGEST_SIDE = 400  # pixels; about what one of three pictures gets on a wide screen
+_LONGEST_SIDE = 400  # pixels; about the size of one of three pictures on a wide screen
 _TISSUE_HU = -500.0
 _MARGIN_MM = 8.0
 
@@ -45,7 +45,7 @@ CaseKey = tuple[str, str]
 class Overlay:
     """One picture. `truth` and `prediction` are SVG paths in mm; `scan` is a data URI stretched over the whole.
 
-    `ruler_mm` is the length of its scale bar, `note` says what is special about it (an organ that was not found).
+    `ruler_mm` is the length of its scale bar, `note` a remark (an organ that was not found).
     """
 
     rank: str
@@ -65,7 +65,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A row of metrics.csv that is to be drawn, and why."""
+    """A row of metrics.csv to draw, and why."""
 
     rank: str
     row: Row
@@ -76,9 +76,9 @@ class _Choice:
 
 
 def draw_overlays(run: Run, cases: Mapping[CaseKey, Case]) -> dict[str, list[Overlay]]:
-    """Pictures per organ, best first. Every scan is read once and let go before the next.
+    """Pictures per organ, best first. Every scan is read once and released before the next.
 
-    Raises DataError when a scan, its labels or its prediction is missing, or is not what was scored.
+    Raises DataError when a scan, its labels or its prediction is missing, or differs from what was scored.
     """
     choices = [choice for organ in run.organs for choice in choose(run.scores, organ)]
     drawn: dict[tuple[str, str], Overlay] = {}
@@ -172,7 +172,7 @@ def ruler_length(width_mm: float) -> int:
 
 
 def pick_slice(truth: Mask, predicted: Mask) -> tuple[int, str]:
-    """The axial slice with most of the truth, and a note when there is no truth to show. Masks are RAS."""
+    """The axial slice with most of the truth, and a note if the truth is empty. Masks are RAS."""
     if truth.any():
         note = "" if predicted.any() else "nothing predicted"
         return int(truth.sum(axis=(0, 1)).argmax()), note
@@ -207,7 +207,7 @@ def outline(mask: Mask, mm_x: float, mm_y: float) -> str:
 def _tissue_box(scan: NDArray[Any], organ: Mask, mm_x: float, mm_y: float) -> tuple[slice, slice]:
     """Rows and columns that hold more than air, with a small margin."""
     filled = (scan > _TISSUE_HU) | organ
-    # Specks of noise in the air are not the patient.
+    # Noise in the air is not the patient.
     body = ndimage.binary_opening(filled, iterations=2) | organ
     if not body.any():
         return slice(None), slice(None)
@@ -233,7 +233,7 @@ def encode_slice(
     scale = longest_side / max(width_mm, height_mm)
     shape = (max(1, round(height_mm * scale)), max(1, round(width_mm * scale)))
     zoom = [wanted / had for wanted, had in zip(shape, grey.shape, strict=True)]
-    # Shrinking needs a blur first, or noise turns into patterns.
+    # Shrinking needs a blur first, or noise aliases.
     grey = ndimage.gaussian_filter(grey, [max(0.0, 0.4 * (1 / z - 1)) for z in zoom])
     grey = np.clip(ndimage.zoom(grey, zoom, order=3, mode="nearest", grid_mode=True), 0, 1)
     file = io.BytesIO()

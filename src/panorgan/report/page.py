@@ -29,7 +29,7 @@ from panorgan.workflows.site_cases import cache_folder, read_sites
 def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a scored run into its folder and return its path.
 
-    When the scans cannot be read any more, the page says so in place of the pictures.
+    If the scans can no longer be read, the page says so instead of showing pictures.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str
     cache : where prepared cases are kept, as for `train`.
     """
     run = Run(run.path if isinstance(run, Run) else run)
-    _ = run.manifest, run.scores, run.sites, run.rounds  # what is no finished run is refused before anything is drawn
+    _ = run.manifest, run.scores, run.sites, run.rounds  # an unfinished run is refused before anything is drawn
     cases = remembered(lambda: _test_cases(run, Path(cache) if cache else cache_folder()))
     overlays, missing = try_to_draw(lambda: draw_overlays(run, cases()))
     page = render(run, overlays or {}, missing, method_section(run, cases))
@@ -51,7 +51,7 @@ def render(
     overlays_missing: str = "",
     section: MethodSection | None = None,
 ) -> str:
-    """The page as text. `overlays_missing` is said where there are no overlays; `section` is the method's own."""
+    """The page as text. `overlays_missing` is shown where there are no overlays; `section` is the method's own."""
     scores = tables.make_scores(run)
     baselines = baseline_models(run)
     return fill_in(
@@ -97,7 +97,7 @@ def describe_happening(event: Event) -> tuple[str, str]:
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
     elif event.kind == DAMAGED:
-        what = f"Line {facts['line']} of events.jsonl is damaged: what it said is missing on this page."
+        what = f"Line {facts['line']} of events.jsonl is damaged: its content is missing on this page."
     elif event.kind == "notice":
         what = f"Round {facts.get('number', '?')}: {facts.get('text', '')}"
     elif event.kind == "late_join":

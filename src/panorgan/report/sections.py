@@ -1,4 +1,4 @@
-"""Sections of a run's page that only one method has. The method names the module that makes it."""
+"""Sections of a run's page that only one method has. The method names their module."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class MethodSection:
-    """A section: its anchor and heading, a template of the method's own package, and what is filled in there.
+    """A section: its anchor and heading, a template of the method's own package, and its values.
 
-    The template finds itself as `section`, and all that the page itself is filled in with.
+    The template gets the section as `section`, and all values of the page.
     """
 
     anchor: str
@@ -31,7 +31,7 @@ class MethodSection:
 
 
 def method_section(run: Run, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
-    """What the run's method adds to the page; `cases` are the scored ones, read when they are asked for."""
+    """The section that the run's method adds to the page; `cases` are the scored ones, read on demand."""
     try:
         module = find_method(run.manifest["experiment"]["method"]["name"]).report_section
     except ConfigError:  # a method that is not installed here
@@ -47,6 +47,6 @@ def try_to_draw(draw: Callable[[], Drawn]) -> tuple[Drawn | None, str]:
     try:
         return draw(), ""
     except (PanorganError, OSError) as error:
-        # What the error would say about its place may be a path of another machine; the sentence is enough.
+        # The place of the error may be a path of another machine; the sentence is enough.
         reason = error.what if isinstance(error, PanorganError) else "A file cannot be read."
         return None, f"The scans of this run cannot be shown: {reason[0].lower()}{reason[1:]}"

@@ -1,4 +1,4 @@
-"""Strip plots of the doctor's page: one dot per case, so that the odd one out shows itself."""
+"""Strip plots of the doctor's page: one dot per case, so that outliers are visible."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Values = Mapping[str, Sequence[tuple[CaseFacts, float]]]
 
 
 def make_strips(checkup: Checkup, title_of: Callable[[str], str]) -> list[Strip]:
-    """Voxel size and brightness per site, volume per organ; what too few cases have is left out."""
+    """Voxel size and brightness per site, volume per organ; plots with too few cases are left out."""
     bad = {(f.site, f.case) for f in checkup.findings if f.severity >= Severity.warning}
     sites = [source.site for source in checkup.sources]
 
@@ -70,7 +70,7 @@ def make_strips(checkup: Checkup, title_of: Callable[[str], str]) -> list[Strip]
     plots = [
         _strip("Longest voxel side (mm)", "", per_site(_voxel_side), bad),
         _strip("Median intensity", "Over the whole scan, air included.", per_site(_median), bad),
-        _strip("Volume (ml)", "Empty masks are left out.", _drawn(volumes), bad, title_of=title_of),
+        _strip("Volume (ml)", "Empty masks are left out.", _without_empty(volumes), bad, title_of=title_of),
     ]
     return [plot for plot in plots if plot is not None]
 
@@ -83,7 +83,7 @@ def _median(case: CaseFacts) -> float:
     return case.intensity.get("median", math.nan)
 
 
-def _drawn(values: Values) -> Values:
+def _without_empty(values: Values) -> Values:
     return {name: [(case, value) for case, value in own if value > 0] for name, own in values.items()}
 
 
@@ -94,7 +94,7 @@ def _strip(
     bad: set[tuple[str, str]],
     title_of: Callable[[str], str] | None = None,
 ) -> Strip | None:
-    """None where nothing can be compared: too few dots, or all of them at one place."""
+    """None where nothing can be compared: too few dots, or all equal."""
     kept = {name: [(case, value) for case, value in own if math.isfinite(value)] for name, own in values.items()}
     kept = {name: own for name, own in list(kept.items())[:_MOST_ROWS] if own}
     numbers = [value for own in kept.values() for _, value in own]

@@ -1,4 +1,4 @@
-"""Tables as Markdown and CSV, and what JSON can hold."""
+"""Tables as Markdown and CSV, and values for JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from panorgan.csv_cells import escaped
+from panorgan.csv_cells import escape_cell
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -18,22 +18,22 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 
 def plain(text: str) -> str:
-    """Names must not become markup."""
+    """Escape Markdown: names must not become markup."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text.replace("\n", " "))
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A header and a line per row; what is not defined is empty."""
+    """A header and a line per row; undefined values are empty."""
     text = io.StringIO(newline="")
     listed = list(rows)
     writer = csv.DictWriter(text, list(listed[0]) if listed else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: "" if _undefined(v) else escaped(v) for k, v in row.items()} for row in listed)
+    writer.writerows({k: "" if _undefined(v) else escape_cell(v) for k, v in row.items()} for row in listed)
     return text.getvalue()
 
 
 def defined(content: Any) -> Any:
-    """The same with None for what is not a number, which JSON does not know."""
+    """The same with None for NaN, which JSON does not have."""
     if isinstance(content, dict):
         return {key: defined(value) for key, value in content.items()}
     if isinstance(content, list | tuple):

@@ -1,4 +1,4 @@
-"""Numbers of the page: summaries per organ and site, and the words and colours they are shown with."""
+"""Numbers of the page: summaries per organ and site, with their texts and colours."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from panorgan.workflows.tables import Row
 
 NOTHING = "–"
 
-# Poor scores are warm, good ones cool, all light enough for dark text: readable in print and without
-# telling red from green.
+# Poor scores are warm, good ones cool, all light enough for dark text: readable in print and with
+# red-green colour blindness.
 _SCALE = ((0.0, (222, 140, 84)), (0.5, (250, 240, 222)), (1.0, (112, 172, 205)))
 
 
@@ -46,7 +46,7 @@ class Scores:
 
     @property
     def dice(self) -> Table:
-        """The table that the page is about."""
+        """The main table of the page."""
         return self.tables[LEADING]
 
 
@@ -81,7 +81,7 @@ class AnnotationCell:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the run took. Seconds by phase; bytes as the server counted them."""
+    """The costs of the run. Seconds by phase; bytes as the server counted them."""
 
     rounds: int
     seconds: Mapping[str, float]
@@ -103,7 +103,7 @@ def make_scores(run: Run) -> Scores:
     own = [row for row in test if run.labelled_itself(row["site"], row["organ"])]
     others = [row for row in test if not run.labelled_itself(row["site"], row["organ"])]
     outside = [row for row in rows if row["split"] == EXTERNAL_SPLIT]
-    # Seen by themselves, the external sites are summarised per organ exactly as the federation is.
+    # Taken alone, the external sites are summarised per organ exactly as the federation is.
     relabelled = [{**row, "split": TEST_SPLIT} for row in outside]
     return Scores(
         further=further,
@@ -181,7 +181,7 @@ def make_cost(run: Run) -> Cost | None:
 
 
 def title(organ: str) -> str:
-    """The organ's name for people."""
+    """The organ's readable name."""
     return catalogue()[organ].title
 
 
@@ -191,7 +191,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def interval(summary: Summary | None, digits: int = 2) -> str:
-    """``0.81 to 0.92``; a dash when there was one case to draw from, because it says nothing about others."""
+    """``0.81 to 0.92``; a dash with a single case to draw from."""
     if summary is None or math.isnan(summary.low) or summary.low == summary.high:
         return NOTHING
     return f"{summary.low:.{digits}f} to {summary.high:.{digits}f}"
@@ -206,7 +206,7 @@ def mean_sd(summary: Summary | None, digits: int = 3) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Bytes in readable form, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -215,7 +215,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time for people: ``0.4 s``, ``3 min 20 s``, ``5 h 12 min``."""
+    """Time in readable form: ``0.4 s``, ``3 min 20 s``, ``5 h 12 min``."""
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds >= 0.01 else ("under 0.01 s" if seconds > 0 else "0 s")
     whole = round(seconds)
@@ -231,8 +231,8 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def spelled(count: int) -> str:
-    """Small numbers as words, as running text has them."""
+def spell_number(count: int) -> str:
+    """Small numbers as words, for running text."""
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
     return words[count] if count < len(words) else f"{count:,}"
 
@@ -258,10 +258,10 @@ FILTERS: dict[str, Callable[..., str]] = {
     "size": size,
     "duration": duration,
     "plural": plural,
-    "spelled": spelled,
+    "spell_number": spell_number,
     "title_of": title,
 }
-"""What the template may call."""
+"""Functions for the template."""
 
 
 def _dice_of(rows: Sequence[Row]) -> Summary:

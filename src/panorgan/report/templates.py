@@ -1,4 +1,4 @@
-"""How pages are filled in: nothing from a file name or a config may become markup, and a missing value is an error."""
+"""Rendering of pages: nothing from a file name or a config may become markup, and a missing value is an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-# Pages open from disk, need no network and run no script. Should a name ever become markup all the same, it can load
+# Pages open from disk, need no network and run no script. Should a name become markup nevertheless, it can load
 # nothing, run nothing and send nothing. Colours and SVG are set by style attributes, which have no hash.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -46,7 +46,7 @@ class Picture:
 
 
 def draw(thumbnail: Thumbnail) -> Picture:
-    """The thumbnail as it is put into a page."""
+    """The thumbnail as it is embedded in a page."""
     rows, columns = thumbnail.grey.shape
     row_mm, column_mm = thumbnail.pixel_mm
     colours = {number: colour_of(name) for number, name in enumerate(thumbnail.names, start=1)}
@@ -67,7 +67,7 @@ def draw(thumbnail: Thumbnail) -> Picture:
 
 
 def colour_of(name: str) -> str:
-    """The catalogue's colour of an organ as ``#rrggbb``; grey for a name it does not know."""
+    """The catalogue's colour of an organ as ``#rrggbb``; grey for an unknown name."""
     organ = catalogue().get(name)
     return organ.colour if organ else UNKNOWN_COLOUR
 

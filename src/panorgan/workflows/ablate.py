@@ -13,13 +13,13 @@ from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.workflows.compare import ComparisonPlan, Entry, Kind, parse_seeds, plan_runs
 
 ABLATION = Kind(
-    "ablation", "row", "--rows", "Take the switch of a module out of the experiment's method section, or choose --rows."
+    "ablation", "row", "--rows", "Remove the module's switch from the experiment's method section, or choose --rows."
 )
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """The rows of a method's table that are asked for, plainest first, and the runs that they need."""
+    """The requested rows of a method's table, plainest first, and the runs that they need."""
 
     method: str
     rows: tuple[AblationRow, ...]
@@ -40,11 +40,11 @@ def plan_ablation(
     reference: str | None = None,
     folder: Path | None = None,
 ) -> Ablation:
-    """Everything that an ablation will run, checked as far as it can be without data.
+    """Everything that an ablation will run, checked as far as possible without data.
 
-    `method` is the experiment's own unless told; `rows` are labels as on the command line, all of them if left out.
+    `method` defaults to the experiment's own; `rows` are labels as on the command line, all of them if left out.
     The reference is the first row that is the method itself: its plainest form. Every row delivers its last round:
-    the best one may come before a module begins, and would then be another row's.
+    the best one may come before a module begins, and would then equal another row's.
     """
     experiment = experiment.model_copy(update={"training": experiment.training.model_copy(update={"select": "last"})})
     name = method or str(experiment.method["name"])
@@ -67,7 +67,7 @@ def _table(name: str) -> tuple[AblationRow, ...]:
             code="no-ablation-table",
             where="--method",
             why="it declares no rows (Method.ablation)",
-            fix=f"Choose one that has: {', '.join(known)}.",
+            fix=f"Choose one that has a table: {', '.join(known)}.",
         )
     return table
 
@@ -83,7 +83,7 @@ def _chosen(table: Sequence[AblationRow], text: str | None) -> tuple[AblationRow
 
 
 def _find(rows: Sequence[AblationRow], label: str, option: str) -> AblationRow:
-    """A row by its label, written large or small."""
+    """A row by its label, case-insensitive."""
     known = {row.label.lower(): row for row in rows}
     if label.lower() not in known:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _find(rows: Sequence[AblationRow], label: str, option: str) -> AblationRow:
 
 
 def _near(label: str, known: Mapping[str, AblationRow]) -> str:
-    """A hint at rows whose names are alike, as they are written."""
+    """A hint at rows with similar names, as written."""
     hint = did_you_mean(label, known)
     for small, row in known.items():
         hint = hint.replace(repr(small), repr(row.label))

@@ -1,4 +1,5 @@
-"""What `panorgan analyze` finds, and its files: `analysis.json`, and the same numbers as tables in `analysis/`."""
+"""The results of `panorgan analyze`, and their files: `analysis.json`, and the same numbers as tables in
+`analysis/`."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from panorgan.checksums import read_json, sealed_json
-from panorgan.csv_cells import escaped
+from panorgan.csv_cells import escape_cell
 from panorgan.errors import RunError
 from panorgan.federation.files import write_atomically
 from panorgan.workflows.run import Run
 
 ALL_SITES = "all sites"
-"""The mean of the sites' losses. No site can be called so: names hold no blanks."""
+"""The mean of the sites' losses. No site can have this name: names contain no blanks."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class PlaceCurvature:
-    """Loss, length of its gradient and curvature at one site, or at all; empty or NaN what was not asked for."""
+    """Loss, norm of its gradient and curvature at one site, or at all; empty or NaN if not requested."""
 
     place: str
     loss: float
@@ -71,7 +72,7 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that was found. `about` says of what: run, round, parameters, patches, settings, device, versions."""
+    """All results. `about` describes their origin: run, round, parameters, patches, settings, device, versions."""
 
     about: dict[str, Any]
     curvature: tuple[PlaceCurvature, ...]
@@ -80,7 +81,7 @@ class Analysis:
 
 
 def write_analysis(run: Run, analysis: Analysis) -> None:
-    """The tables first, `analysis.json` last: where it is, the others belong to it."""
+    """The tables first, `analysis.json` last: if it exists, the others belong to it."""
     tables = {"hessian.csv": _hessian_rows(analysis)}
     if analysis.landscape is not None:
         tables["landscape.csv"] = _landscape_rows(analysis.landscape)
@@ -91,14 +92,14 @@ def write_analysis(run: Run, analysis: Analysis) -> None:
         path.unlink(missing_ok=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows([escaped(cell) for cell in row] for row in rows)
+        csv.writer(text, lineterminator="\n").writerows([escape_cell(cell) for cell in row] for row in rows)
         write_atomically(run.analysis_folder / name, text.getvalue())
     content = _without_nan({"format": _FORMAT, **asdict(analysis)})
     write_atomically(run.analysis_file, sealed_json(content, indent=1, allow_nan=False))
 
 
 def read_analysis(run: Run) -> Analysis | None:
-    """What was found before; None where nothing was analysed."""
+    """Earlier results; None where nothing was analysed."""
     try:
         content = read_json(run.analysis_file.read_bytes())
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def _damaged(run: Run, error: Exception) -> RunError:
         code="analysis-damaged",
         where=str(run.analysis_file),
         why=f"{type(error).__name__}: {error}",
-        fix="Make it anew with 'panorgan analyze', or remove the file.",
+        fix="Repeat it with 'panorgan analyze', or remove the file.",
     )
 
 
@@ -148,7 +149,7 @@ def _number(value: float | None) -> float:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: nothing instead."""
+    """JSON has neither NaN nor infinity: null instead."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Analyses of a finished run: how sharp its minimum is, what the loss around it looks like, whom its layers resemble.
+"""Analyses of a finished run: sharpness of its minimum, the loss around it, similarity of its layers to other models.
 
 The loss is the same for every method, so that runs compare: partial Dice + cross-entropy on what each case annotates.
 It is taken on fixed patches, which depend on data, settings and seed alone.
@@ -52,12 +52,12 @@ from panorgan.workflows.run import Run
 
 
 class AnalysisSettings(Settings):
-    """What to look at, and how closely. 0 leaves something out."""
+    """What to analyse, and how closely. 0 leaves something out."""
 
     eigenvalues: int = Field(5, ge=0, description="largest eigenvalues of the Hessian; λ_max/λ_5 needs five")
     probes: int = Field(16, ge=0, description="random vectors for the Hessian's trace")
     grid: int = Field(15, ge=0, description="points along each side of the loss landscape, odd")
-    radius: float = Field(1.0, gt=0, description="how far the landscape reaches, in lengths of the model's filters")
+    radius: float = Field(1.0, gt=0, description="extent of the landscape, in lengths of the model's filters")
     batches: int = Field(4, ge=1, description="batches of patches per site")
     batch_size: int | None = Field(None, ge=1, description="patches per batch; the experiment's if left out")
     split: Literal["validation", "train"] = Field("validation", description="the cases that patches are cut from")
@@ -92,7 +92,7 @@ def analyze(
     listeners: tuple[Listener, ...] = (),
     cache: Path | None = None,
 ) -> Analysis:
-    """Analyse the delivered model of a finished run, and write what was found into its folder.
+    """Analyse the delivered model of a finished run, and write the results into its folder.
 
     Layers are compared with the models of other runs (`against`), and with those of single sites where the run kept
     them (`local_models`).
@@ -146,7 +146,7 @@ def _check(run: Run, settings: AnalysisSettings) -> None:
             f"The grid of the loss landscape has an even number of points, {settings.grid}.",
             code="grid-even",
             where="--grid",
-            why="the model itself should be its middle",
+            why="the model itself should be its centre",
             fix=f"Use {settings.grid + 1}, or 0 to leave the landscape out.",
         )
 
@@ -178,7 +178,7 @@ def _patches(
     settings: AnalysisSettings,
     device: torch.device,
 ) -> list[Batch]:
-    """A site's batches: the same ones every time, whatever the method."""
+    """A site's batches: the same every time, for any method."""
     cases = site.validation if settings.split == "validation" else site.train
     if not cases:
         raise DataError(
@@ -202,13 +202,13 @@ def _loss(network: SegmentationNetwork, batch: Batch, organs: tuple[str, ...]) -
 
 @contextmanager
 def _all_digits() -> Iterator[None]:
-    """Second derivatives need all digits of float32: the ten bits of TF32 would drown small eigenvalues."""
+    """Second derivatives need all digits of float32: the ten bits of TF32 would hide small eigenvalues."""
     kept, cudnn.allow_tf32 = cudnn.allow_tf32, False
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "The device has not enough memory for this analysis.",
+            "The device does not have enough memory for this analysis.",
             code="out-of-memory",
             why=str(error).split(". ")[0],
             fix="Use smaller batches (--batch-size 1, more --batches), or the CPU (--device cpu).",
@@ -242,7 +242,7 @@ def _curvature(subject: _Subject, settings: AnalysisSettings, progress: Progress
         float(np.mean([loss for loss, _ in found.values()])),
         torch.stack([gradient for _, gradient in found.values()]).mean(0),
     )
-    everything = [loss for losses in sites.values() for loss in losses]  # as many batches at each: the mean is the mean
+    everything = [loss for losses in sites.values() for loss in losses]  # equally many batches at each site
     seed = derive_seed(settings.seed, "eigenvalues")
     eigenvalues: dict[str, tuple[float, ...]] = {}
     for done, (place, losses) in enumerate({**sites, ALL_SITES: everything}.items(), start=1):
@@ -265,7 +265,7 @@ def _curvature(subject: _Subject, settings: AnalysisSettings, progress: Progress
 
 
 def _traces(subject: _Subject, settings: AnalysisSettings, progress: Progress) -> dict[str, Trace]:
-    """All sites see the same probes, so the mean of their samples is a sample of the mean."""
+    """All sites use the same probes, so the mean of their samples is a sample of the mean."""
     if not settings.probes:
         return dict.fromkeys((*subject.losses, ALL_SITES), Trace(np.nan, np.nan))
     seed, total = derive_seed(settings.seed, "trace"), settings.probes * len(subject.losses)

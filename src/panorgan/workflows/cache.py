@@ -1,4 +1,4 @@
-"""How large the cache may grow: `PANORGAN_CACHE_LIMIT`, a site's own setting, or 100 GB."""
+"""The size limit of the cache: `PANORGAN_CACHE_LIMIT`, a site's own setting, or 100 GB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {"": _GB, "MB": 10**6, "GB": _GB, "TB": 10**12}
 
 
 def cache_limit(own_gb: float | None = None) -> int | None:
-    """Bytes that the cache may hold; None for any number. The variable comes before a site's own setting."""
+    """Bytes that the cache may hold; None for no limit. The variable takes precedence over a site's own setting."""
     text = os.environ.get(VARIABLE, "").strip()
     if text.lower() in ("none", "off"):
         return None
@@ -25,7 +25,7 @@ def cache_limit(own_gb: float | None = None) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|MB|GB|TB)", text.upper())
     if found is None:
         raise ConfigError(
-            f"The limit of the cache cannot be understood: {text!r}.",
+            f"The limit of the cache is not valid: {text!r}.",
             code="cache-limit",
             where=f"{VARIABLE} in the environment",
             fix="Give a number of GB ('200'), or one with a unit ('500MB', '2TB'), or 'none'.",

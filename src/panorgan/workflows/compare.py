@@ -1,4 +1,4 @@
-"""Several methods × several seeds in one folder: read what is asked for, check it, run what is missing."""
+"""Several methods × several seeds in one folder: parse the request, check it, run what is missing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from panorgan.workflows.execute import check_run, train
 from panorgan.workflows.run import Run
 
 SECTIONS = ("network", "training")
-"""Sections of an experiment that a method entry may set besides the method's own numbers."""
+"""Sections of an experiment that a method entry may set besides the method's own settings."""
 _USUAL_REFERENCE = "fedavg"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is put side by side: how its files are called, what one entry is, and how a user asks for it.
+    """What is compared: the names of its files, what one entry is, and the command-line option.
 
-    `mend` says what to do about two entries that are the same, `naming` how an entry gets a name.
+    `mend` says how to resolve two equal entries, `naming` how an entry gets a name.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
         return re.sub(r"[^A-Za-z0-9_.+=-]", "_", self.label)
 
     def applied_to(self, experiment: Experiment, option: str = COMPARISON.option) -> Experiment:
-        """The experiment with this method; the file's own settings hold where it names the same method."""
+        """The experiment with this method; the file's own settings apply where it names the same method."""
         content = experiment.model_dump()
         same = experiment.method if experiment.method["name"] == self.method else {}
         content["method"] = {**same, "name": self.method}
@@ -89,12 +89,12 @@ class Planned:
 
     @property
     def traceback(self) -> Path:
-        """Where an error that nobody foresaw is told in full; beside the run's folder, which must stay its own."""
+        """The traceback of an unforeseen error; beside the run's folder, which holds only its own files."""
         return self.folder.path.with_name(f"{self.folder.path.name}.traceback.txt")
 
     @property
     def begun_with(self) -> int | None:
-        """CPU threads with which the run began; None if it has not."""
+        """CPU threads with which the run began; None if it has not begun."""
         return self.folder.manifest.get("hardware", {}).get("threads") if self.folder.started else None
 
     def with_threads(self, otherwise: int | None = None) -> Experiment:
@@ -116,7 +116,7 @@ class Failure:
 
     @classmethod
     def of(cls, run: Planned, error: Exception) -> Failure:
-        """Whatever went wrong, in words alone: an exception holds on to the memory of the run that it ended."""
+        """Any error, as text alone: an exception would keep the memory of its run alive."""
         if isinstance(error, PanorganError):
             return cls(run, RunError(error.what, code=error.code, where=error.where, why=error.why, fix=error.fix))
         message = str(error).strip()
@@ -124,7 +124,7 @@ class Failure:
         fix = "Give it more memory (fewer runs --at-once, a smaller training.sampling.batch_size)" if no_memory else ""
         try:
             write_atomically(run.traceback, "".join(traceback.format_exception(error)))
-        except OSError:  # a full disk may be what went wrong
+        except OSError:  # a full disk may be the cause
             where = str(run.folder.path)
         else:
             where = f"{run.folder.path}; all of it in {run.traceback}"
@@ -134,15 +134,15 @@ class Failure:
                 f"{type(error).__name__}: {message.splitlines()[0]}" if message else f"{type(error).__name__}.",
                 code="out-of-memory" if no_memory else "unexpected-error",
                 where=where,
-                why="" if no_memory else "nothing that panorgan expects: the machine, or a defect",
-                fix=f"{fix or 'Mend the cause'}, then give the same command again: the run goes on where it stopped.",
+                why="" if no_memory else "an unexpected error: of the machine, or a defect",
+                fix=f"{fix or 'Fix the cause'}, then give the same command again: the run continues where it stopped.",
             ),
         )
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """A comparison as asked for: all runs, seed by seed, and the entry that the others are tested against."""
+    """A comparison as requested: all runs, seed by seed, and the reference of the tests."""
 
     name: str
     folder: Path
@@ -154,7 +154,7 @@ class ComparisonPlan:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The methods as the tables call them."""
+        """The names of the methods in tables."""
         return tuple(entry.label for entry in self.entries)
 
     @property
@@ -175,9 +175,9 @@ def plan_comparison(
     reference: str | None = None,
     folder: Path | None = None,
 ) -> ComparisonPlan:
-    """Everything that a comparison will run, checked as far as it can be without data.
+    """Everything that a comparison will run, checked as far as possible without data.
 
-    `methods` and `seeds` are lists, or written with commas as on the command line. Only the seed differs between the
+    `methods` and `seeds` are lists, or separated by commas as on the command line. Only the seed differs between the
     runs of a method: phantoms stay the same.
     """
     entries = parse_methods(methods)
@@ -196,7 +196,7 @@ def plan_runs(
     folder: Path,
     kind: Kind = COMPARISON,
 ) -> ComparisonPlan:
-    """Every entry with every seed, checked as far as it can be without data."""
+    """Every entry with every seed, checked as far as possible without data."""
     labels = [entry.label for entry in entries]
     if reference not in labels:
         raise ConfigError(
@@ -211,7 +211,7 @@ def plan_runs(
             f"{folder} is the folder of a single run.",
             code="folder-is-a-run",
             where="--run",
-            why=f"the runs of {kind.name} have folders of their own inside one",
+            why=f"the runs of {kind.name} have their own folders inside one",
             fix="Name another folder, which need not exist.",
         )
     _refuse_shared_folders(entries, kind)
@@ -239,7 +239,7 @@ def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
             "No method is named.",
             code="no-method",
             where="--methods",
-            fix="Write them with commas: --methods solo,fedavg.",
+            fix="Separate them by commas: --methods solo,fedavg.",
         )
     return [_parse_entry(piece) for piece in pieces]
 
@@ -298,7 +298,7 @@ def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
             code="seeds-not-understood",
             where="--seeds",
             why="they are different whole numbers from 0 on",
-            fix="Write them with commas: --seeds 0,1,2.",
+            fix="Separate them by commas: --seeds 0,1,2.",
         )
     return tuple(int(piece) for piece in pieces)
 
@@ -306,7 +306,7 @@ def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
 def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
     taken: dict[str, str] = {}
     for entry in entries:
-        folder = entry.folder.lower()  # some file systems do not tell cases apart
+        folder = entry.folder.lower()  # some file systems are case-insensitive
         if folder in taken:
             raise ConfigError(
                 f"Two {kind.thing}s are called {entry.label!r}."
@@ -314,16 +314,16 @@ def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
                 else f"{taken[folder]!r} and {entry.label!r} would share a folder.",
                 code="same-folder",
                 where=kind.option,
-                fix=f"Leave one out, or give it a name of its own{kind.naming}.",
+                fix=f"Leave one out, or give it its own name{kind.naming}.",
             )
         taken[folder] = entry.label
 
 
 def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
-    """Two names for one and the same thing are a slip of the pen."""
+    """Two names for the same thing are a mistake."""
     known: dict[str, str] = {}
     for label, experiment in experiments.items():
-        # What a method decides itself makes no difference, whatever is written there.
+        # A setting that the method overrides makes no difference.
         network = experiment.build_method().network_settings(experiment.network)
         other = known.setdefault(experiment.model_copy(update={"network": network}).fingerprint(), label)
         if other != label:
@@ -337,12 +337,12 @@ def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
 
 
 def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool = True) -> None:
-    """What can be known to be wrong before hours of training: folders, settings, lists of cases, other test cases.
+    """Errors that can be found before hours of training: folders, settings, lists of cases, other test cases.
 
     Without `data`, only finished runs are checked.
     """
     for run in plan.finished:
-        train(run.experiment, run.folder.path, resume=True)  # a finished run is only read, if it is the same experiment
+        train(run.experiment, run.folder.path, resume=True)  # reads a finished run, if it is the same experiment
     for run in plan.missing if data else ():
         check_run(run.experiment, run.folder.path, resume=True, cache=cache)
         _check_threads(run)
@@ -351,7 +351,7 @@ def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool
 
 
 def _check_threads(run: Planned) -> None:
-    """A run goes on with the threads that it began with; a wish for others would be passed over in silence."""
+    """A run continues with the threads that it began with; a different setting must not be ignored silently."""
     begun, wished = run.begun_with, run.experiment.hardware.threads
     if None not in (begun, wished) and begun != wished:
         raise RunError(
@@ -374,17 +374,17 @@ def _check_same_cases(runs: Sequence[Planned]) -> None:
             f"These runs are not scored on the same cases as the others: {', '.join(odd)}.",
             code="other-test-cases",
             where=", ".join(str(run.folder.path) for run in runs if run.title in odd),
-            why="the data has changed in between, or they are of an older panorgan version",
+            why="the data has changed in between, or they are from an older panorgan version",
             fix="Remove their folders to train them again, or compare in a new folder with --run.",
         )
 
 
 Watch = Callable[[Planned, int, int], AbstractContextManager[Listener]]
-"""Called with a run, its number and the number of all runs, before it trains."""
+"""Called with a run, its number and the total, before it trains."""
 
 
 def run_missing(plan: ComparisonPlan, watch: Watch, cache: Path | None = None) -> list[Failure]:
-    """Train what is not finished, seed by seed. A run that fails, however it does, is passed over and told of."""
+    """Train what is not finished, seed by seed. A run that fails for any reason is skipped and reported."""
     failures = []
     threads = torch.get_num_threads()
     for number, run in enumerate(plan.runs, start=1):
@@ -404,12 +404,12 @@ def run_missing(plan: ComparisonPlan, watch: Watch, cache: Path | None = None) -
         except Exception as error:
             failures.append(Failure.of(run, error))
         finally:
-            torch.set_num_threads(threads)  # the next run does not inherit those of a resumed one
+            torch.set_num_threads(threads)  # the next run must not inherit those of a resumed one
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return failures
 
 
 def finished_of_seed(plan: ComparisonPlan, run: Planned) -> Run | None:
-    """A finished run of the same seed: the new one must be scored on the same cases."""
+    """A finished run of the same seed: a new run must be scored on the same cases."""
     return next((other.folder for other in plan.finished if other.seed == run.seed), None)

@@ -1,4 +1,4 @@
-"""Several runs of a comparison at the same time, each in a process of its own."""
+"""Several runs of a comparison at the same time, each in its own process."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _SHARED_MARK = "shared_machine.json"
 _SECONDS_TO_END = 10.0
 
 OnStart = Callable[[Planned], None]
-"""Told of a run that is under way from now on."""
+"""Called when a run starts."""
 OnEnd = Callable[[Planned, PanorganError | None], None]
-"""Told of a run that has ended, and why it failed if it did."""
+"""Called when a run ends, with the error if it failed."""
 
 
 def shared_machine(folder: Run) -> bool:
-    """Whether a run, or a piece of it, was trained while others were: its times then say little."""
+    """Whether a run, or a part of it, was trained beside others: its times are then not comparable."""
     return (folder.path / _SHARED_MARK).is_file()
 
 
 def run_missing_at_once(
     plan: ComparisonPlan, at_once: int, on_start: OnStart, on_end: OnEnd, cache: Path | None = None
 ) -> list[Failure]:
-    """Train what is not finished, `at_once` runs at a time. One that fails or dies is passed over and told of.
+    """Train what is not finished, `at_once` runs at a time. A run that fails or dies is skipped and reported.
 
-    Cases are prepared first, once for each seed, so that the processes find them ready. However this function ends,
-    no process is left behind.
+    Cases are prepared first, once for each seed, so that the processes find them ready. However this function ends, no
+    process is left behind.
     """
     for run in {run.seed: run for run in plan.missing}.values():
-        with suppress(Exception):  # a run whose cases cannot be prepared tells it itself
+        with suppress(Exception):  # a run whose cases cannot be prepared reports it itself
             prepare(run.experiment, cache)
     with shared_gpu(at_once):
         return _run_all(plan, at_once, on_start, on_end, cache)
@@ -64,7 +64,7 @@ def _run_all(plan: ComparisonPlan, at_once: int, on_start: OnStart, on_end: OnEn
                 run = waiting.popleft()
                 try:
                     child = _Child.start(plan, run, at_once, cache)
-                except OSError as error:  # the machine has no process to give
+                except OSError as error:  # the system cannot start another process
                     failures.append(Failure.of(run, error))
                     on_end(run, failures[-1].error)
                     continue
@@ -82,7 +82,7 @@ def _run_all(plan: ComparisonPlan, at_once: int, on_start: OnStart, on_end: OnEn
 
 @dataclass(frozen=True)
 class _Child:
-    """A process that trains one run. A process of its own for each run, because a death then costs that run alone."""
+    """A process that trains one run. Every run has its own, so that a crash costs that run alone."""
 
     run: Planned
     process: BaseProcess
@@ -94,13 +94,13 @@ class _Child:
         run.traceback.unlink(missing_ok=True)
         answers, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_train_alone, args=(theirs, run, at_once, cache, finished_of_seed(plan, run)))
-        with _deaf_to_interrupts():
+        with _ignoring_interrupts():
             process.start()
-        theirs.close()  # or its end would never be noticed
+        theirs.close()  # otherwise its end would never be noticed
         return cls(run, process, answers)
 
     def outcome(self) -> Failure | None:
-        """What the process said last, or how it ended without a word."""
+        """The last message of the process, or how it ended without one."""
         with self.answers:
             try:
                 error: RunError | None = self.answers.recv()
@@ -119,8 +119,8 @@ def _died(run: Planned, code: int) -> RunError:
         else f"The process of this run ended with code {code}.",
         code="process-killed" if killed else "process-failed",
         where=str(run.folder.path),
-        why="often the system does that when memory runs out" if killed else "what it printed last may say more",
-        fix="Give the same command again, perhaps with fewer runs --at-once: the run goes on where it stopped.",
+        why="often the system does that when memory runs out" if killed else "its last output may say more",
+        fix="Give the same command again, perhaps with fewer runs --at-once: the run continues where it stopped.",
     )
 
 
@@ -132,8 +132,8 @@ def _signal_name(number: int) -> str:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal. A child started in here never hears it: its parent ends it."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. A child started in here ignores it: its parent ends it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,7 +145,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _end(processes: Iterable[BaseProcess]) -> None:
-    """End processes that are still at work; their runs can be resumed from any moment."""
+    """Terminate running processes; their runs can be resumed from any point."""
     ended = list(processes)
     for process in ended:
         process.terminate()
@@ -157,7 +157,7 @@ def _end(processes: Iterable[BaseProcess]) -> None:
 
 
 def _train_alone(answers: Connection, run: Planned, at_once: int, cache: Path | None, other: Run | None) -> None:
-    """The whole life of a child. It shares the machine: one thread, unless the experiment says otherwise."""
+    """The main function of a child. It shares the machine: one thread, unless the experiment says otherwise."""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
     def mark(event: Event) -> None:
@@ -173,7 +173,7 @@ def _train_alone(answers: Connection, run: Planned, at_once: int, cache: Path | 
 
 
 def _end_with_the_parent() -> None:
-    """A parent that was killed cannot end its children any more."""
+    """A parent that was killed cannot end its children."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""What a method costs: optimiser steps, time per step, traffic, parameters, time to segment a scan."""
+"""The costs of a method: optimiser steps, time per step, traffic, parameters, time to segment a scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRAIN = "train"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one method costs, over its finished seeds.
+    """The costs of one method, over its finished seeds.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Cost:
     bytes_per_round : both directions, all sites, mean over the rounds of the train stage; validation does not count.
     bytes_per_run : all messages of all rounds and stages, validation included (mean over seeds).
     parameters : of the delivered model.
-    pooled : all cases lie in one place: the traffic is that of one simulated participant.
+    pooled : all cases are in one place: the traffic is that of one simulated participant.
     """
 
     steps: float
@@ -60,9 +60,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class InferenceTimes:
-    """Seconds per method to run the model over one prepared scan: median of three, after one that does not count.
+    """Seconds per method to run the model over one prepared scan: median of three, after a warm-up.
 
-    `runs` are the ids of the runs whose models were timed: other models have to be timed again.
+    `runs` are the ids of the runs whose models were timed: other models must be timed again.
     """
 
     device: str
@@ -76,7 +76,7 @@ class InferenceTimes:
 
 
 def measure_costs(plan: ComparisonPlan) -> dict[str, Cost]:
-    """Costs of every method that has a finished run, from what its runs wrote down."""
+    """Costs of every method that has a finished run, from the files of its runs."""
     by_label = {label: [r for r in plan.finished if r.entry.label == label] for label in plan.labels}
     found = {label: _cost(runs) for label, runs in by_label.items() if runs}
     if plan.reference not in found:
@@ -91,7 +91,7 @@ def measure_costs(plan: ComparisonPlan) -> dict[str, Cost]:
 
 def _cost(runs: Sequence[Planned]) -> Cost:
     rounds = {run.seed: _Rounds.read(run.folder) for run in runs}
-    timed = [seconds for run in _timed(runs) for seconds in rounds[run.seed].step_seconds]
+    timed = [seconds for run in _comparable_times(runs) for seconds in rounds[run.seed].step_seconds]
     traffic = [count for r in rounds.values() for count in r.training_bytes]
     return Cost(
         steps=sum(r.steps for r in rounds.values()) / len(runs),
@@ -105,20 +105,20 @@ def _cost(runs: Sequence[Planned]) -> Cost:
     )
 
 
-def _timed(runs: Sequence[Planned]) -> Sequence[Planned]:
-    """The runs whose times count: those that had the machine to themselves, if there are any."""
+def _comparable_times(runs: Sequence[Planned]) -> Sequence[Planned]:
+    """The runs whose times count: those that had the machine to themselves, if any."""
     return [run for run in runs if not shared_machine(run.folder)] or runs
 
 
 def _machine(runs: Sequence[Planned]) -> set[tuple[Any, ...]]:
-    """What the times of some runs depend on besides the method."""
-    told = [run.folder.manifest.get("hardware", {}) for run in _timed(runs)]
-    return {tuple(one.get(key) for key in ("machine", "device", "cores", "threads")) for one in told}
+    """What the times of these runs depend on besides the method."""
+    machines = [run.folder.manifest.get("hardware", {}) for run in _comparable_times(runs)]
+    return {tuple(one.get(key) for key in ("machine", "device", "cores", "threads")) for one in machines}
 
 
 @dataclass(frozen=True)
 class _Rounds:
-    """What the rounds of one run say: times per step and training messages of each round of the train stage."""
+    """The rounds of one run: times per step and training messages of each round of the train stage."""
 
     steps: int
     step_seconds: tuple[float, ...]
@@ -127,13 +127,13 @@ class _Rounds:
 
     @classmethod
     def read(cls, folder: Run) -> _Rounds:
-        """From events.jsonl. A round that a kill made happen twice counts as it went the last time."""
+        """From events.jsonl. Of a round repeated after a kill, the last one counts."""
         cases: dict[str, int] = {}
         rounds: dict[int, dict[str, Any]] = {}
         for event in read_events(folder.events_file):
             if event.kind == DAMAGED:
                 raise RunError(
-                    "The log of a run is damaged: what it cost cannot be told.",
+                    "The log of a run is damaged: its costs are unknown.",
                     code="log-damaged",
                     where=f"{folder.events_file}, line {event.facts['line']}",
                     fix="Restore the file from a backup, or train this run again.",
@@ -158,19 +158,19 @@ class _Rounds:
 
 
 def _all_bytes(facts: Mapping[str, Any]) -> int:
-    """Of all messages of a round, in both directions."""
+    """Bytes of all messages of a round, in both directions."""
     return int(facts["bytes_sent"]) + int(facts["bytes_received"])
 
 
 def _training_bytes(facts: Mapping[str, Any]) -> int | None:
-    """The same without validation; None where a log of an older version does not tell them apart."""
+    """The same without validation; None where a log of an older version does not separate them."""
     if "bytes_training" in facts:
         return int(facts["bytes_training"])
     return None if facts.get("validation") is not None else _all_bytes(facts)
 
 
 class _StepCount:
-    """How many optimiser steps a site makes in a round of a stage, from the settings of the run."""
+    """Optimiser steps of a site in a round of a stage, from the settings of the run."""
 
     def __init__(self, folder: Run, cases: Mapping[str, int]) -> None:
         manifest = folder.manifest
@@ -180,7 +180,7 @@ class _StepCount:
         self._training, self._cases = experiment.training, cases
         self._pooled_sites = len(sites) if method.pooled else 1
         axis = sliced_axis(experiment.training.sampling.patch_size)
-        # A manifest of an older version does not tell; in its time an epoch counted cases.
+        # Manifests of older versions do not state it; then an epoch counted cases.
         slices = {} if axis is None else {n: s["train_slices"][axis] for n, s in sites.items() if "train_slices" in s}
         self._slices = dict.fromkeys(cases, sum(slices.values())) if method.pooled and slices else slices
         self._stages = {stage.name: stage.local_steps for stage in method.stages(experiment.training.rounds)}
@@ -195,7 +195,7 @@ class _StepCount:
 
 
 def _parameters(folder: Run) -> int | None:
-    """From the model's card; None when the model was taken away."""
+    """From the model's card; None when the model was removed."""
     try:
         return int(read_json((folder.model_folder / "model.json").read_bytes())["parameters"])
     except (OSError, ValueError, KeyError):
@@ -205,9 +205,9 @@ def _parameters(folder: Run) -> int | None:
 def time_inference(
     plan: ComparisonPlan, known: InferenceTimes | None = None, cache: Path | None = None
 ) -> InferenceTimes | None:
-    """Time every method's model on one and the same test case; None where models or scans are gone.
+    """Time every method's model on the same test case; None where models or scans are missing.
 
-    All are timed in turns in this process. What `known` holds is kept if it is about the same models.
+    All are timed in turns in this process. `known` times are kept if they are of the same models.
     """
     chosen = {run.entry.label: run for run in reversed(plan.finished)}  # of each method the first seed
     chosen = {label: chosen[label] for label in plan.labels if label in chosen}
@@ -224,7 +224,7 @@ def time_inference(
         return None
     images = {label: prepare_image(volume, m.plan, Grid.of(volume, m.plan)) for label, m in models.items()}
     times: dict[str, list[float]] = {label: [] for label in models}
-    for _ in range(1 + _REPEATS):  # the first pass warms up; taking turns spreads what else the machine does
+    for _ in range(1 + _REPEATS):  # the first pass warms up; taking turns spreads other load on the machine
         for label, model in models.items():
             times[label].append(_seconds(model, images[label], device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_words()
@@ -247,7 +247,7 @@ def _cpu_words() -> str:
 
 
 def patients_of(plan: ComparisonPlan, cache: Path | None = None) -> dict[tuple[str, str], str] | None:
-    """(site, case) → patient of all test cases; None when the data cannot be read any more."""
+    """(site, case) → patient of all test cases; None when the data can no longer be read."""
     found: dict[tuple[str, str], str] = {}
     for seed in plan.seeds:
         run = next((r for r in plan.finished if r.seed == seed), None)

@@ -1,4 +1,4 @@
-"""Whether a site's cases are still what they were: looked at before every round, so it must cost next to nothing."""
+"""Detects changes of a site's cases: checked before every round, so it must cost next to nothing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from panorgan.data.case import Case
 from panorgan.data.formats import files_of
 from panorgan.preparation.store import Store
 
-# A file changed twice within a clock tick keeps its time: so young ones are hashed again.
+# A file changed twice within a clock tick keeps its time: so recent ones are hashed again.
 _SETTLED_SECONDS = 2.0
 
 Identity = tuple[tuple[int, int, int, int], ...]
 
 
 class DataWatch:
-    """Per case its split and a key of what its files hold; files are read again only when their size, times or inode
-    say that something may have happened to them."""
+    """Per case its split and a key of its files' content; files are read again only when their size, times or inode
+    have changed."""
 
     def __init__(self, store: Store, splits: Mapping[str, Sequence[Case]]) -> None:
         self._store, self._splits = store, splits
         self._known: dict[tuple[str, str], tuple[Identity, str]] = {}
 
     def __call__(self) -> dict[str, str]:
-        """`split key` by case, as it is now. A file that is gone is a `DataError`."""
+        """`split key` by case, as it is now. A missing file is a `DataError`."""
         return {
             case.id: f"{split} {self._key(split, case)}"
             for split, cases in sorted(self._splits.items())
@@ -44,7 +44,7 @@ class DataWatch:
 
 
 def _identity(case: Case) -> Identity | None:
-    """What tells that a case's files are untouched; None if one is gone, or too young to tell."""
+    """Shows whether a case's files are untouched; None if one is missing, or too recent to tell."""
     try:
         labels = [file for path in (case.labels.paths if case.labels else ()) for file in files_of(path)]
         found = [_stat(path) for path in (*case.image_files, *labels)]

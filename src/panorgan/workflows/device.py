@@ -1,4 +1,4 @@
-"""Where this machine computes."""
+"""The device of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(name: str, where: str) -> torch.device:
-    """The device of that name, `auto` for the best there is; `where` says in an error who asked."""
+    """The device of that name, `auto` for the best available; `where` names the setting in an error."""
     torch.set_flush_denormal(True)  # tiny activations otherwise slow a CPU down many times
     if name not in DEVICES:
         raise ConfigError(
@@ -25,7 +25,7 @@ def choose_device(name: str, where: str) -> torch.device:
 
 
 def use_hardware(hardware: HardwareSettings) -> torch.device:
-    """The device that settings ask for, with its threads and the wish for the same bits every time."""
+    """The configured device, with its threads and its setting for reproducible bits."""
     if hardware.threads:
         torch.set_num_threads(hardware.threads)
     device = choose_device(hardware.device, "hardware.device")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EXPERIMENT_ENDINGS = (".yaml", ".yml")
 
 OnProgress = Callable[[str, int, int], None]
-"""Hears what is done, how much of it, and how much there is."""
+"""Called with what is done, how much of it, and the total."""
 
 
 def doctor(
@@ -26,15 +26,15 @@ def doctor(
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Checkup:
-    """Read every scan and label and say what would make training fail or teach it something wrong.
+    """Read every scan and label and report what would make training fail or corrupt it.
 
     Changes nothing.
 
     Parameters
     ----------
     subjects : data folders, tables of cases (.csv), experiment files (.yaml: all of their sites), or experiments.
-    layout : how a folder is laid out; found by itself.
-    workers : cases read at the same time; by the number of cores if left out.
+    layout : how a folder is laid out; detected by default.
+    workers : cases read at the same time; by default from the number of cores.
     on_progress : called with (what, done, total).
 
     Returns
@@ -45,7 +45,7 @@ def doctor(
     given = [Path(subject) if isinstance(subject, str | os.PathLike) else subject for subject in subjects]
     sources = find_sources(given, layout, show)
     checkup = examine(sources, workers, lambda done, total: show("reading cases", done, total))
-    if checkup.worst == Severity.error:  # the errors in the data say more than training would
+    if checkup.worst == Severity.error:  # errors in the data say more than training would
         return checkup
     return replace(checkup, findings=(*_refusals(given), *checkup.findings))
 
@@ -53,7 +53,7 @@ def doctor(
 def find_sources(
     subjects: Sequence[Path | Experiment], layout: str = "auto", on_progress: OnProgress | None = None
 ) -> tuple[Source, ...]:
-    """What there is to look at: data folders, tables of cases, and all sites of experiments."""
+    """What to check: data folders, tables of cases, and all sites of experiments."""
     found: list[Source] = []
     for subject in subjects:
         if isinstance(subject, Path) and not subject.exists():
@@ -68,13 +68,13 @@ def find_sources(
             found.append(folder_source(subject, layout))
         else:
             raise DataError(
-                "This is not something the doctor can look at.",
+                "The doctor cannot check this.",
                 code="not-examinable",
                 where=str(subject),
                 why="it takes a data folder, a table of cases (.csv) or an experiment file (.yaml)",
                 fix="Give the folder that holds the scans and labels.",
             )
-    return told_apart(found)
+    return with_unique_names(found)
 
 
 def folder_source(path: Path, layout: str = "auto") -> Source:
@@ -83,8 +83,8 @@ def folder_source(path: Path, layout: str = "auto") -> Source:
     return Source(site=(place.parent if place.suffix == ".csv" else place).name or "data", folder=path, layout=layout)
 
 
-def told_apart(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The same sources under different names: a name that is taken gets a number, `liver`, `liver-2`."""
+def with_unique_names(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The same sources under different names: a repeated name gets a number, `liver`, `liver-2`."""
     taken: set[str] = set()
     found = []
     for source in sources:
@@ -98,7 +98,7 @@ def told_apart(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def _refusals(subjects: Sequence[Path | Experiment]) -> Iterator[Finding]:
-    """What training would refuse although every folder is fine: an organ that nobody labels, a misspelled case."""
+    """What training would refuse although every folder is fine: an organ that no site labels, a misspelled case."""
     for subject in subjects:
         if (experiment := _experiment(subject)) is not None:
             from panorgan.workflows.sources import refusal_of
@@ -108,7 +108,7 @@ def _refusals(subjects: Sequence[Path | Experiment]) -> Iterator[Finding]:
 
 
 def _experiment(subject: Path | Experiment) -> Experiment | None:
-    """The experiment that is given, or named by its file; None for data."""
+    """The given experiment, or the one in the file; None for data."""
     if not isinstance(subject, Path):
         return subject
     if not subject.is_file() or subject.suffix not in _EXPERIMENT_ENDINGS:

@@ -36,7 +36,7 @@ from panorgan.workflows.tables import Row, write_metrics
 from panorgan.workflows.tensorboard import tensorboard_listener
 
 POOLED = "pooled"
-"""Name of the one participant that stands for all sites when data is pooled."""
+"""Name of the one participant that replaces all sites when data is pooled."""
 
 
 def train(
@@ -55,7 +55,7 @@ def train(
     ----------
     experiment : from `load_experiment`.
     folder : the run folder, new or empty; `runs/<name>` if left out.
-    resume : go on where a killed run stopped, with the same final bits.
+    resume : continue where a killed run stopped, with the same final bits.
     listeners : called with every `Event`: `event.kind` such as `round`, `event.facts` as plain data.
     cache : where prepared cases are kept; `PANORGAN_CACHE` or the user's cache if left out.
     compared_with : a run that this one will be compared with: it must have been scored on the same cases.
@@ -69,7 +69,7 @@ def train(
     _check_folder(run, experiment, resume)
     if resume and run.complete:
         _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
-        return _scored(run)
+        return _with_scores(run)
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
     prepared = prepare(
@@ -95,7 +95,7 @@ def _train_and_score(
     listeners: tuple[Listener, ...],
     resumed: bool,
 ) -> Run:
-    """The rounds that are left, the model, the scores."""
+    """The remaining rounds, the model, the scores."""
     mend_tail(run.events_file)
     events = EventLog(run.events_file, (*listeners, tensorboard_listener(run.tensorboard_folder)))
     events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
@@ -133,15 +133,15 @@ def evaluate(
     device = setup_device(experiment)
     events, cache = EventLog(None, tuple(listeners)), None if cache is None else Path(cache)
     model = load_model(run.model_folder, device)
-    # Scans that are used twice were looked for when the run began; what came since, `check_data` tells.
+    # Scans that are used twice were checked when the run began; `check_data` reports later changes.
     prepared = prepare(experiment.model_copy(update={"allow_shared_scans": True}), cache)
     check_data(run, run.manifest, prepared)
     _score(run, model, prepared, events)
     return run
 
 
-def _scored(run: Run) -> Run:
-    """The run, with its scores read: that they are damaged must not show later."""
+def _with_scores(run: Run) -> Run:
+    """The run, with its scores read: damage must not show later."""
     _ = run.scores
     return run
 
@@ -163,7 +163,7 @@ def _score(run: Run, model: Model, prepared: PreparedFederation, events: EventLo
 
 
 def setup_device(experiment: Experiment) -> torch.device:
-    """The experiment's device, with its threads and its wish for the same bits every time."""
+    """The experiment's device, with its threads and its setting for reproducible bits."""
     return use_hardware(experiment.hardware)
 
 
@@ -201,7 +201,7 @@ def build_workers(
 
 
 def _watch_all(sites: Sequence[PreparedSite]) -> dict[str, str]:
-    """What the cases of several sites hold now."""
+    """The current content of the cases of several sites."""
     return {f"{site.name}/{case}": key for site in sites for case, key in site.watch().items()}
 
 
@@ -226,7 +226,7 @@ def _coordinator_setup(experiment: Experiment, folder: Run, run: str, plan: Plan
 
 
 def _limits(experiment: Experiment, method: Method) -> LimitSettings:
-    """Those of the experiment; where all cases lie in one place, that place may have the cases of all sites."""
+    """The limits of the experiment; a pooled place may have the cases of all sites."""
     if not method.pooled:
         return experiment.limits
     sites = len(experiment.sites if experiment.phantom is None else experiment.phantom.sites)
@@ -238,7 +238,7 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
     if not run.started:
         if run.path.exists() and not _is_vacant(run.path):
             raise RunError(
-                "The run folder exists and holds something else.",
+                "The run folder exists and holds other files.",
                 code="folder-not-empty",
                 where=str(run.path),
                 fix="Choose another folder with --run.",
@@ -246,7 +246,7 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(
-            "A run already lives in this folder.",
+            "There already is a run in this folder.",
             code="run-exists",
             where=str(run.path),
             fix="Continue it with --resume, or choose another folder with --run.",
@@ -254,7 +254,7 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
     known = run.experiment
     if known.fingerprint() != experiment.fingerprint():
         raise RunError(
-            "The run in this folder is another experiment.",
+            "The run in this folder is of another experiment.",
             code="other-experiment",
             where=str(run.path),
             why="these settings differ: " + ", ".join(_differences(known.as_json(), experiment.as_json())),
@@ -263,7 +263,7 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
 
 
 def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None) -> None:
-    """What can be known to be wrong before hours of training: the folder, the experiment, the lists of cases."""
+    """Errors that can be found before hours of training: the folder, the experiment, the lists of cases."""
     _check_folder(Run(folder), experiment, resume)
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
 
@@ -274,7 +274,7 @@ def _check_comparable(compared_with: Run | None, tested: str | None) -> None:
             "Two runs side by side must be scored on the same cases.",
             code="other-test-cases",
             where=str(compared_with.path),
-            why="the data has changed since that run, or it is of an older panorgan version",
+            why="the data has changed since that run, or it is from an older panorgan version",
             fix="Train both again in a new folder.",
         )
 
@@ -288,14 +288,14 @@ def _differences(old: Any, new: Any, place: str = "") -> list[str]:
 
 
 def _is_vacant(path: Path) -> bool:
-    """An empty folder, or one in which a run was killed before its manifest was in place."""
+    """An empty folder, or one in which a run was killed before its manifest was written."""
     return path.is_dir() and all(child.name.endswith(".incomplete") for child in path.iterdir())
 
 
 def _start_or_check(
     run: Run, experiment: Experiment, prepared: PreparedFederation, device: torch.device
 ) -> dict[str, Any]:
-    """Write the manifest of a new run; for a resumed one, make sure that the data is the same."""
+    """Write the manifest of a new run; for a resumed one, check that the data is the same."""
     if not run.started:
         manifest = make_manifest(experiment, prepared, device)
         write_atomically(run.manifest_file, sealed_json(manifest, indent=1))
@@ -315,20 +315,20 @@ def check_data(run: Run, manifest: dict[str, Any], prepared: PreparedFederation)
             why="today's test cases may have been trained on",
             fix="Use the version that began the run, or start a new run.",
         )
-    # A manifest without a plan is of an older version, whose fingerprint was made in another way.
+    # Manifests without a plan are from an older version, with a different fingerprint.
     if "plan" in manifest and manifest["plan"] != prepared.plan.as_json():
         raise RunError(
-            "The plan of this run can no longer be made.",
+            "The plan of this run can no longer be reproduced.",
             code="plan-changed",
             where=str(run.path),
-            why="the data has changed, or panorgan measures it in another way: "
+            why="the data has changed, or panorgan measures it differently: "
             + ", ".join(_differences(manifest["plan"], prepared.plan.as_json())),
-            fix="Put the data and the panorgan version back as they were, or start a new run.",
+            fix="Restore the data and the panorgan version, or start a new run.",
         )
     if manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "The data has changed since this run began.",
             code="data-changed",
             where=str(run.path),
-            fix="Put the data back as it was, or start a new run.",
+            fix="Restore the data, or start a new run.",
         )

@@ -1,7 +1,7 @@
 """Several processes on one NVIDIA GPU: side by side under MPS, instead of taking turns.
 
 Without NVIDIA's Multi-Process Service only one process at a time has the GPU, and small steps leave most of it idle.
-docs/results.md has what that brought on an H200.
+docs/results.md has measurements on an H200.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SECONDS_TO_ANSWER = 20.0
 
 @contextmanager
 def shared_gpu(processes: int) -> Iterator[bool]:
-    """Within it, processes that are started share the GPU under an MPS daemon of their own; yields whether they do.
+    """Processes started inside share the GPU under an MPS daemon of their own; yields whether they do.
 
-    Does nothing for a single process, where there is no GPU or no MPS, or where somebody runs MPS already.
+    Does nothing for a single process, without a GPU or MPS, or where MPS is already running.
     """
     control = shutil.which(_CONTROL)
     if processes < 2 or control is None or _PIPES in os.environ or not torch.cuda.is_available():
@@ -45,12 +45,12 @@ def shared_gpu(processes: int) -> Iterator[bool]:
 
 
 def _answers(control: str, *arguments: str, said: str = "") -> bool:
-    """Whether the daemon's control program does what it is told."""
+    """Whether the daemon's control program succeeds."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(
+        done = subprocess.run(
             [control, *arguments], input=said, text=True, capture_output=True, timeout=_SECONDS_TO_ANSWER, check=False
         )
-        return told.returncode == 0
+        return done.returncode == 0
     return False
 
 

@@ -20,9 +20,9 @@ class BusyError(RunError):
 
 @contextmanager
 def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however it ends.
+    """Hold the folder's lock; the system releases it when the process ends, for any reason.
 
-    `wait`: seconds to give another process that is about to end.
+    `wait`: seconds to wait for another process that is about to end.
     """
     # One thread may enter and another leave. A disk without locks is an error: a mere file would outlive a kill.
     lock = FileLock(folder / ".lock", thread_local=False, fallback_to_soft=False)
@@ -40,9 +40,9 @@ def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Does some process hold the folder's lock? Holds across containers too. None where it cannot be known.
+    """Does a process hold the folder's lock? Works across containers too. None where it is unknown.
 
-    Whoever asks may have no right to write here, so it does not try to take the lock (`FileLock` opens for writing).
+    The caller may have no right to write here, so it does not try to take the lock (`FileLock` opens for writing).
     """
     try:
         import fcntl

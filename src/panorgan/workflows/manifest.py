@@ -1,4 +1,4 @@
-"""What is written down about a run: config, versions, data, seeds and hardware."""
+"""The record of a run: config, versions, data, seeds and hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "monai", "numpy", "scipy", "nibabel", "pydantic", "safeten
 
 
 def make_manifest(experiment: Experiment, prepared: PreparedFederation, device: torch.device) -> dict[str, Any]:
-    """Everything needed to know what a run was, as plain JSON."""
+    """Everything needed to identify a run, as plain JSON."""
     return {
         "format": 1,
         "run": uuid.uuid4().hex,

@@ -1,4 +1,4 @@
-"""The delivered model: `model.safetensors` and `model.json`, a card that says all that prediction needs to know."""
+"""The delivered model: `model.safetensors` and `model.json`, a card with everything that prediction needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array
 from panorgan.errors import DataError, RunError
-from panorgan.evaluation.inference import InferenceSettings, cleaned, knows, predict_volume
+from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
@@ -42,8 +42,8 @@ FORMAT = 1
 class Model:
     """A network ready to predict, with the plan that its scans must follow.
 
-    `load_model` reads one. `taught` are the structures that the model was taught; None means all that its channels can
-    show.
+    `load_model` reads one. `taught` are the structures that the model was trained on; None means all that its channels
+    can show.
     """
 
     network: SegmentationNetwork
@@ -80,7 +80,7 @@ class Model:
         is_file = isinstance(scan, str | os.PathLike)
         if is_file != (affine is None):
             raise DataError(
-                "A file has an affine of its own." if is_file else "An array alone does not say how large voxels are.",
+                "A file has its own affine." if is_file else "An array alone has no voxel size.",
                 code="affine-not-needed" if is_file else "affine-missing",
                 fix="Leave the affine out: predict(path)."
                 if is_file
@@ -94,19 +94,19 @@ class Model:
         return Prediction(self.label_map(volume), volume.affine, self.vocabulary, about)
 
     def label_map(self, volume: Volume) -> NDArray[np.uint8]:
-        """Label map [X, Y, Z] on the scan's own grid, post-processed as the model asks."""
+        """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies."""
         labels = predict_volume(self.network, volume, self.plan, self.inference)
-        return cleaned(labels, self.vocabulary, self.postprocess)
+        return clean_labels(labels, self.vocabulary, self.postprocess)
 
     def can_show(self, structure: str) -> bool:
-        """Whether the model can be asked for a structure: it was taught it, or all of its parts."""
+        """Whether the model can segment a structure: it was trained on it, or on all of its parts."""
         if not knows(self.vocabulary, structure):
             return False
         members = self.vocabulary.members(structure)
         return self.taught is None or structure in self.taught or self.taught.issuperset(members)
 
     def own_models(self) -> dict[str, Model]:
-        """Models of single sites inside this one, by site, where its method keeps them apart."""
+        """Models of single sites inside this one, by site, where its method keeps them separate."""
         networks = _method(self.card).own_models(self.network)
         taught = {site: frozenset(self.card["sites"][site]["annotated"]) for site in networks}
         return {site: replace(self, network=network, taught=taught[site]) for site, network in networks.items()}
@@ -121,7 +121,7 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
     Parameters
     ----------
     folder : a run, its folder, or the `model` folder inside.
-    device : auto (CUDA where there is some), cpu or cuda.
+    device : auto (CUDA where available), cpu or cuda.
     """
     if isinstance(device, str):
         device = choose_device(device, "device")
@@ -164,7 +164,7 @@ def _model_folder(folder: Path) -> Path:
 
 
 def _check_format(card: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a model of another format: what its settings mean may have changed."""
+    """Refuse a model of another format: the meaning of its settings may have changed."""
     found = card.get("format")
     if found == FORMAT and not isinstance(found, bool):
         return
@@ -178,7 +178,7 @@ def _check_format(card: Mapping[str, Any], folder: Path) -> None:
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Refuse NaN and infinity: they would paint labels at random, or none at all."""
+    """Refuse NaN and infinity: labels would be random, or missing."""
     bad = sorted(key for key, tensor in weights.items() if not is_finite(tensor))
     if bad:
         raise RunError(
@@ -201,7 +201,7 @@ def _method(card: Mapping[str, Any]) -> Method:
 def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinator) -> dict[str, Any]:
     """Write a run's model folder: the chosen round's weights and a card, which is returned.
 
-    What only further rounds would need goes: answers, and teachers (of N sites, N at each of them).
+    Removes what only further rounds would need: answers, and teachers (of N sites, N at each of them).
     """
     chosen, weights = coordinator.delivered_weights()
     best = coordinator.state.best

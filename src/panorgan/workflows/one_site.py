@@ -40,11 +40,11 @@ class SiteFolder:
 
     @cached_property
     def cases(self) -> SiteCases:
-        """The site's cases by split, as they lie in the folder."""
+        """The site's cases by split, as in the folder."""
         vocabulary = Vocabulary(self.agreement.vocabulary)
         read = read_site(self.name, self.settings, vocabulary, "annotated")
         cases = by_split(self.name, False, read, self.agreement)
-        # A site sees its own cases alone, so this is all that can be known of scans that are used twice.
+        # A site sees only its own cases, so only these can be checked for scans that are used twice.
         check_shared_scans([cases], self._store, self._work, self.agreement.allow_shared_scans)
         return cases
 
@@ -54,7 +54,7 @@ class SiteFolder:
         return DataWatch(self._store, {"train": cases.train, "validation": cases.validation, "test": cases.test})
 
     def contents(self) -> Mapping[str, str]:
-        """What the cases hold now, by split."""
+        """The current content of the cases, by split."""
         return self._watch()
 
     def counts(self) -> tuple[int, Mapping[str, int]]:
@@ -63,7 +63,7 @@ class SiteFolder:
         return facts.train_cases, facts.annotated
 
     def statistics(self) -> Mapping[str, float]:
-        """What the site tells for the plan, if anything has to be measured."""
+        """The site's measurements for the plan, if any are needed."""
         plan = self.agreement.plan
         if not plan.measures:
             return {}
@@ -73,7 +73,7 @@ class SiteFolder:
         return SiteStatistics.of(list(measured)).as_numbers()
 
     def prepared(self, plan: Mapping[str, Any] | None) -> SiteData:
-        """The cases, prepared by the plan; those that the store holds already cost nothing."""
+        """The cases, prepared by the plan; those already in the store cost nothing."""
         assert plan is not None, "a request to train says how cases are prepared"
         agreed, cases = Plan(**plan), self.cases
         self._store.sweep()

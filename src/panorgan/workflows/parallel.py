@@ -1,4 +1,4 @@
-"""Work on many cases at once, and one message for all that is wrong with them."""
+"""Process many cases at once, with one message for all problems."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMED = 10
 
 
 class InParallel:
-    """Runs independent pieces of work on several cases at a time and gathers what is wrong with them.
+    """Runs independent work on several cases at a time and collects the errors.
 
-    Threads suffice: decompressing, hashing and resampling leave Python's lock to others.
+    Threads suffice: decompressing, hashing and resampling release Python's lock.
     """
 
     def __init__(self, workers: int | None, progress: OnProgress) -> None:
@@ -31,7 +31,7 @@ class InParallel:
         self.progress = progress
 
     def __call__(self, what: str, todo: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Results in the order of `todo`. All is tried, so that one message names every bad case."""
+        """Results in the order of `todo`. Everything is tried, so that one message names every bad case."""
         failures: dict[int, DataError] = {}
         results: list[Any] = [None] * len(todo)
         threads = torch.get_num_threads()
@@ -49,19 +49,19 @@ class InParallel:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
             finally:
-                torch.set_num_threads(threads)  # new threads of this process take the last number that was said
+                torch.set_num_threads(threads)  # new threads of this process use the last setting
         if failures:
-            raise gathered([failures[place] for place in sorted(failures)], len(todo))
+            raise merge_errors([failures[place] for place in sorted(failures)], len(todo))
         return results
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which containers and schedulers limit."""
+    """The cores that this process may use, as limited by containers and schedulers."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gathered(failures: Sequence[DataError], total: int) -> DataError:
-    """One error for several cases; the same complaint is made once and names every file."""
+def merge_errors(failures: Sequence[DataError], total: int) -> DataError:
+    """One error for several cases; equal complaints are merged and name every file."""
     if len(failures) == 1:
         return failures[0]
     complaints = list(dict.fromkeys(error.what for error in failures))

@@ -1,4 +1,4 @@
-"""A predicted label map, with what its integers mean."""
+"""A predicted label map, with the meaning of its integers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Prediction:
 
     @property
     def names(self) -> dict[str, int]:
-        """The integer that stands for each organ."""
+        """The integer of each organ."""
         return label_ids(self.vocabulary)
 
     def mask(self, structure: str) -> NDArray[np.bool_]:
@@ -53,7 +53,7 @@ class Prediction:
         return structure_mask(self.labels, structure, self.vocabulary)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the label map as NIfTI (`.nii.gz`, `.nii`), and what its integers mean as JSON beside it.
+        """Write the label map as NIfTI (`.nii.gz`, `.nii`), and the meaning of its integers as JSON beside it.
 
         The map appears only once it is complete. Returns the path of the JSON file.
         """
@@ -78,7 +78,7 @@ class Prediction:
         return side
 
     def describe(self) -> dict[str, Any]:
-        """What the integers mean, with SNOMED CT codes."""
+        """The meaning of the integers, with SNOMED CT codes."""
         organs = catalogue()
         return {
             **self.about,
@@ -87,7 +87,7 @@ class Prediction:
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
                 for organ in self.vocabulary
             },
-            # The code of a kidney is the same on both sides; DICOM tells them apart by a modifier.
+            # The code of a kidney is the same on both sides; DICOM distinguishes them by a modifier.
             "laterality": {
                 organ: _LATERALITY[side] for organ in self.vocabulary if (side := organs[organ].side) in _LATERALITY
             },

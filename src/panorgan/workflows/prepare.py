@@ -1,4 +1,4 @@
-"""From an experiment to prepared cases: read the folders, split by patient, agree on a plan, fill the store."""
+"""From an experiment to prepared cases: read the folders, split by patient, settle the plan, fill the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PreparedSite:
     annotated: tuple[str, ...]
     content: Mapping[str, Mapping[str, str]]
     watch: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)
-    """What the cases hold now."""
+    """The current content of the cases."""
 
     def describe(self) -> dict[str, Any]:
         """Counts and annotated structures, for the manifest; `train_slices` are those across R, A and S."""
@@ -49,7 +49,7 @@ class PreparedSite:
 
 @dataclass(frozen=True)
 class PreparedFederation:
-    """All sites, sorted by name, the plan they follow, and what they measured for it (empty where all was given).
+    """All sites, sorted by name, their plan, and the measurements for it (empty where everything was given).
 
     `shared_scans` names scans that are used twice, where the experiment allows it.
     """
@@ -68,7 +68,7 @@ class PreparedFederation:
 def prepare(
     experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
 ) -> PreparedFederation:
-    """Read and check every site, then preprocess what the store does not hold yet."""
+    """Read and check every site, then preprocess what is not in the store yet."""
     cache = cache or cache_folder()
     progress: OnProgress = on_progress or (lambda what, done, total: None)
     sites = read_sites(experiment, cache, progress)
@@ -76,7 +76,7 @@ def prepare(
     store.sweep()
     work = InParallel(experiment.hardware.workers, progress)
     shared = check_shared_scans(sites, store, work, experiment.allow_shared_scans)
-    # What the experiment file says needs no measuring.
+    # Values in the experiment file are not measured.
     statistics = measure_sites(experiment, sites, store, work) if experiment.plan.measures else {}
     plan = experiment.plan.resolve(statistics)
     todo: list[Callable[[], Any]] = []
@@ -85,11 +85,11 @@ def prepare(
         todo += [partial(store.check, case) for case in site.test]
     done = iter(work("preparing cases", todo))
     trim_cache(cache)
-    return PreparedFederation(tuple(_prepared(site, done, store) for site in sites), plan, statistics, shared)
+    return PreparedFederation(tuple(_assemble(site, done, store) for site in sites), plan, statistics, shared)
 
 
-def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSite:
-    """Takes as many results as the site has cases, in the order in which the work was given."""
+def _assemble(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSite:
+    """Takes as many results as the site has cases, in the order of submission."""
     train, validation = ([next(done) for _ in cases] for cases in (site.train, site.validation))
     for _ in site.test:
         next(done)
@@ -101,7 +101,7 @@ def _prepared(site: SiteCases, done: Iterator[Any], store: Store) -> PreparedSit
 def make_plan(
     experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None
 ) -> tuple[Plan, dict[str, SiteStatistics]]:
-    """The plan that training would follow, and what the sites measure, without preparing anything."""
+    """The plan that training would use, and the sites' measurements, without preparing anything."""
     cache = cache or cache_folder()
     progress: OnProgress = on_progress or (lambda what, done, total: None)
     sites = read_sites(experiment, cache, progress)
@@ -113,9 +113,9 @@ def make_plan(
 def measure_sites(
     experiment: Experiment, sites: Sequence[SiteCases], store: Store, work: InParallel
 ) -> dict[str, SiteStatistics]:
-    """What each training site tells for the plan, except those that join when it is made already.
+    """Each training site's measurements for the plan, except sites that join later.
 
-    It goes through the numbers that would cross the network, so that a plan can rest on nothing else.
+    They pass through the numbers that would cross the network, so that a plan can depend on nothing else.
     """
     late = experiment.late_sites()
     training = [site for site in sites if not site.external and site.name not in late]
@@ -127,5 +127,7 @@ def measure_sites(
         everything = [case for site in sites for case in (*site.train, *site.validation, *site.test)]
         work("checking cases", [partial(store.check, case) for case in everything])
         raise
-    told = {site.name: SiteStatistics.of([next(measured) for _ in site.measured]).as_numbers() for site in training}
-    return {name: SiteStatistics.from_numbers(numbers, name) for name, numbers in told.items()}
+    numbers_of = {
+        site.name: SiteStatistics.of([next(measured) for _ in site.measured]).as_numbers() for site in training
+    }
+    return {name: SiteStatistics.from_numbers(numbers, name) for name, numbers in numbers_of.items()}

@@ -22,7 +22,7 @@ from panorgan.workflows.run import Run
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A model to compare with, loaded when its turn comes."""
+    """A model to compare with, loaded on use."""
 
     name: str
     kind: Literal["run", "local"]
@@ -30,7 +30,7 @@ class ReferenceModel:
 
 
 def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> list[ReferenceModel]:
-    """The models to compare with; those that cannot be compared are refused before anything is computed."""
+    """The models to compare with; incompatible ones are refused before anything is computed."""
     found: list[ReferenceModel] = []
     runs: set[str] = set()
     for folder in against:
@@ -44,13 +44,13 @@ def other_runs(model: Model, against: Sequence[Path], device: torch.device) -> l
         name = f"{other.card['method']['name']} ({other.card['name']})"
         if name in {known.name for known in found}:
             name = f"{other.card['method']['name']} ({other.card['run']})"
-        # Loaded anew when its turn comes: the device holds one other model at a time.
+        # Loaded again on use: the device holds one other model at a time.
         found.append(ReferenceModel(name, "run", partial(_network_of, folder, device)))
     return found
 
 
 def _check_comparable(model: Model, other: Model, folder: Path) -> None:
-    """The same patches must mean the same to both, and some layers must have a partner."""
+    """Both models must expect the same patches, and have some layers in common."""
     if other.plan != model.plan:
         raise RunError(
             "The two models expect differently prepared scans.",
@@ -88,7 +88,7 @@ def _in_words(strides: Sequence[Sequence[int]]) -> str:
 
 
 def local_models(run: Run, model: Model) -> list[ReferenceModel]:
-    """Every site's model of one round before it was averaged, where the run kept them."""
+    """Every site's model of one round before averaging, where the run kept them."""
 
     def with_weights(path: Path) -> SegmentationNetwork:
         network = copy.deepcopy(model.network)

@@ -1,4 +1,4 @@
-"""A run: one execution, one folder. Where its files lie, and what they say, read when it is asked for."""
+"""A run: one execution, one folder. The paths of its files, and their content, read on demand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Run:
     """A run folder, finished or not.
 
-    Nothing is read before it is asked for, and then once: `Run(run.path)` reads anew.
+    Files are read on first use, and once: `Run(run.path)` reads again.
 
     Parameters
     ----------
@@ -51,13 +51,13 @@ class Run:
         return hash(self.path)
 
     def __reduce__(self) -> tuple[type[Run], tuple[Path]]:
-        return Run, (self.path,)  # another process reads for itself
+        return Run, (self.path,)  # another process reads the files itself
 
-    # -- what the files say ----------------------------------------------------------------------------------------
+    # -- content ---------------------------------------------------------------------------------------------------
 
     @property
     def started(self) -> bool:
-        """Whether a run lives here."""
+        """Whether the folder holds a run."""
         return self.manifest_file.is_file()
 
     @property
@@ -67,7 +67,7 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What was run, with what, on what."""
+        """The record of the run: settings, versions, data, hardware."""
         try:
             content: dict[str, Any] = read_json(self.manifest_file.read_bytes())
             return content
@@ -90,8 +90,8 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment, read anew: settings that came later have their defaults."""
-        with self._understood():
+        """The experiment, parsed again: settings added since have their defaults."""
+        with self._parsing():
             content = self.manifest["experiment"]
         return parse_experiment(content, str(self.manifest_file))
 
@@ -105,13 +105,13 @@ class Run:
 
     @cached_property
     def events(self) -> Table:
-        """What happened, in order: one row per line of the log, with `time` (seconds since 1970) and `event`."""
+        """The history: one row per line of the log, with `time` (seconds since 1970) and `event`."""
         return Table({"time": event.time, "event": event.kind, **event.facts} for event in self._log)
 
     @cached_property
     def rounds(self) -> tuple[RoundRecord, ...]:
         """Every round of training, by number."""
-        with self._understood():
+        with self._parsing():
             return read_rounds(self._log)
 
     @cached_property
@@ -127,7 +127,7 @@ class Run:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The organs that the federation segments."""
-        with self._understood():
+        with self._parsing():
             return Vocabulary(self.manifest["experiment"]["vocabulary"])
 
     @cached_property
@@ -138,7 +138,7 @@ class Run:
     @cached_property
     def sites(self) -> tuple[SiteRecord, ...]:
         """The sites that trained, then external ones."""
-        with self._understood():
+        with self._parsing():
             return read_sites(self.manifest, self.vocabulary, self._log)
 
     @property
@@ -158,21 +158,21 @@ class Run:
     @property
     def is_ct(self) -> bool:
         """Whether intensities are HU, so that the usual windows apply."""
-        with self._understood():
-            # Runs of before plans were pooled say it in the experiment alone.
+        with self._parsing():
+            # Older runs state it in the experiment alone.
             plan = self.manifest.get("plan") or self.manifest["experiment"].get("plan", {})
             return bool(plan.get("intensity", "window") == "window")
 
     @cached_property
     def model(self) -> Model:
-        """The delivered model, on the best device there is."""
+        """The delivered model, on the best available device."""
         from panorgan.workflows.model_bundle import load_model
 
         return load_model(self.model_folder)
 
     @cached_property
     def card(self) -> Mapping[str, Any]:
-        """The model's card; empty when the model was taken away, because scores can be shown without it."""
+        """The model's card; empty when the model was removed, because scores can be shown without it."""
         path = self.model_folder / "model.json"
         try:
             card: dict[str, Any] = read_json(path.read_bytes())
@@ -185,7 +185,7 @@ class Run:
                 code="card-damaged",
                 where=str(path),
                 why=str(error),
-                fix="Restore the file from a backup. Without the folder of the model the scores can still be shown.",
+                fix="Restore the file from a backup. Without the model folder the scores can still be shown.",
             ) from error
 
     @property
@@ -204,7 +204,7 @@ class Run:
         return {method: self.baseline(method) for method in found}
 
     def baseline(self, method: str) -> Run:
-        """Where the same experiment with another method lives."""
+        """The run of the same experiment with another method."""
         return Run(self.path / "beside" / method)
 
     @cached_property
@@ -212,28 +212,28 @@ class Run:
         return tuple(read_events(self.events_file))
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _parsing(self) -> Iterator[None]:
         try:
             yield
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                "The files of this run cannot be understood.",
+                "The files of this run cannot be parsed.",
                 code="run-not-understood",
                 where=str(self.path),
                 why=f"{type(error).__name__}: {error}",
                 fix="They are damaged or from another panorgan version. Use the version that wrote them.",
             ) from error
 
-    # -- where they lie --------------------------------------------------------------------------------------------
+    # -- paths -----------------------------------------------------------------------------------------------------
 
     @property
     def manifest_file(self) -> Path:
-        """What was run, with what, on what."""
+        """The record of the run: settings, versions, data, hardware."""
         return self.path / "manifest.json"
 
     @property
     def events_file(self) -> Path:
-        """One line per thing that happened."""
+        """One line per event."""
         return self.path / "events.jsonl"
 
     @property
@@ -248,17 +248,17 @@ class Run:
 
     @property
     def local_models_file(self) -> Path:
-        """Like the scores, for every site's model of the last round before it was averaged, and the averaged one."""
+        """Like the scores, for every site's model of the last round before averaging, and the averaged one."""
         return self.path / "local_models.csv"
 
     @property
     def local_models_folder(self) -> Path:
-        """The weights of those models, where the experiment asks for them."""
+        """The weights of those models, where the experiment keeps them."""
         return self.path / "local_models"
 
     @property
     def analysis_file(self) -> Path:
-        """What `panorgan analyze` found; tables and figures lie in the folder `analysis` beside it."""
+        """The results of `panorgan analyze`; tables and figures are in the folder `analysis` beside it."""
         return self.path / "analysis.json"
 
     @property
@@ -278,7 +278,7 @@ class Run:
 
     @property
     def report_file(self) -> Path:
-        """The page to look at."""
+        """The report, as a page."""
         return self.path / "report.html"
 
     @property
@@ -287,5 +287,5 @@ class Run:
         return self.path / "tensorboard"
 
     def site_folder(self, name: str) -> Path:
-        """What a simulated site keeps for itself."""
+        """The private files of a simulated site."""
         return self.path / "sites" / name

@@ -1,4 +1,4 @@
-"""What the log and the manifest of a run tell: which sites took part, with what, and how every round went."""
+"""What the log and the manifest of a run say: the sites, their data, and every round."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from panorgan.anatomy import Vocabulary
-from panorgan.evaluation.forgetting import organs_taught
+from panorgan.evaluation.forgetting import covered_organs
 from panorgan.federation.events import Event
 from panorgan.workflows.tables import Row, Table
 
-# These tell of an ordinary course. Whatever else is logged is worth a line on the page.
+# Events of an ordinary run. Any other is worth a line on the page.
 _ORDINARY = {"started", "split", "joined", "round", "finished"}
 
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """One site: what it annotated and how many cases it gave.
+    """One site: what it annotated and how many cases it had.
 
     `labelled` holds the organs of the vocabulary that its annotations cover, and the structures as it named them.
-    `labelled_cases` counts training cases per such name, as far as the run wrote it down. `joined_in` is the first
-    round it took part in.
+    `labelled_cases` counts training cases per such name, as far as recorded. `joined_in` is the first round it took
+    part in.
     """
 
     name: str
@@ -67,17 +67,17 @@ def read_sites(manifest: Mapping[str, Any], vocabulary: Vocabulary, events: Iter
             first_rounds[event.facts["site"]] = int(event.facts["number"])
     sites = []
     for name, facts in manifest["sites"].items():
-        given = {structure: organs_taught([structure], vocabulary) for structure in facts["annotated"]}
+        given = {structure: covered_organs([structure], vocabulary) for structure in facts["annotated"]}
         counts = joined.get(name, {}).get("annotated", {})
         cases = {n: counts[s] for s, names in given.items() if s in counts for n in names}
-        labelled = organs_taught(given, vocabulary)
+        labelled = covered_organs(given, vocabulary)
         first = first_rounds.get(name, 1)
         sites.append(SiteRecord(name, facts["external"], labelled, cases, facts["cases"], first))
     return tuple(sorted(sites, key=lambda site: (site.external, site.name)))
 
 
 def read_rounds(events: Iterable[Event]) -> tuple[RoundRecord, ...]:
-    """Rounds by number. A round that a kill made happen twice counts as it went the last time."""
+    """Rounds by number. Of a round repeated after a kill, the last one counts."""
     rounds: dict[int, RoundRecord] = {}
     for event in events:
         if event.kind != "round":
@@ -109,7 +109,7 @@ def learning_curves(rounds: Iterable[RoundRecord]) -> Table:
 
 
 def is_ordinary(event: Event) -> bool:
-    """Whether an event belongs to every run's course."""
+    """Whether an event belongs to every run."""
     return event.kind in _ORDINARY
 
 

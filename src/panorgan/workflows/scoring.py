@@ -63,13 +63,13 @@ def score_local_models(
 ) -> list[Row]:
     """Rows of every site's model before it was averaged, and of the averaged one, on all test cases.
 
-    Organs are scored each by itself: what a model has forgotten must not hide what it knows. Where that makes no
-    difference and the delivered model is the averaged one, the `delivered` rows serve.
+    Every organ is scored by itself: what a model has forgotten must not hide what it knows. Where that makes no
+    difference and the delivered model is the averaged one, the `delivered` rows are reused.
     """
     same = model.network.activation == "softmax" and _is_delivered(model, files[GLOBAL_MODEL])
     known = {GLOBAL_MODEL: delivered} if same else {}
     network = copy.deepcopy(model.network)
-    local = replace(model, network=network, taught=None)  # asked for every organ: that is the question
+    local = replace(model, network=network, taught=None)  # every organ is scored: that is the question
     todo = [(name, site, case) for name in files if name not in known for site in prepared.sites for case in site.test]
     rows: dict[str, list[Row]] = {name: list(known.get(name, ())) for name in files}
     loaded = ""
@@ -101,7 +101,7 @@ def score_case(model: Model, case: Case, split: str, predictions: Path | None) -
 
 
 def score_case_by_organ(model: Model, case: Case, split: str) -> list[Row]:
-    """The same with every organ by itself: an organ that a model sees everywhere does not hide the others."""
+    """The same with every organ by itself: an organ that a model predicts everywhere does not hide the others."""
     volume = case.read_image()
     organs = predict_organs(model.network, volume, model.plan, model.inference, model.postprocess)
     vocabulary = model.network.vocabulary

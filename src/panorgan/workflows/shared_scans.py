@@ -1,4 +1,4 @@
-"""No scan is trained on and tested, or lies at two sites: the files' content decides, whatever their names are."""
+"""No scan may be both trained on and tested, or be at two sites; decided by the files' content, not their names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Use:
 def check_shared_scans(sites: Sequence[SiteCases], store: Store, work: InParallel, allowed: bool) -> tuple[str, ...]:
     """Refuse scans that are used twice; where that is `allowed`, name them, a line per scan.
 
-    Files are compared byte by byte (through hashes that the store remembers). The doctor compares voxels, which also
+    Files are compared by their bytes (through hashes that the store keeps). The doctor compares voxels, which also
     finds a scan that was saved again.
     """
     shared = [" = ".join(map(str, uses)) for uses in _shared(sites, store, work)]
@@ -42,7 +42,7 @@ def check_shared_scans(sites: Sequence[SiteCases], store: Store, work: InParalle
         f"{len(shared)} {'scan is' if len(shared) == 1 else 'scans are'} used twice.",
         where="\n".join([*shared[:_NAMED], *more]),
         why="a test on a scan that was trained on measures memory, and a scan at two sites is one patient, not two",
-        fix="Name one of each pair in 'leave_out' under its site. To go on as it is, set 'allow_shared_scans: true': "
+        fix="Name one of each pair in 'leave_out' under its site. To continue anyway, set 'allow_shared_scans: true': "
         "the report will then say so.",
         code="shared-scan",
     )
@@ -64,7 +64,7 @@ def _shared(sites: Sequence[SiteCases], store: Store, work: InParallel) -> list[
 
 
 def _content(store: Store, case: Case) -> str | None:
-    """None for files that cannot be read: preparing them says it better."""
+    """None for unreadable files: preparing them gives a better error."""
     try:
         return store.scan_of(case)
     except OSError:

@@ -1,4 +1,4 @@
-"""What lies in the sites' folders, as an experiment reads it: cases by split, nothing opened but lists and headers."""
+"""The sites' folders as an experiment reads them: cases by split; only lists and headers are opened."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SiteCases:
     annotated: tuple[str, ...]
 
     def splits(self) -> dict[str, tuple[Case, ...]]:
-        """What is trained on, validated with and tested."""
+        """The cases for training, validation and test."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def sizes(self) -> dict[str, int]:
@@ -52,14 +52,14 @@ class SiteCases:
 
 
 def cache_folder() -> Path:
-    """Where prepared cases and phantoms are kept: `PANORGAN_CACHE`, or the user's cache."""
+    """The folder of prepared cases and phantoms: `PANORGAN_CACHE`, or the user's cache."""
     if "PANORGAN_CACHE" in os.environ:
         return Path(os.environ["PANORGAN_CACHE"])
     return user_cache_path("panorgan", appauthor=False)
 
 
 def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tuple[SiteCases, ...]:
-    """What lies in the sites' folders, by split; phantom sites are generated first."""
+    """The sites' cases by split; phantom sites are generated first."""
     vocabulary = Vocabulary(experiment.vocabulary)
     settings = site_settings(experiment, cache, progress)
     labels = experiment.build_method().labels
@@ -78,7 +78,7 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
 
 
 def facts_of(site: SiteCases) -> SiteInfo:
-    """What a site tells about its training cases."""
+    """A site's description of its training cases."""
     annotated = Counter(structure for case in site.train for structure in case.annotated)
     return SiteInfo(site.name, len(site.train), annotated)
 
@@ -87,7 +87,7 @@ def by_split(name: str, external: bool, read: ReadSite, experiment: Agreement) -
     """A site's cases, split by patient."""
     if external:
         return SiteCases(name, True, (), (), (), tuple(read.scored.values()), ())
-    # Split as the site's own cases are, whatever labels a method trains on: all methods test on the same cases.
+    # Split by the site's own cases, whatever labels a method trains on: all methods test on the same cases.
     splits = split_cases(read.own, experiment.splits, experiment.seed)
     trained = {case.id: case for case in read.trained}
     return SiteCases(
@@ -180,7 +180,7 @@ def _names(cases: Sequence[Case]) -> set[str]:
 
 
 def _without(cases: list[Case], site: SiteSettings, names: set[str], where: str) -> list[Case]:
-    """The cases that stay. A name that nothing at the site bears is a slip of the pen, or belongs to another part."""
+    """The cases that stay. A name that matches nothing at the site is a mistake, or belongs to another part."""
     for name in site.leave_out:
         if name in _names(cases):
             continue
@@ -196,7 +196,7 @@ def _without(cases: list[Case], site: SiteSettings, names: set[str], where: str)
 
 
 def _part_of(cases: list[Case], part: tuple[int, int] | None) -> list[Case]:
-    """Every n-th patient, beginning with the i-th: one data set makes several sites that share no patient."""
+    """Every n-th patient, beginning with the i-th: one data set makes several sites without a common patient."""
     if part is None:
         return cases
     patients = part_of_patients((case.patient for case in cases), part)

@@ -1,4 +1,4 @@
-"""From an experiment to what the doctor looks at. That a folder cannot be read is for the doctor to tell."""
+"""From an experiment to the input of the doctor. Unreadable folders are left for the doctor to report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from panorgan.workflows.parallel import OnProgress
 from panorgan.workflows.site_cases import cache_folder, part_of_patients, read_site, read_sites, site_settings
 
 _UNREADABLE = (PanorganError, OSError, ValueError, KeyError, TypeError)
-"""What a damaged folder may raise before the doctor has looked at it (a broken dataset.json, a bad row of a table)."""
+"""Errors that a damaged folder may raise before the doctor checks it (a broken dataset.json, a bad row of a table)."""
 
 
 def sources_of(
@@ -31,7 +31,7 @@ def sources_of(
 
 
 def refusal_of(experiment: Experiment, cache: Path | None = None) -> Finding | None:
-    """What training would say to the experiment before it reads a single scan, as a finding."""
+    """Training's error for the experiment before it reads a single scan, as a finding."""
     try:
         read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
     except PanorganError as error:
@@ -58,7 +58,7 @@ def source_of(name: str, site: SiteSettings, experiment: Agreement) -> Source:
 
 
 def _modality(experiment: Agreement) -> str:
-    """A window of Hounsfield units makes sense for CT alone; what is pooled follows from the scans."""
+    """A window of Hounsfield units implies CT; otherwise it follows from the scans."""
     plan = experiment.plan
     windowed = plan.intensity == "window" or (plan.intensity != "zscore" and plan.window_hu != "pooled")
     return "CT" if windowed else ""

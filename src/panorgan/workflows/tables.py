@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from panorgan.csv_cells import escaped_row, unescaped
+from panorgan.csv_cells import escape_row, unescape_cell
 from panorgan.errors import RunError
 from panorgan.evaluation.metrics import METRICS
 from panorgan.federation.files import read_with_checksum, write_atomically, write_with_checksum
@@ -23,7 +23,7 @@ def columns(own_models: bool = False) -> tuple[str, ...]:
 
 
 class Table(list[Row]):
-    """A list of rows, each a dict of column → value; `pandas.DataFrame(table)` takes it as it is."""
+    """A list of rows, each a dict of column → value; `pandas.DataFrame(table)` accepts it."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def read_metrics(path: Path) -> Table:
             fix="Finish it with 'panorgan train --resume', or run 'panorgan evaluate'.",
         )
     try:
-        return Table(_parsed(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
+        return Table(_parse_rows(csv.DictReader(io.StringIO(read_with_checksum(path), newline=""))))
     except ValueError as error:
         raise RunError(
             "The scores of a run are damaged.",
@@ -78,10 +78,10 @@ def _as_csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     writer.writeheader()
     for row in rows:
         plain = {name: repr(float(value)) if isinstance(value, float) else value for name, value in row.items()}
-        writer.writerow(escaped_row(plain))
+        writer.writerow(escape_row(plain))
     return text.getvalue()
 
 
-def _parsed(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
+def _parse_rows(rows: Iterable[dict[str, str]]) -> Iterator[Row]:
     for row in rows:
-        yield {name: float(value) if name in METRICS else unescaped(value) for name, value in row.items()}
+        yield {name: float(value) if name in METRICS else unescape_cell(value) for name, value in row.items()}

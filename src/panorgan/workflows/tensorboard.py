@@ -9,7 +9,7 @@ from panorgan.federation.events import Event, Listener
 
 
 def tensorboard_listener(folder: Path) -> Listener:
-    """A listener that turns round events into scalars; opened at the first round, so that importing stays quick.
+    """A listener that turns round events into scalars; opened at the first round, so that importing stays fast.
 
     The end of the run closes the file and ends its thread.
     """

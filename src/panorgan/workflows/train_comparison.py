@@ -1,4 +1,4 @@
-"""Train the runs of a comparison that are not finished, one after the other or several at once, and tell of them."""
+"""Train the unfinished runs of a comparison, one after the other or several at once, and report progress."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from panorgan.workflows.compare_at_once import run_missing_at_once
 
 
 class ComparisonObserver:
-    """Hears how a comparison goes on. Does nothing by itself: subclass it, and override what you want to hear."""
+    """Observes a comparison. Does nothing by itself: subclass it and override the methods of interest."""
 
     def begin(self, plan: ComparisonPlan, at_once: int) -> AbstractContextManager[object]:
         """Everything is checked, and training begins; the context ends with it."""
         return nullcontext()
 
     def watch(self, run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
-        """A listener for one run, the `number`-th of `total`; where several train at once, nothing is heard of them."""
+        """A listener for one run, the `number`-th of `total`; runs trained at once are not observed."""
         return nullcontext(_ignore)
 
     def started(self, run: Planned) -> None:
@@ -39,7 +39,7 @@ def train_missing(
     cache: Path | None = None,
     report_only: bool = False,
 ) -> list[Failure]:
-    """Check a plan and train what is not finished, `at_once` runs at a time; returns what failed."""
+    """Check a plan and train what is not finished, `at_once` runs at a time; returns the failures."""
     check_comparison(plan, cache, data=not report_only)
     if report_only:
         return []

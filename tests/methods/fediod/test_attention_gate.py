@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from panorgan.methods.fediod.attention_gate import attention_entropy, mean_attention, reweighted, token_weights
+from panorgan.methods.fediod.attention_gate import attention_entropy, mean_attention, reweight, token_weights
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 FIRST = torch.tensor([[1 / 2, 1 / 4, 1 / 4], [1 / 5, 2 / 5, 2 / 5], [1 / 5, 2 / 5, 2 / 5]])
@@ -59,31 +59,31 @@ def test_entropy_of_attention_is_a_share_of_that_of_even_attention():
 
 def test_reweighting_by_hand():
     """Between the centres of two coarse cells with 1 and 3 lie 1.5 and 2.5; x + x·W of x = 2."""
-    out = reweighted(torch.full((1, 3, 1, 4), 2.0), torch.tensor([[[1.0, 3]]]))
+    out = reweight(torch.full((1, 3, 1, 4), 2.0), torch.tensor([[[1.0, 3]]]))
     torch.testing.assert_close(out, torch.tensor([4.0, 5, 7, 8]).expand(1, 3, 1, 4))
 
 
 @pytest.mark.parametrize(("grid", "space"), [((3, 2), (12, 16)), ((3, 2, 2), (6, 8, 2)), ((4, 4), (4, 4))])
 def test_interpolation_keeps_the_mean_and_is_torchs(grid, space):
     weights = torch.rand(2, *grid, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
-    finer = reweighted(torch.ones(2, 1, *space).double(), weights)[:, 0] - 1
+    finer = reweight(torch.ones(2, 1, *space).double(), weights)[:, 0] - 1
     mode = {2: "bilinear", 3: "trilinear"}[len(grid)]
     torch.testing.assert_close(finer, nn.functional.interpolate(weights[:, None], space, mode=mode)[:, 0])
     torch.testing.assert_close(finer.flatten(1).mean(1), weights.flatten(1).mean(1))
-    assert torch.autograd.gradcheck(lambda w: reweighted(torch.ones(2, 2, *space).double(), w), weights)
+    assert torch.autograd.gradcheck(lambda w: reweight(torch.ones(2, 2, *space).double(), w), weights)
 
 
 @needs_gpu
 def test_on_a_gpu_reweighting_gives_the_same_bits_every_time():
     weights = torch.rand(4, 16, 16, device="cuda").requires_grad_()
     features = torch.randn(4, 16, 256, 256, device="cuda")
-    gradients = [torch.autograd.grad(reweighted(features, weights).sin().sum(), weights)[0] for _ in range(5)]
+    gradients = [torch.autograd.grad(reweight(features, weights).sin().sum(), weights)[0] for _ in range(5)]
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
 
 
 def test_what_is_kept_from_inference_serves_training():
     weights = torch.rand(1, 11, 1)  # a grid of which nothing is kept yet
     with torch.inference_mode():
-        reweighted(torch.ones(1, 1, 13, 3), weights)
-    reweighted(torch.ones(1, 1, 13, 3), weights.requires_grad_()).sum().backward()
+        reweight(torch.ones(1, 1, 13, 3), weights)
+    reweight(torch.ones(1, 1, 13, 3), weights.requires_grad_()).sum().backward()
     assert weights.grad is not None

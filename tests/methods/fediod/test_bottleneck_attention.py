@@ -285,10 +285,10 @@ def test_heads_that_do_not_fit_are_refused_by_name(heads):
     state["0.value.weight"] = torch.zeros(4, 2)
     with pytest.raises(RuntimeError) as refusal:
         Heads(width=4, heads=3, head_width=2).load_state_dict(state)
-    told = str(refusal.value)
-    assert 'Missing key(s) in state_dict: "1.key.weight"' in told
-    assert 'Unexpected key(s) in state_dict: "3.key.weight"' in told
-    assert "size mismatch for 0.value.weight: (4, 2) instead of (2, 4)" in told
+    reported = str(refusal.value)
+    assert 'Missing key(s) in state_dict: "1.key.weight"' in reported
+    assert 'Unexpected key(s) in state_dict: "3.key.weight"' in reported
+    assert "size mismatch for 0.value.weight: (4, 2) instead of (2, 4)" in reported
 
 
 def test_heads_cannot_take_over_tensors(heads):

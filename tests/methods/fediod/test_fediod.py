@@ -84,7 +84,7 @@ def test_when_each_module_begins(rounds, settings, starts):
 def test_in_which_rounds_heads_are_judged():
     def judged(**settings: object) -> list[int]:
         config = FedIODConfig(**settings)
-        return [number for number in range(1, 7) if config.heads_are_judged(RoundInfo("train", number, 6))]
+        return [number for number in range(1, 7) if config.sends_attributions(RoundInfo("train", number, 6))]
 
     assert judged() == [1, 2, 3, 4, 5, 6]
     assert judged(refresh_every=2) == [1, 3, 5]
@@ -92,7 +92,7 @@ def test_in_which_rounds_heads_are_judged():
     assert judged(aggregation_start=0.5, refresh_every=2) == [3, 5]
     assert judged(aggregation_start=1) == [6]
     assert judged(dynamic_aggregation=False) == []
-    long = [number for number in range(1, 501) if FedIODConfig().heads_are_judged(RoundInfo("train", number, 500))]
+    long = [number for number in range(1, 501) if FedIODConfig().sends_attributions(RoundInfo("train", number, 500))]
     assert long == list(range(15, 501))  # 0.03 · 500
 
 
@@ -115,7 +115,7 @@ def test_every_number_of_the_network_reaches_it():
     method = FedIOD(FedIODConfig(**changed))
     network = empty_network(method, UNetSettings(features=(4, 8)), federation)
     assert network.inter_organ.model_dump() == {"transformer": True, **changed}
-    assert network.groups == ("liver", "spleen"), "what somebody teaches"
+    assert network.groups == ("liver", "spleen"), "what some site annotates"
     (own,) = method.build_network(UNetSettings(features=(4, 8)), federation, site="b").groups
     assert own == "spleen"
 
@@ -372,12 +372,12 @@ def test_a_head_that_adds_nothing_counts_for_nothing(tiny, tmp_path):
         rule.model.transformer.layers[1].heads[2].output.zero_()
     rule.received = Payload()
     rule.after_round()
-    told = rule.update().scalars
-    assert told["attribution/1.2"] == 0
-    assert all(value != 0 for name, value in told.items() if name.startswith("attribution/") and name[-3:] != "1.2")
-    others = {**told, "attribution/1.2": 3e-4}
+    reported = rule.update().scalars
+    assert reported["attribution/1.2"] == 0
+    assert all(value != 0 for name, value in reported.items() if name.startswith("attribution/") and name[-3:] != "1.2")
+    others = {**reported, "attribution/1.2": 3e-4}
     server = server_of(rule.federation)
-    aggregate(server, {"north": ({}, told), "south": ({}, others)})
+    aggregate(server, {"north": ({}, reported), "south": ({}, others)})
     assert server.weight("north", "transformer.layers.1.heads.2.query.weight") == 0
     assert server.weight("south", "transformer.layers.1.heads.2.query.weight") == 1
 

@@ -81,14 +81,14 @@ def test_without_weight_regularisation_is_off(tiny, tmp_path, whole, unregularis
 
 
 def test_regularisation_begins_when_its_time_has_come(tiny, tmp_path, unregularised):
-    """Until then, run by run, all is as without it. From its first round on, the losses are told."""
+    """Until then, run by run, all is as without it. From its first round on, the losses are logged."""
     late = run(sliced(tiny, {**FEDIOD, "regularisation_start": 0.75}), tmp_path)
     assert late.finished
     with_it, without = losses(tmp_path), losses(unregularised[1])
     assert with_it[:4] == without[:4], "two sites, two rounds"
     assert all(a > b for a, b in zip(with_it[4:6], without[4:6], strict=True)), "the first steps differ by the losses"
-    told = [facts["sites"]["north"] for facts in events(tmp_path)]
-    assert ["loss/union" in numbers for numbers in told] == [False, False, True, True]
+    reported = [facts["sites"]["north"] for facts in events(tmp_path)]
+    assert ["loss/union" in numbers for numbers in reported] == [False, False, True, True]
 
 
 def test_dynamic_aggregation_changes_heads_alone(tiny, tmp_path):
@@ -225,8 +225,8 @@ def test_maps_of_another_size_are_refused(tiny, tmp_path):
 
 
 def test_sites_that_come_and_go(tiny, tmp_path):
-    """South is away when depths are told and comes in round 3: it takes the depth over and sends maps at once. In
-    round 4 nobody but south is there: its maps alone are fused. In round 5 both are."""
+    """South is away when depths are reported and comes in round 3: it takes the depth over and sends maps at once. In
+    round 4 only south is there: its maps alone are fused. In round 5 both are."""
     experiment = sliced(tiny, rounds=6)
     transport = Meddling(make_workers(experiment, tmp_path))
     coordinator = make_coordinator(experiment, tmp_path, transport)
@@ -251,7 +251,7 @@ def events(folder) -> list[dict[str, Any]]:
 
 KILLS = {
     # what is interrupted, at which call, whether it does its work before; rounds that are done by then.
-    "depths told, not kept": (FedIOD.Server, "aggregate", 1, True, 0),
+    "depths reported, not kept": (FedIOD.Server, "aggregate", 1, True, 0),
     "between two scans": (ScanInspector, "dice_loss", 8, True, 1),
     "maps half made": (ScanMaps, "add", 1, True, 1),
     "one site has answered with maps": (collector, "check_answer", 3, True, 1),

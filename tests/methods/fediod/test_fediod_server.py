@@ -15,7 +15,7 @@ from panorgan.methods.fediod.attention_maps import fuse, packed, unpacked
 
 
 def test_attributions_become_the_weights_of_heads():
-    """By hand: head 0.0 counts 3 : 1 for b, head 0.1 helps nobody and goes by cases, all else goes by cases."""
+    """By hand: head 0.0 counts 3 : 1 for b, head 0.1 helps no site and goes by cases, all else goes by cases."""
     server = server_of(server_step=1)
     names = {
         "attribution/0.0": "transformer.layers.0.heads.0.query.weight",
@@ -27,11 +27,11 @@ def test_attributions_become_the_weights_of_heads():
         site: {key: torch.full_like(server.weights[key], float(value)) for key in names.values()}
         for site, value in (("a", 0), ("b", 1))
     }
-    told = {
+    reported = {
         "a": {"attribution/0.0": 0.01, "attribution/0.1": -1.0},
         "b": {"attribution/0.0": 0.03, "attribution/0.1": 0.0},
     }
-    aggregate(server, {site: (ones[site], told[site]) for site in ones})
+    aggregate(server, {site: (ones[site], reported[site]) for site in ones})
     means = {name: float(server.weights[key].mean()) for name, key in names.items()}
     assert means == pytest.approx({"attribution/0.0": 0.75, "attribution/0.1": 0.25, "mlp": 0.25, "encoder": 0.25})
 
@@ -64,8 +64,8 @@ def test_decoders_are_averaged_over_their_owners():
 def test_the_depth_is_that_of_most_scans(depths, limit, agreed):
     """Site a has three times as many."""
     server = server_of(map_depth=limit)
-    told = dict(zip("ab", depths, strict=True))
-    aggregate(server, {site: ({}, {DEPTH: depth, TOKENS: 16.0}) for site, depth in told.items()})
+    reported = dict(zip("ab", depths, strict=True))
+    aggregate(server, {site: ({}, {DEPTH: depth, TOKENS: 16.0}) for site, depth in reported.items()})
     assert server.broadcast("a").scalars == {DEPTH: float(agreed)}
     aggregate(server, {"b": ({}, {DEPTH: 3.0, TOKENS: 4.0})})
     assert server.agreed == {DEPTH: float(agreed), TOKENS: 16.0}, "once for all"
@@ -120,8 +120,8 @@ def test_maps_go_out_only_where_they_are_used():
 def test_the_server_remembers():
     server = server_of()
     maps = {INTERSECTION: packed(attention(5)), UNION: packed(attention(5))}
-    told = {DEPTH: 5.0, TOKENS: 16.0, "attribution/0.0": 2.0, "attribution/1.2": 1.0}
-    aggregate(server, dict.fromkeys("ab", (maps, told)))
+    reported = {DEPTH: 5.0, TOKENS: 16.0, "attribution/0.0": 2.0, "attribution/1.2": 1.0}
+    aggregate(server, dict.fromkeys("ab", (maps, reported)))
     other = server_of()
     other.load_state(server.state())
     assert other.agreed == server.agreed
@@ -158,11 +158,11 @@ def test_at_the_papers_size_no_guard_takes_maps_for_images():
 def test_the_largest_share_of_a_site_in_a_head():
     server = server_of()
     assert server.numbers() == {}
-    told = {
+    reported = {
         "a": {"attribution/0.0": 0.2, "attribution/0.1": 1.0},
         "b": {"attribution/0.0": 0.8, "attribution/0.1": 1.5},
     }
-    aggregate(server, {site: ({}, numbers) for site, numbers in told.items()})
+    aggregate(server, {site: ({}, numbers) for site, numbers in reported.items()})
     assert server.numbers() == {LARGEST_SHARE: pytest.approx(0.8)}
 
 

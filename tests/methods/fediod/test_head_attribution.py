@@ -271,10 +271,10 @@ def test_a_site_that_tells_nothing_counts_by_its_cases():
     """It has half of the cases; the others share the other half 3 : 1. So for a head that it alone leaves out."""
     cases = {"north": 20, "south": 10, "west": 10}
     expected = {"a": {"north": 0.5, "south": pytest.approx(0.375), "west": pytest.approx(0.125)}}
-    told = {"south": {"a": 3.0}, "west": {"a": 1.0}}
-    assert head_weights(told, cases) == expected
-    assert head_weights({"north": {"a": math.nan}, **told}, cases) == expected
-    assert head_weights({"north": {}, **told}, cases) == expected
+    reported = {"south": {"a": 3.0}, "west": {"a": 1.0}}
+    assert head_weights(reported, cases) == expected
+    assert head_weights({"north": {"a": math.nan}, **reported}, cases) == expected
+    assert head_weights({"north": {}, **reported}, cases) == expected
 
 
 numbers = st.floats(-1e308, 1e308) | st.sampled_from([math.nan, math.inf, 0.0, 1e-300])

@@ -8,7 +8,7 @@ from refusing import refused
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.fediod.attention_gate import reweighted, token_weights
+from panorgan.methods.fediod.attention_gate import reweight, token_weights
 from panorgan.methods.fediod.bottleneck_attention import head_of_key
 from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNetSettings, organ_network
@@ -50,7 +50,7 @@ def test_skip_connections_are_reweighted_and_the_deepest_level_is_not():
     torch.testing.assert_close(seen.weights, token_weights(seen.mean, "softmax").view(2, 4, 4))
     torch.testing.assert_close(levels[2], plain[2])
     for level in (0, 1):
-        torch.testing.assert_close(levels[level], reweighted(plain[level], seen.weights))
+        torch.testing.assert_close(levels[level], reweight(plain[level], seen.weights))
         assert not torch.allclose(levels[level], (1 + 1 / 16) * plain[level], rtol=1e-3)
 
 

@@ -174,8 +174,10 @@ def test_head_shares_are_those_of_the_delivered_round(run):
     assert table is not None
     assert (table.round, table.heads, table.even) == (2, (3, 3), "50")
     rounds = [json.loads(line) for line in run.events_file.read_text().splitlines()]
-    told = next(facts["sites"] for facts in rounds if facts["event"] == "round" and facts["number"] == 2)
-    importance = {site: {k: v for k, v in own.items() if k.startswith("attribution/")} for site, own in told.items()}
+    reported = next(facts["sites"] for facts in rounds if facts["event"] == "round" and facts["number"] == 2)
+    importance = {
+        site: {k: v for k, v in own.items() if k.startswith("attribution/")} for site, own in reported.items()
+    }
     cases = {site.name: float(site.cases["train"]) for site in record.training_sites}
     expected = head_weights(importance, cases)
     shown = {site: [cell.text for layer in layers for cell in layer] for site, layers in table.rows}
@@ -185,7 +187,7 @@ def test_head_shares_are_those_of_the_delivered_round(run):
 
 
 def test_head_shares_by_hand(run, tmp_path):
-    """Layer 0: 3 to 1; layer 1: nothing at north. North told nothing in round 2, so round 1 counts for it."""
+    """Layer 0: 3 to 1; layer 1: nothing at north. North sent nothing in round 2, so round 1 counts for it."""
     lines = [
         {"number": 1, "sites": {"north": {"attribution/0.0": 3.0, "attribution/1.0": -2.0}, "south": {}}},
         {"number": 2, "sites": {"north": {"loss": 1.0}, "south": {"attribution/0.0": 1.0, "attribution/1.0": 5.0}}},

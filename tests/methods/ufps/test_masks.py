@@ -150,9 +150,9 @@ def test_everybody_has_the_same_chance():
 def test_the_last_place_is_drawn_too():
     # One place for 4096: the 32 or so that share the best lot must not be served in order. The mean place of 300 draws
     # is 2047.5, give or take 68; always the first of 32 would give about 124.
-    nobody, everybody = torch.zeros(4096, dtype=torch.bool), torch.ones(4096, dtype=torch.bool)
+    no_site, everybody = torch.zeros(4096, dtype=torch.bool), torch.ones(4096, dtype=torch.bool)
     generator = torch.Generator().manual_seed(4)
-    places = [extra(nobody, everybody, 1 / 4096, generator).nonzero().item() for _ in range(300)]
+    places = [extra(no_site, everybody, 1 / 4096, generator).nonzero().item() for _ in range(300)]
     assert abs(sum(places) / 300 - 2047.5) < 4 * 68
 
 

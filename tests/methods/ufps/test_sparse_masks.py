@@ -33,15 +33,15 @@ COUNTS = {
     "enough to choose from": (0.4, 0.1, 0.5, lambda free: 100),
     "fewer than allowed": (0.4, 0.1, 0.05, lambda free: free),
     "none allowed": (0.4, 0.0, 0.5, lambda free: 0),
-    "none contested": (0.4, 0.1, 0.0, lambda free: 0),
+    "none disputed": (0.4, 0.1, 0.0, lambda free: 0),
     "everything is local": (1.0, 0.1, 0.5, lambda free: 0),
     "nothing is local": (0.0, 0.1, 0.5, lambda free: 100),
 }
 
 
-@pytest.mark.parametrize(("local", "extra", "contested", "count"), COUNTS.values(), ids=COUNTS.keys())
-def test_so_many_weights_move_and_only_these(local, extra, contested, count):
-    g, theirs = gradient(1), top(gradient(2), contested)
+@pytest.mark.parametrize(("local", "extra", "disputed", "count"), COUNTS.values(), ids=COUNTS.keys())
+def test_so_many_weights_move_and_only_these(local, extra, disputed, count):
+    g, theirs = gradient(1), top(gradient(2), disputed)
     masks = SiteMasks(local, extra, momentum=0.9)
     masks.refresh(g, pack(theirs), draws())
     m_l = top(g, local)
@@ -53,9 +53,9 @@ def test_so_many_weights_move_and_only_these(local, extra, contested, count):
 
 
 def test_the_extra_mask_is_drawn_and_the_local_one_is_not():
-    def made(seed: int, contested: torch.Tensor | None) -> torch.Tensor:
+    def made(seed: int, disputed: torch.Tensor | None) -> torch.Tensor:
         masks = SiteMasks(0.4, 0.1, momentum=0.9)
-        masks.refresh(gradient(1), contested, draws(seed))
+        masks.refresh(gradient(1), disputed, draws(seed))
         return masks.current
 
     theirs = pack(top(gradient(2), 0.5))
@@ -70,7 +70,7 @@ def test_what_is_sent_is_that_of_the_momentum_and_what_is_used_that_of_the_last_
     masks = SiteMasks(0.5, 0.0, momentum=0.5)
     masks.refresh(torch.tensor([-4.0, 0.0, 1.0, 0.0]), None, draws())
     masks.refresh(torch.tensor([0.0, 3.0, -1.0, 0.0]), None, draws())
-    assert unpack(masks.to_send(), 4).tolist() == [True, True, False, False]
+    assert unpack(masks.long_term_bits(), 4).tolist() == [True, True, False, False]
     assert masks.current.tolist() == [False, True, True, False]
 
 
@@ -78,7 +78,7 @@ def test_what_is_sent_is_that_of_the_momentum_and_what_is_used_that_of_the_last_
 def test_a_mask_is_one_bit_per_weight(n):
     masks = SiteMasks(0.4, 0.1, momentum=0.9)
     masks.refresh(gradient(1, n), None, draws())
-    sent = masks.to_send()
+    sent = masks.long_term_bits()
     assert (sent.dtype, sent.shape) == (torch.uint8, ((n + 7) // 8,))
     assert int(unpack(sent, n).sum()) == round(0.4 * n)
     assert {key: value.nbytes for key, value in masks.state().items()} == {
@@ -97,7 +97,7 @@ def test_a_site_goes_on_from_its_state():
     for masks in (first, second):
         masks.refresh(gradient(3), theirs, draws(2))
     assert torch.equal(second.current, first.current)
-    assert torch.equal(second.to_send(), first.to_send())
+    assert torch.equal(second.long_term_bits(), first.long_term_bits())
     second.load({})
     assert second.current is None
     assert second.state() == {}
@@ -105,18 +105,18 @@ def test_a_site_goes_on_from_its_state():
 
 def test_the_server_keeps_the_last_mask_of_a_silent_site():
     server = ServerMasks()
-    assert server.contested(8) is None
+    assert server.global_bits(8) is None
     server.collect({"a": torch.tensor([0b11110000], dtype=torch.uint8)})
-    assert server.contested(8).tolist() == [0], "nobody disagrees with a single site"
+    assert server.global_bits(8).tolist() == [0], "there is no disagreement with a single site"
     server.collect({"b": torch.tensor([0b00111100], dtype=torch.uint8)})
-    assert server.contested(8).tolist() == [0b11001100]
+    assert server.global_bits(8).tolist() == [0b11001100]
     server.collect({"b": torch.tensor([0b11110001], dtype=torch.uint8)})
-    assert server.contested(8).tolist() == [0b00000001]
+    assert server.global_bits(8).tolist() == [0b00000001]
     server.collect({})
-    assert server.contested(8).tolist() == [0b00000001]
+    assert server.global_bits(8).tolist() == [0b00000001]
     other = ServerMasks()
     other.load({**server.state(), "swa/w": torch.zeros(3)})
-    assert other.contested(8).tolist() == [0b00000001]
+    assert other.global_bits(8).tolist() == [0b00000001]
 
 
 def test_what_a_site_sent_may_change_afterwards():
@@ -124,7 +124,7 @@ def test_what_a_site_sent_may_change_afterwards():
     server = ServerMasks()
     server.collect({"a": sent, "b": torch.tensor([0b1010], dtype=torch.uint8)})
     sent.zero_()
-    assert server.contested(8).tolist() == [0b0110]
+    assert server.global_bits(8).tolist() == [0b0110]
 
 
 @pytest.mark.parametrize(

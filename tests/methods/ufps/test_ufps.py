@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from ufps_pieces import FACTS, OFF, ORGANS, Told, enter, make_batch, site_of
+from ufps_pieces import FACTS, OFF, ORGANS, FixedNetwork, enter, make_batch, site_of
 
 from panorgan.anatomy import Vocabulary
 from panorgan.losses.label_values import disagreed_value, undecided_value
@@ -28,7 +28,7 @@ PLAIN = 0.5 * DICE + 0.5 * BCE
 
 
 def loss_in(round_: int, rounds: int, **config: object) -> float:
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **{**OFF, **config})
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **{**OFF, **config})
     enter(site, round_, rounds)
     return site.step(make_batch())["loss"].item()
 
@@ -50,7 +50,7 @@ def test_the_weighted_loss_by_hand():
 
 
 def weights_in(schedule: str, round_: int, rounds: int) -> list[float]:
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **{**OFF, "weight_schedule": schedule})
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **{**OFF, "weight_schedule": schedule})
     enter(site, round_, rounds)
     site.step(make_batch())
     return site.weights.tolist()
@@ -83,7 +83,7 @@ def test_uncertainty_by_hand_and_one_value_per_case():
     def entropy(p: float) -> float:
         return -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), cases=("x", "y", "z"))
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), cases=("x", "y", "z"))
     enter(site, 1, 5)
     for sure in ((0.7, 0.8), (0.9, 0.6)):
         site.step(make_batch(sure))
@@ -114,7 +114,7 @@ def test_uncertainty_hears_the_sites_own_teacher_and_the_label_does_not():
 
     by_hand = [(entropy(0.8) + entropy(p)) / 18 for p in (0.9, 0.6)]
     for labels_liver in (True, False):
-        site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+        site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)))
         enter(site, 1, 10)
         batch = with_own_teacher(make_batch(), labels_liver)
         assert site.uncertainty(batch).tolist() == pytest.approx(by_hand, rel=1e-3)
@@ -124,9 +124,9 @@ def test_uncertainty_hears_the_sites_own_teacher_and_the_label_does_not():
 
 
 def test_labels_hear_the_teachers_that_fedavg_on_pseudo_labels_hears():
-    """A case that labels kidneys asks nobody about their sides, though eq. 6 does: the side stays undecided."""
+    """A case that labels kidneys asks no teacher about their sides, though eq. 6 does: the side stays undecided."""
     sides = Vocabulary(["kidney_left", "kidney_right"])
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)))
     enter(site, 1, 10)
     site.federation = Federation(sides, FACTS)
     batch = with_own_teacher(make_batch(), labels_liver=True)
@@ -145,7 +145,7 @@ def test_labels_hear_the_teachers_that_fedavg_on_pseudo_labels_hears():
     ],
 )
 def test_own_teachers_are_asked_where_uncertainty_is(config, asked):
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **config)
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **config)
     for name in "ab":
         site.teachers.keep(name, site.model.state_dict())
     enter(site, 1, 10)
@@ -160,7 +160,7 @@ def test_a_sample_without_teachers_has_no_uncertainty():
     batch = make_batch()
     masks = torch.cat([batch.masks, batch.masks.flip(2)], dim=1)
     whole = Batch(batch.image, masks, torch.ones(2, 2, dtype=torch.bool), ORGANS, batch.cases)
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness="none")
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), sharpness="none")
     enter(site, 3, 5)
     site.step(whole)
     assert site.label.values.flatten(1).tolist() == [[1, 0, 2, 0]] * 2
@@ -174,7 +174,7 @@ def test_the_main_teacher_is_the_model_that_came():
     outside the ground truth: less than 0.8, so that it decides alone. A step of the local model does not move it."""
     logits = torch.zeros(2, 3, 2, 2)
     logits.flatten(2)[:, 2, 1:] = 5.0
-    site = site_of(Told(logits), **{**OFF, "main_teacher": True})
+    site = site_of(FixedNetwork(logits), **{**OFF, "main_teacher": True})
     for round_, expected in ((2, [1, 2, 0, 0]), (3, [1, 2, 2, 2])):
         enter(site, round_, 5)
         site.step(make_batch())
@@ -184,7 +184,7 @@ def test_the_main_teacher_is_the_model_that_came():
     both = {**OFF, "main_teacher": True, "main_teacher_share": 0.3}
     left_out = disagreed_value(("liver",), Vocabulary(ORGANS))
     for disagreement, value in (("left_out", left_out), ("background", 0)):
-        site = site_of(Told(logits), **both, disagreement=disagreement)
+        site = site_of(FixedNetwork(logits), **both, disagreement=disagreement)
         enter(site, 3, 5)
         site.step(make_batch())
         assert site.label.values.flatten(1).tolist() == [[1, 2, value, value]] * 2, "1/3 of agreement: what both say"
@@ -192,7 +192,7 @@ def test_the_main_teacher_is_the_model_that_came():
 
 def test_the_main_teacher_speaks_of_organs_that_it_knows():
     """It sees no spleen; the teacher sees one voxel, and is believed if the main teacher is not ready to teach it."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **{**OFF, "main_teacher": True})
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **{**OFF, "main_teacher": True})
     left_out = disagreed_value(("liver",), Vocabulary(ORGANS))
     for ready, expected in ((ORGANS, [1, left_out, 0, 0]), (("liver",), [1, 2, 0, 0])):
         enter(site, 3, 5, ready=ready)
@@ -200,7 +200,7 @@ def test_the_main_teacher_speaks_of_organs_that_it_knows():
         assert site.label.values.flatten(1).tolist() == [expected] * 2
         site.after_round()
     enter(site, 3, 5, ready=())
-    assert site.global_model is None, "nobody would ask it"
+    assert site.global_model is None, "not used"
 
 
 # -- eq. 14 ----------------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ STEPS = {
         (2.85, -0.64),
     ),
     "susam, no M_G yet": ({"local_share": 0.5, "global_share": 0.5}, None, 0.25, (3.0, -1.8), (2.85, -0.64)),
-    "susam, u contested": ({"local_share": 0.5, "global_share": 0.5}, (True, False), 0.25, (4.2, -1.8), (2.79, -0.64)),
-    "susam, v contested": ({"local_share": 0.5, "global_share": 0.5}, (False, True), 0.25, (3.0, -1.8), (2.85, -0.64)),
+    "susam, u disputed": ({"local_share": 0.5, "global_share": 0.5}, (True, False), 0.25, (4.2, -1.8), (2.79, -0.64)),
+    "susam, v disputed": ({"local_share": 0.5, "global_share": 0.5}, (False, True), 0.25, (3.0, -1.8), (2.85, -0.64)),
     "susam, T_G too small": ({"local_share": 0.5, "global_share": 0}, (True, False), 0.25, (3.0, -1.8), (2.85, -0.64)),
     # On the image itself, a = ½: g = (1.5, −2), T·g = (6, −4), ‖T·g‖ = √52, ε = (12, −4)/√52.
     "asam": (
@@ -266,8 +266,8 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("config", "contested", "ascent", "there", "end"), STEPS.values(), ids=STEPS.keys())
-def test_one_step_by_hand(monkeypatch, config, contested, ascent, there, end):
+@pytest.mark.parametrize(("config", "disputed", "ascent", "there", "end"), STEPS.values(), ids=STEPS.keys())
+def test_one_step_by_hand(monkeypatch, config, disputed, ascent, there, end):
     augmented = []
 
     def half_as_bright(image, settings, generator):
@@ -277,11 +277,11 @@ def test_one_step_by_hand(monkeypatch, config, contested, ascent, there, end):
     monkeypatch.setattr(ufps_module, "cmidg", half_as_bright)
     model = Quadratic()
     site = site_of(model, QuadraticSite, **{**OFF, "sharpness": "susam", "rho": 0.5, "eta": 1.0, **config})
-    enter(site, 3, 5, None if contested is None else pack(torch.tensor(contested)))
-    told = site.step(make_batch())
+    enter(site, 3, 5, None if disputed is None else pack(torch.tensor(disputed)))
+    reported = site.step(make_batch())
     assert model.seen == [pytest.approx((ascent, *HERE)), pytest.approx((0.5, *there))]
     assert [model.u.item(), model.v.item()] == pytest.approx(end)
-    assert told["loss"].item() == pytest.approx(0.5 * (0.5 * there[0] ** 2 + 2 * there[1] ** 2))
+    assert reported["loss"].item() == pytest.approx(0.5 * (0.5 * there[0] ** 2 + 2 * there[1] ** 2))
     assert len(site.labels) == 1, "one label for both gradients"
     assert augmented == ([] if config.get("sharpness") == "asam" else [site.config.augmentation])
 
@@ -321,7 +321,7 @@ def test_masks_that_are_drawn_change_no_image_and_no_dropout(monkeypatch):
     next_draw = []
     for kind in ("usam", "susam"):
         torch.manual_seed(5)
-        site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=kind, local_share=0.25, global_share=0.25)
+        site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), sharpness=kind, local_share=0.25, global_share=0.25)
         enter(site, 5, 5, pack(torch.ones(24, dtype=torch.bool)))
         for _ in range(3):
             site.step(make_batch())

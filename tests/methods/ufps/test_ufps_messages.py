@@ -88,8 +88,8 @@ def as_text(packed: torch.Tensor) -> str:
     return "".join("1" if bit else "0" for bit in unpack(packed, 12).tolist())
 
 
-def test_the_contested_weights_go_out_with_the_next_request(tmp_path):
-    """Eq. 12: neither nobody's nor everybody's. Who is silent keeps its last mask; a restart forgets nothing."""
+def test_the_disputed_weights_go_out_with_the_next_request(tmp_path):
+    """Eq. 12: neither in no mask nor in all. A silent site keeps its last mask; a restart forgets nothing."""
     rule = server(3)
     assert GLOBAL not in rule.broadcast("a").tensors
     assert rule.expects("a")[LOCAL].shape == (2,)
@@ -171,9 +171,9 @@ def test_what_travels_in_which_round(tiny, tmp_path):
     parameters = sum(p.numel() for p in rule.model.parameters())
     masks = [unpack(site.sent[4].tensors[LOCAL], parameters) for site in sites.values()]
     assert [int(mask.sum()) for mask in masks] == [round(0.4 * parameters)] * 2
-    contested = unpack(sites["north"].received[5].tensors[GLOBAL], parameters)
-    assert torch.equal(contested, masks[0] ^ masks[1])
-    assert contested.any()
+    disputed = unpack(sites["north"].received[5].tensors[GLOBAL], parameters)
+    assert torch.equal(disputed, masks[0] ^ masks[1])
+    assert disputed.any()
 
 
 def test_the_mean_of_a_run_is_that_of_eq_7(tiny, tmp_path):

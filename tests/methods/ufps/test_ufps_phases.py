@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ufps_pieces import Told, enter, make_batch, site_of
+from ufps_pieces import FixedNetwork, enter, make_batch, site_of
 
 from panorgan.methods.protocol import RoundInfo
 from panorgan.methods.ufps import MEAN, UFPS, VARIANCE, UFPSConfig
@@ -48,7 +48,7 @@ PHASES = {
 @pytest.mark.parametrize("rounds", PHASES)
 def test_what_is_active_when(rounds, monkeypatch):
     """The paper's rounds of 500 are shares: from r ≥ share·R on. WS waits for one round at least, to fill the bank."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)))
     found = {r: active_in(site, r, rounds, monkeypatch) for r in PHASES[rounds]}
     assert found == PHASES[rounds]
     assert found == {r: active(site.config, RoundInfo("train", r, rounds)) for r in found}, "as the table says"
@@ -112,7 +112,7 @@ def test_the_bank_is_filled_while_somebody_will_ask_it(config, expected):
 def test_every_module_has_its_own_switch_and_start(monkeypatch, start, round_, active):
     if round_ == 5:
         start = {**start, "reverse_ce_start": 0.6}
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), **start)
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), **start)
     assert active_in(site, round_, 10, monkeypatch) == active
 
 
@@ -120,7 +120,7 @@ def test_every_module_has_its_own_switch_and_start(monkeypatch, start, round_, a
 @pytest.mark.parametrize("sharpness", ["topk", "susam"])
 def test_masks_are_made_in_the_first_round_of_sharpness_and_where_r_mod_so_many_is_1(every, expected, sharpness):
     """20 rounds, sharpness from 0.6 on. Only sUSAM sends its masks."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=sharpness, mask_every=every)
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), sharpness=sharpness, mask_every=every)
     refreshed, sent = [], []
     for round_ in range(1, 21):
         enter(site, round_, 20)
@@ -133,7 +133,7 @@ def test_masks_are_made_in_the_first_round_of_sharpness_and_where_r_mod_so_many_
 
 def test_a_site_without_a_mask_makes_one_when_it_comes():
     """It missed round 12 of 20, and is back in 14: it need not wait for 16, and sends its mask at once."""
-    site = site_of(Told(torch.zeros(2, 3, 2, 2)))
+    site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)))
     sent = []
     for round_ in (11, 14, 15, 16, 18):
         enter(site, round_, 20)
@@ -144,7 +144,7 @@ def test_a_site_without_a_mask_makes_one_when_it_comes():
 
 def test_dense_kinds_have_no_masks():
     for sharpness in ("asam", "usam"):
-        site = site_of(Told(torch.zeros(2, 3, 2, 2)), sharpness=sharpness)
+        site = site_of(FixedNetwork(torch.zeros(2, 3, 2, 2)), sharpness=sharpness)
         enter(site, 20, 20)
         site.step(make_batch())
         assert site.masks.current is None

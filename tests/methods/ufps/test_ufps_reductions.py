@@ -157,8 +157,8 @@ def test_asam_alone_is_the_step_of_fedasam_on_pseudo_labels(trial):
     assert all_same(trial({"name": "fedasam_pl", "swa_start": None, **numbers}, {"dropout": 0.2}), ufps)
 
 
-def test_contested_weights_matter_once_the_server_has_masks(trial):
-    """T_G > 0 is top-k in the first round, when nobody knows M_G yet, and not in the second."""
+def test_disputed_weights_matter_once_the_server_has_masks(trial):
+    """T_G > 0 is top-k in the first round, when there is no M_G yet, and not in the second."""
     first, second = (trial({**ON, "sharpness": kind}, DEMANDING) for kind in ("topk", "susam"))
     assert same(first[0], second[0])
     assert not same(first[1], second[1])

@@ -47,14 +47,14 @@ KILLS = {
     "one site has saved its masks, and not answered": (LocalState, "save", 11, True, 5),
     "masks collected, not kept": (UFPS.Server, "aggregate", 6, True, 5),
     "between two rounds with sharpness": (UFPS.Server, "broadcast", 13, False, 6),
-    "at the worst point nearby": (ufps_module, "ascend", 5, True, 6),
+    "at the perturbed point": (ufps_module, "ascend", 5, True, 6),
     "in the second refresh": (SiteMasks, "refresh", 6, False, 7),
 }
 
 
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
-    """A run that nobody interrupts."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     coordinator = run(tiny(method=LONG, training=TRAINING, network=NETWORK), folder)
     return coordinator, folder
@@ -116,7 +116,7 @@ def test_a_run_killed_from_within_delivers_the_same_model_and_metrics(tiny_conte
 
 def test_who_misses_the_refresh_makes_its_mask_when_it_is_back(tiny, tmp_path):
     """North is away in round 6, when masks are made. In round 7 it makes one, with what the others' masks say; until
-    then the server knows one mask, and nothing is contested."""
+    then the server knows one mask, and nothing is disputed."""
     experiment = tiny(method=LONG, training=TRAINING)
     sent: list[tuple[str, int]] = []
     number, known = 0, []
@@ -131,14 +131,14 @@ def test_who_misses_the_refresh_makes_its_mask_when_it_is_back(tiny, tmp_path):
     for number in range(1, 9):
         transport.absent = {"north"} if number == 6 else set()
         coordinator.run(rounds=1)
-        contested = coordinator.rule.broadcast("north").tensors.get(GLOBAL)
-        known.append(None if contested is None else bool(contested.any()))
+        disputed = coordinator.rule.broadcast("north").tensors.get(GLOBAL)
+        known.append(None if disputed is None else bool(disputed.any()))
     assert sorted(sent) == [("north", 7), ("north", 8), ("south", 6), ("south", 8)]
     assert known == [None] * 5 + [False, True, True]
 
 
 def test_a_site_that_joins_late_takes_part_in_everything(tiny, tmp_path):
-    """South comes in round 7: it gets the teachers, makes a mask of its own at once, and has a bank to tell of."""
+    """South comes in round 7: it gets the teachers, makes a mask of its own at once, and has a bank to report."""
     experiment = tiny(method=LONG, training=TRAINING)
     coordinator, sites = overheard(experiment, tmp_path, joins_at={"south": 7})
     coordinator.run()

@@ -43,8 +43,8 @@ def test_one_teacher_keeps_its_own_entropy():
 
 
 def test_without_teachers_there_is_no_doubt():
-    nobody = teacher_logits(torch.rand(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool))
-    assert torch.equal(voxel_entropy(nobody), torch.zeros(2, 4))
+    no_site = teacher_logits(torch.rand(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool))
+    assert torch.equal(voxel_entropy(no_site), torch.zeros(2, 4))
     none = teacher_logits(torch.zeros(2, 0, 4), torch.zeros(2, 0, dtype=torch.bool))
     assert torch.equal(voxel_entropy(none), torch.zeros(2, 4))
 

@@ -58,8 +58,8 @@ numbers = st.floats(0, 1e6) | st.just(math.nan) | st.just(math.inf)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.tuples(st.integers(1, 500), numbers, numbers), min_size=1, max_size=6))
-def test_weights_add_up_to_one_whoever_comes_first(told):
-    sites = {name: SiteUncertainty(*values) for name, values in told.items()}
+def test_weights_add_up_to_one_whoever_comes_first(reported):
+    sites = {name: SiteUncertainty(*values) for name, values in reported.items()}
     found = uncertainty_weights(sites)
     assert math.fsum(found.values()) == pytest.approx(1.0)
     assert all(weight > 0 for weight in found.values())

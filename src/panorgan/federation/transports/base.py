@@ -1,4 +1,4 @@
-"""How messages travel: the only thing that differs between a simulation and a network."""
+"""How messages travel: the only difference between a simulation and a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RequestHandler(Protocol):
 
 
 class Transport(Protocol):
-    """Carries one request to each site and brings the answers back."""
+    """Carries one request to each site and returns the answers."""
 
     @property
     def sites(self) -> Sequence[str]:
@@ -28,7 +28,7 @@ class Transport(Protocol):
     ) -> None:
         """Ask every site; call `on_reply(site, answer)` for each that answers, in any order.
 
-        Returns when all have answered or will not, at the latest after `deadline` seconds. `make_request`
-        is called once per site, when its turn comes, and again if a site lost the request. Neither function may be
-        called from two threads at the same time.
+        Returns when all have answered or will not, at the latest after `deadline` seconds. `make_request` is called
+        once per site, when its turn comes, and again if a site lost the request. Neither function may be called from
+        two threads at the same time.
         """

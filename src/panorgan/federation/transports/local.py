@@ -1,4 +1,4 @@
-"""Sites in this very process, one after the other. The same bytes travel as on a network."""
+"""Sites in this process, one after the other. The same bytes travel as on a network."""
 
 from __future__ import annotations
 

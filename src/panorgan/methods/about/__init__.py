@@ -1,1 +1,1 @@
-"""What there is to say about any method: in words, and what leaves a site under it."""
+"""Descriptions of methods: texts, settings, and what leaves a site."""

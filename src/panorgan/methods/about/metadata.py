@@ -1,6 +1,6 @@
-"""A method in words, from its own file: docstring, config fields, metadata, and what its rules let leave a site.
+"""The description of a method, from its own file: docstring, config fields, metadata, and what leaves a site.
 
-Everything that tells people about methods (`panorgan methods`, docs/methods.md, reports) takes it from here.
+All texts about methods (`panorgan methods`, docs/methods.md, reports) are taken from here.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class MethodDescription:
-    """A method in words.
+    """The description of a method.
 
     `summary` is one line; `title` and `explanation` are the first line of the method's file, `text` all of its
-    docstring but the title. `pooled`: it gathers all cases in one place, which no real federation may.
+    docstring but the title. `pooled`: it gathers all cases in one place, which no real federation may do.
     """
 
     method: type[Method]
@@ -73,17 +73,17 @@ class MethodDescription:
         shared = fields_of(MethodConfig)
         return tuple(field for field in self.fields if field not in shared)
 
-    # -- measured on an example federation, when somebody asks ----------------------------------------------
+    # -- measured on an example federation, on first use ----------------------------------------------------
 
     @cached_property
     def sent(self) -> tuple[Upload, ...]:
-        """What each site sends with the default settings; nothing where all cases lie in one place."""
+        """What each site sends with the default settings; nothing where all cases are in one place."""
         config = self._config()
         return () if self.pooled or config is None else uploads(self.method(config))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Settings that change it."""
+        """Settings that change what is sent."""
         return () if self.pooled or self._config() is None else tuple(self._variants())
 
     @property
@@ -94,13 +94,13 @@ class MethodDescription:
 
     @property
     def optional_stages(self) -> tuple[str, ...]:
-        """Names of stages that some setting brings."""
+        """Names of stages that some setting adds."""
         found = {upload.stage: None for variant in self.variants for upload in variant.sent}
         return tuple(stage for stage in found if stage not in self.stages)
 
     @cached_property
     def network(self) -> OrganParts | Literal["any", "own"]:
-        """How its network tells organs apart; `any`: the experiment decides; `own`: as only this method does."""
+        """How its network separates organs; `any`: the experiment decides; `own`: a network of this method."""
         if self.method.organs is not None:
             return self.method.organs
         config = self._config()
@@ -114,7 +114,7 @@ class MethodDescription:
 
     @property
     def network_words(self) -> str:
-        """The first line that the network it delivers says about itself; empty where the experiment decides."""
+        """The first docstring line of the network it delivers; empty where the experiment decides."""
         config = self._config()
         if self.network == "any" or config is None:
             return ""
@@ -131,26 +131,26 @@ class MethodDescription:
             return None
 
     def _variants(self) -> Iterator[Variant]:
-        seen = {_told(self.sent)}
+        seen = {_visible(self.sent)}
         for field in self.fields:
             for value in _other_values(self.method.Config, field):
                 config = self._config(**{field.name: value})
                 if config is None:
                     continue
                 sent = uploads(self.method(config))
-                if _told(sent) not in seen:
-                    seen.add(_told(sent))
+                if _visible(sent) not in seen:
+                    seen.add(_visible(sent))
                     yield Variant(f"method.{field.name}: {as_yaml(value)}", sent)
         config = self._config()
         if self.network == "any" and config is not None:
             organs: OrganParts = "heads"
             sent = uploads(self.method(config), UNetSettings(organs=organs))
-            if _told(sent) not in seen:
+            if _visible(sent) not in seen:
                 yield Variant(f"network.organs: {organs}", sent)
 
 
 def describe(method: type[Method]) -> MethodDescription:
-    """A registered method in words; what it sends is measured only when asked for, and once."""
+    """The description of a registered method; what it sends is measured once, on first use."""
     if method not in _described:
         _described[method] = _describe(method)
     return _described[method]
@@ -200,7 +200,7 @@ def fields_of(config: type[MethodConfig]) -> tuple[FieldDescription, ...]:
 
 
 def as_yaml(value: Any) -> str:
-    """A plain value as an experiment file has it."""
+    """A plain value as written in an experiment file."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 
 
 def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A field's type and limits for people, from its JSON schema."""
+    """A field's type and limits in readable form, from its JSON schema."""
     if "$ref" in schema:
         return _type_words(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "const" in schema:
@@ -242,7 +242,7 @@ def _limits(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _other_values(config: type[MethodConfig], field: FieldDescription) -> list[Any]:
-    """Values worth trying instead of the default: all of a choice; of numbers, off and on."""
+    """Values to try instead of the default: all of a choice; of numbers, off and on."""
     schema = config.model_json_schema()["properties"][field.name]
     options = schema.get("anyOf", [schema])
     values: list[Any] = []
@@ -255,6 +255,6 @@ def _other_values(config: type[MethodConfig], field: FieldDescription) -> list[A
     return [value for value in values if value != field.default or type(value) is not type(field.default)]
 
 
-def _told(sent: tuple[Upload, ...]) -> tuple[object, ...]:
-    """What a reader would see of it."""
+def _visible(sent: tuple[Upload, ...]) -> tuple[object, ...]:
+    """The parts that a reader sees."""
     return tuple((s.stage, s.rounds, s.words, round(s.relative, 2)) for s in sent)

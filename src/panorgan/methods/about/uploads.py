@@ -1,7 +1,7 @@
-"""What leaves a site under a method, found out by asking its rules on an example federation.
+"""What leaves a site under a method, determined by calling its rules on an example federation.
 
-Nothing is trained: the server's rule is asked, for every site and round, which tensors it accepts (`expects`). Networks
-have no memory here (torch's meta device), so it is the default network that is measured.
+Nothing is trained: for every site and round, the server rule says which tensors it accepts (`expects`). Networks have
+no memory here (torch's meta device), so the default network is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLE_SITES: Mapping[str, tuple[str, ...]] = {
 }
 """Sites of the example federation, and what they annotate: one organ twice, all others once."""
 ROUNDS = 20
-"""Training rounds of the example: what happens in some rounds only is seen."""
+"""Training rounds of the example: enough to include what happens in some rounds only."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Upload:
 
     @property
     def relative(self) -> float:
-        """Its size, where FedAvg's round is 1."""
+        """Its size relative to a round of FedAvg."""
         return self.size / _fedavg_size()
 
     @property
@@ -63,7 +63,7 @@ def example_federation() -> Federation:
 
 
 def empty_network(method: Method, network: UNetSettings, federation: Federation) -> SegmentationNetwork:
-    """The network that a federation delivers, without its memory."""
+    """The network that a federation delivers, on the meta device."""
     with torch.device("meta"):
         return method.build_network(network, federation)
 
@@ -74,7 +74,7 @@ def uploads(
     federation: Federation | None = None,
     rounds: int = ROUNDS,
 ) -> tuple[Upload, ...]:
-    """What each site may send, stage by stage; rounds of a stage that are alike come as one."""
+    """What each site may send, stage by stage; equal rounds of a stage are merged."""
     federation = federation or example_federation()
     delivered = empty_network(method, network or UNetSettings(), federation)
     rule = method.Server(method.config, federation, delivered.state_dict())
@@ -105,7 +105,7 @@ def uploads(
 
 @cache
 def _fedavg_size() -> float:
-    """Bytes that a site sends per round under the plainest of methods, whose rules all others inherit."""
+    """Bytes that a site sends per round under plain FedAvg."""
     (every_round,) = uploads(Method(MethodConfig()))
     return every_round.size
 
@@ -121,7 +121,7 @@ def _rounds_in_words(numbers: list[int], stage: Stage) -> str:
 
 
 def _patterns(sent: Mapping[str, set[str]], network: SegmentationNetwork, method: Method) -> tuple[str, ...]:
-    """What is sent besides weights, by the patterns that the method declares; undeclared ones by their own names."""
+    """What is sent besides weights, by the patterns that the method declares; undeclared ones by name."""
     extra = sorted(set().union(*sent.values()) - set(network.state_dict()))
     named = {next((p for p in method.tensors if fnmatchcase(key, p)), key): None for key in extra}
     return tuple(named)
@@ -150,7 +150,7 @@ def _weights_in_words(sent: Mapping[str, set[str]], network: SegmentationNetwork
 
 
 def _parts_in_words(weights: Mapping[str, set[str]], network: SegmentationNetwork) -> str:
-    """The same by the names of the network's parts, for what no simpler rule describes."""
+    """The same by the names of the network's parts, where no simpler rule applies."""
     every, union = set(network.state_dict()), set().union(*weights.values())
     differ = "" if all(keys == union for keys in weights.values()) else " (not the same at every site)"
     parts = {name: set(keys) for name, keys in network.parts().items()}

@@ -1,4 +1,4 @@
-"""How far an attention map is from lying between two others: around the intersection, inside the union (FedIOD).
+"""The loss that keeps an attention map between two others: around the intersection, inside the union (FedIOD).
 
 Eqs. 10 to 14. As printed the two terms are shares to be maximised; here they are 1 − share, in 0..1, to be minimised.
 Maps are [B, n, n], rows of attention that add up to one. Gradients flow to the network's own map only.
@@ -13,16 +13,16 @@ ALPHA = 1000.0
 
 With other n, 1000·n/256 is as steep. Left at 1000, fewer tokens saturate the gate, and its gradient vanishes."""
 
-# A map of nothing has nothing to contain: 0/this is 0, and no sum that matters is as small.
+# An empty map has nothing to contain: 0/this is 0, and no relevant sum is as small.
 _SMALLEST = 1e-20
 
 
 def gate(maps: torch.Tensor, alpha: float = ALPHA) -> torch.Tensor:
     """Γ of eq. 12: σ(α·(A − β)) with β the mean of each row, [..., n, n] → values in 0..1, always float32.
 
-    The threshold β passes no gradient on: a row of attention has a constant mean anyway.
+    The threshold β passes no gradient: a row of attention has a constant mean anyway.
     """
-    # float32 before the subtraction: times α, a rounding of bfloat16 at 1/256 would be felt.
+    # float32 before the subtraction: multiplied by α, a rounding of bfloat16 at 1/256 would matter.
     maps = maps.float()
     return torch.sigmoid(alpha * (maps - maps.mean(dim=-1, keepdim=True).detach()))
 
@@ -43,7 +43,7 @@ def outside_union(attention: torch.Tensor, union: torch.Tensor, alpha: float = A
 def containment(
     attention: torch.Tensor, intersection: torch.Tensor, union: torch.Tensor, alpha: float = ALPHA
 ) -> torch.Tensor:
-    """Both, [2, B]: L_I, then L_U, in half as many operations as one after the other."""
+    """Both, [2, B]: L_I, then L_U, in half as many operations as separately."""
     inner = torch.stack((intersection.detach().float(), attention.float()))
     outer = torch.stack((attention.float(), union.detach().float()))
     return _share_outside(inner.flatten(0, 1), outer.flatten(0, 1), alpha).view(2, -1)
@@ -51,7 +51,7 @@ def containment(
 
 def _share_outside(inner: torch.Tensor, outer: torch.Tensor, alpha: float) -> torch.Tensor:
     """1 − Σ inner·Γ(outer)/Σ inner per sample, [B]."""
-    # 1 − Γ is the gate with −α: what lies outside is summed as it is, not found as a difference of numbers near 1.
+    # 1 − Γ is the gate with −α: what lies outside is summed directly, not as a difference of numbers near 1.
     inner = inner.float()
     outside = (inner * gate(outer, -alpha)).flatten(1).sum(1)
     return outside / (inner.flatten(1).sum(1) + _SMALLEST)

@@ -52,7 +52,7 @@ class ScanMaps:
         self._least = self._most = torch.empty(0)
 
     def add(self, maps: torch.Tensor) -> None:
-        """Take in the stack [D, n, n] of one scan; two maps of D̄ slices are kept, however many scans come."""
+        """Add the stack [D, n, n] of one scan; only two maps of D̄ slices are kept."""
         resampled = resample_depth(maps.detach(), self.depth)
         if self.scans == 0:
             self._least, self._most = resampled, resampled.clone()
@@ -85,7 +85,7 @@ def pack(maps: torch.Tensor) -> torch.Tensor:
     """Maps with values in 0..1 as they travel: float16, on the CPU; two bytes per value.
 
     A value x is off by at most max(x·2⁻¹¹, 2⁻²⁵): 0.05 % of it, and below 6·10⁻⁵ by 3·10⁻⁸. Rounding keeps order,
-    so that an intersection stays within its union. `Tensor.float()` is the way back.
+    so that an intersection stays within its union. `Tensor.float()` is the inverse.
     """
     return maps.detach().to("cpu", torch.float16)
 
@@ -93,13 +93,13 @@ def pack(maps: torch.Tensor) -> torch.Tensor:
 def packed(maps: torch.Tensor) -> torch.Tensor:
     """Maps [D, n, n] as one matrix that may travel, [n, D·n] float16.
 
-    An array of n × n would pass for an image of that size, and no site lets those leave.
+    An n × n array would look like an image of that size, which egress never lets out.
     """
     return pack(maps).movedim(0, 1).flatten(1).contiguous()
 
 
 def unpacked(sent: torch.Tensor) -> torch.Tensor:
-    """The way back of `packed`, on the device where it lies, in float32."""
+    """The inverse of `packed`, on the same device, in float32."""
     stacked: torch.Tensor = sent.unflatten(1, (-1, len(sent)))
     return stacked.movedim(1, 0).float().contiguous()
 
@@ -111,12 +111,12 @@ def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str], scale: fl
     """Eqs. 7 to 9 for one kind of map: Σ_k φ_k·I_k with φ = softmax over sites of −|d|, d = I_k − mean, by element.
 
     The printed exponent lacks the absolute value, without which low outliers would count more; the printed 1/K would
-    shrink the maps K-fold, because a softmax adds up to one already. Entries of n tokens are 1/n on average, and
-    e^−1/n is 1 but for little: so the sum is nearly the plain mean. With a `scale` the exponent is −(n·d/scale)²
-    instead: who is off by `scale` times even attention counts e^−1 of who is not.
+    shrink the maps K-fold, because a softmax already sums to one. Entries of n tokens are 1/n on average, and e^−1/n is
+    close to 1: so the sum is nearly the plain mean. With a `scale` the exponent is −(n·d/scale)² instead: a site that
+    deviates by `scale` times even attention counts e^−1 of one that does not.
 
-    `maps_of(site)` is asked two or three times for every site and read one site at a time; sites are summed in the
-    order of their names. float32 comes out.
+    `maps_of(site)` is called two or three times for every site and read one site at a time; sites are summed in the
+    order of their names. Returns float32.
     """
     sites = sorted(sites)
     if not sites:
@@ -130,7 +130,7 @@ def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str], scale: fl
         away = (maps - mean).abs_()
         return away if scale is None else away.mul_(maps.shape[-1] / scale).square_()
 
-    # Distances themselves lie in 0..1: their exponential needs no shift to be safe. Their squares may be large.
+    # Distances lie in 0..1: their exponential needs no shift. Their squares may be large.
     nearest = torch.zeros_like(mean)
     if scale is not None:
         nearest += math.inf
@@ -149,7 +149,7 @@ def fuse(maps_of: Callable[[str], torch.Tensor], sites: Sequence[str], scale: fl
 
 
 def slice_targets(maps: torch.Tensor, slices: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-    """What fused maps [D̄, n, n] say about single slices, [B, n, n]: the way back of eq. 4.
+    """Fused maps [D̄, n, n] for single slices, [B, n, n]: the inverse of eq. 4.
 
     Slice `slices[b]` of a scan with `depths[b]` slices gets the mean of three: itself and its two neighbours in the
     maps resampled to the scan's own depth. At either end there are two.
@@ -158,12 +158,12 @@ def slice_targets(maps: torch.Tensor, slices: torch.Tensor, depths: torch.Tensor
 
 
 class SliceTargets:
-    """`slice_targets` for a round: how slices of the scans at hand mix the maps is worked out once, and looked up.
+    """`slice_targets` for a round: the mixing weights of all slices are computed once, and looked up.
 
     Parameters
     ----------
     maps : one or several stacks [D̄, n, n]; all are mixed at once.
-    depths : of all scans whose slices will be asked for.
+    depths : of all scans whose slices will be requested.
     """
 
     def __init__(self, maps: Sequence[torch.Tensor], depths: Iterable[int]) -> None:
@@ -182,7 +182,7 @@ class SliceTargets:
 
 
 def _slice_weights(slices: torch.Tensor, depths: torch.Tensor, depth: int) -> torch.Tensor:
-    """How much of each of `depth` fused slices is in the target of a slice, [B, depth]."""
+    """The weights of the `depth` fused slices in the target of a slice, [B, depth]."""
     near = slices.view(-1, 1) + torch.arange(-1, 2, device=slices.device)  # [B, 3]
     depths = depths.view(-1, 1)
     there = (near >= 0) & (near < depths)
@@ -203,6 +203,6 @@ def _depth_weights(positions: torch.Tensor, depth: int) -> torch.Tensor:
 
 def _mixed(weights: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
     """Weighted sums of slices: [K, D] and [D, ..., n, n] → [K, ..., n, n] in float32."""
-    with torch.autocast(maps.device.type, enabled=False):  # it would round the maps to eight bits
+    with torch.autocast(maps.device.type, enabled=False):  # autocast would round the maps to eight bits
         mixed = weights.to(maps.device, torch.float32) @ maps.float().flatten(1)
     return mixed.view(-1, *maps.shape[1:])

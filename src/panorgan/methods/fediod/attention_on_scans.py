@@ -1,4 +1,4 @@
-"""Where in a scan a network with attention looks: its maps, laid over the patch that it sees.
+"""Where in a scan a network with attention looks: its maps, laid over its input patch.
 
 A network splits a patch into a coarse grid of places, its tokens, row by row. Every map here is on that grid and is 1
 on average: 1 is what each place would have if attention were even.
@@ -55,7 +55,8 @@ class ScanPatch:
 
 @dataclass(frozen=True)
 class Looks:
-    """Where a network looks in a patch: maps [*grid] of places that count for all others, and as seen from organs."""
+    """Where a network looks in a patch: maps [*grid] of the attention received by all places, and as seen from
+    organs."""
 
     received: torch.Tensor
     from_organ: Mapping[str, torch.Tensor]
@@ -79,7 +80,7 @@ def patches_of(case: Case, plan: Plan, patch_size: tuple[int, int, int], most: i
 
 
 def choose_slices(masks: Mapping[str, Mask], across: int, most: int) -> list[tuple[int, tuple[str, ...]]]:
-    """Slices and the organs they show: first the one that shows most of them at their largest, then of those left."""
+    """Slices and the organs they show: first the slice that shows most organs at their largest, then for those left."""
     others = tuple(axis for axis in range(3) if axis != across)
     areas = {name: mask.sum(axis=others) for name, mask in masks.items() if mask.any()}
     shares = {name: area / area.max() for name, area in areas.items()}
@@ -88,7 +89,7 @@ def choose_slices(masks: Mapping[str, Mask], across: int, most: int) -> list[tup
     while left and len(found) < most:
         level = int(np.sum([shares[name] for name in sorted(left)], axis=0).argmax())
         shown = tuple(name for name, share in shares.items() if share[level] >= _SHOWN)
-        if not left & set(shown):  # organs that lie far apart add up to slices between them: take one of them
+        if not left & set(shown):  # organs that lie far apart add up to a slice between them: take one of them
             level = int(shares[min(left)].argmax())
             shown = tuple(name for name, share in shares.items() if share[level] >= _SHOWN)
         found.append((level, shown))
@@ -108,9 +109,9 @@ def look(network: InterOrganNetwork, patch: ScanPatch) -> Looks:
 
 
 def seen_from(attention: torch.Tensor, grid: Sequence[int], mask: torch.Tensor) -> torch.Tensor:
-    """How much a mask [*S] looks at each place: [*grid], the mean over its voxels of their tokens' rows of Ā [N, N].
+    """How much a mask [*S] attends to each place: [*grid], the mean over its voxels of their tokens' rows of Ā [N, N].
 
-    A token counts as much as the mask covers of it.
+    A token is weighted by the share that the mask covers.
     """
     covered = F.interpolate(mask[None, None].float(), size=tuple(grid), mode="area")[0, 0].flatten()
     row = covered @ attention / covered.sum()

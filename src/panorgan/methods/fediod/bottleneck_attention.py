@@ -1,8 +1,8 @@
-"""A transformer between the encoder and the decoders of a U-Net: every place of the coarsest grid looks at every other.
+"""A transformer between the encoder and the decoders of a U-Net: every place of the coarsest grid attends to all.
 
-Its attention maps say which places matter to which, so they are part of its result. In the state dict each head's
-weights have names of their own (`layers.0.heads.3.query.weight`), because a server may weigh sites head by head; they
-lie in two matrices, because the work is done for all heads of a layer at once, and an optimiser counts tensors.
+Its attention maps are part of the result. In the state dict each head's weights have their own names
+(`layers.0.heads.3.query.weight`), because a server may weight sites head by head; they lie in two matrices, because all
+heads of a layer are computed at once, and an optimiser's cost grows with the number of tensors.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Wavelengths of the positions go from 2π to a hundred times that. Sentences need longer ones; grids here are tens wide.
+# Wavelengths of the positions go from 2π to a hundred times that. Sentences need longer ones; grids here are small.
 _LONGEST = 100.0
 
 
 class Head(NamedTuple):
-    """The weights of one head, each a part of its layer's matrices. No biases: without its `output` it adds nothing."""
+    """The weights of one head, each a part of its layer's matrices. No biases: without its `output` it contributes
+    nothing."""
 
     query: torch.Tensor
     """[head_width, width], as `key` and `value`."""
@@ -31,19 +32,19 @@ class Head(NamedTuple):
 
 
 class Heads(nn.Module):
-    """The heads of a layer: `heads[2].query` is a view. Two parameters, of which the state dict tells head by head."""
+    """The heads of a layer: `heads[2].query` is a view. Two parameters, which the state dict lists head by head."""
 
     def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
         self.count, self.head_width = heads, head_width
         projections, outputs = [], []
-        # As in one matrix for all heads: their sum starts no larger because there are several.
+        # Initialised as one matrix for all heads, so that their sum does not grow with the number of heads.
         bound = (heads * head_width) ** -0.5
         for _ in range(heads):
             projections.append(torch.stack([nn.Linear(width, head_width, bias=False).weight for _ in range(3)]))
             outputs.append(nn.init.uniform_(nn.Linear(head_width, width, bias=False).weight, -bound, bound))
         self.projections = nn.Parameter(torch.cat(projections, dim=1).detach().mT.contiguous())
-        """Of queries, keys and values, [3, width, heads · head_width]: as they are multiplied with."""
+        """Of queries, keys and values, [3, width, heads · head_width]: in the layout of the products."""
         self.outputs = nn.Parameter(torch.cat(outputs, dim=1).detach())
         """[width, heads · head_width]."""
 
@@ -61,14 +62,14 @@ class Heads(nn.Module):
         return (self[place] for place in range(self.count))
 
     def _named(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Views of all weights by the names that the state dict has for them."""
+        """Views of all weights by their names in the state dict."""
         return {
             f"{prefix}{place}.{name}.weight": weight
             for place, head in enumerate(self)
             for name, weight in head._asdict().items()
         }
 
-    # What `nn.Module` asks for; it would name the two matrices.
+    # Hooks of `nn.Module`, which would otherwise name the two matrices.
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         named = self._named(prefix)
@@ -101,9 +102,9 @@ class Heads(nn.Module):
 
 
 class Attend(torch.autograd.Function):
-    """Queries, keys and values [3, N, heads, d] → what each head hands on, [N, heads, d], and its map, [heads, N, N].
+    """Queries, keys and values [3, N, heads, d] → output of each head, [N, heads, d], and its map, [heads, N, N].
 
-    The map is softmax(q·kᵀ), float32 at least; what is handed on is map · v. Written out so that products land where
+    The map is softmax(q·kᵀ), float32 at least; the output is map · v. Written by hand so that products are stored where
     the next ones read them: autograd would copy all three gradients together, which takes longer than the products.
     """
 
@@ -130,7 +131,7 @@ class Attend(torch.autograd.Function):
         if not parts:
             return None
         whole = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        if torch.is_grad_enabled():  # second derivatives are asked for: every operation must be one that has them
+        if torch.is_grad_enabled():  # second derivatives are needed: use only operations that have them
             inner = attention * (whole - (whole * attention).sum(-1, keepdim=True))
         else:
             inner = _softmax_backward(whole, attention, -1, attention.dtype)
@@ -153,7 +154,7 @@ _softmax_backward: Any = torch.ops.aten._softmax_backward_data.default
 
 
 class LayerWeights(NamedTuple):
-    """The matrices of a layer as they are multiplied with: those of all heads in one."""
+    """The matrices of a layer in the layout of the products: those of all heads in one."""
 
     projections: torch.Tensor
     """Of queries, keys and values, [3, width, heads · head_width]."""
@@ -164,9 +165,9 @@ class LayerWeights(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where tokens are, as it enters queries, keys and values: each is `scales` · token + `offsets`.
+    """Positions of tokens as they enter queries, keys and values: each is `scales` · token + `offsets`.
 
-    Values know of no place. The scale of queries and keys is that of their products, 1/√head_width.
+    Values have no position. The scale of queries and keys is that of their products, 1/√head_width.
     """
 
     offsets: torch.Tensor
@@ -176,9 +177,9 @@ class Places(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Self-attention, then a perceptron on every token; both normalise first and are added to what comes in.
+    """Self-attention, then a perceptron on every token; both normalise first and are added to their input.
 
-    Inside, tokens are [N, B, width]: so each head's are a matrix that is multiplied as it lies, and never copied.
+    Inside, tokens are [N, B, width]: each head's tokens are then a matrix that is multiplied without a copy.
     """
 
     def __init__(self, width: int, heads: int, head_width: int, mlp_width: int, dropout: float) -> None:
@@ -201,14 +202,14 @@ class Layer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tokens [B, N, width] → the same and, on request, the attention [B, heads, N, N]; its rows sum to 1.
 
-        `positions` [N, width] steer who looks at whom and are no part of what is passed on. A `given` map takes the
-        place of the layer's own.
+        `positions` [N, width] enter queries and keys, and are not part of the output. A `given` map replaces the
+        layer's own.
         """
         places = places_of(positions, self.head_width)
-        tokens, attention = self.passed(tokens.transpose(0, 1), places, self.weights(), given, with_map)
+        tokens, attention = self.apply_weights(tokens.transpose(0, 1), places, self.weights(), given, with_map)
         return tokens.transpose(0, 1), attention
 
-    def passed(
+    def apply_weights(
         self,
         tokens: torch.Tensor,
         places: Places,
@@ -216,7 +217,7 @@ class Layer(nn.Module):
         given: torch.Tensor | None = None,
         with_map: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`forward` of tokens [N, B, width], with weights that may lie elsewhere and be of another type."""
+        """`forward` of tokens [N, B, width], with weights given separately, possibly of another type."""
         mixed, attention = self._mixed(self.attention_norm(tokens), places, weights.projections, given, with_map)
         tokens = tokens + self.dropout(F.linear(mixed, weights.outputs))
         first, first_bias, second, second_bias = weights.mlp
@@ -231,9 +232,9 @@ class Layer(nn.Module):
         given: torch.Tensor | None,
         with_map: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What every head hands on, side by side: [N, B, heads · head_width]. The map is float32 at least.
+        """The outputs of all heads, side by side: [N, B, heads · head_width]. The map is float32 at least.
 
-        What is computed from it compares small differences.
+        Later computations compare small differences of it.
         """
         samples = normed.shape[1]
         if given is not None:
@@ -248,7 +249,7 @@ class Layer(nn.Module):
                 return mixed.view(len(normed), samples, -1), attention.unflatten(0, (samples, -1))
             attention = None
             q, k, v = (part.transpose(0, 1).unflatten(0, (samples, len(self.heads))) for part in projected.unbind())
-            mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # they are scaled already
+            mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # q and k are scaled already
         return mixed.transpose(0, 1).reshape(len(normed), samples, -1), attention
 
     def weights(self) -> LayerWeights:
@@ -266,7 +267,7 @@ def cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[t
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
-    """Type and layout in one go; `to` alone leaves the layout as it is where the type does not change."""
+    """Change type and layout at once; `to` alone keeps the layout where the type does not change."""
     return tensor.to(dtype, memory_format=layout, copy=True)
 
 
@@ -280,16 +281,16 @@ def places_of(positions: torch.Tensor, head_width: int) -> Places:
 
 @cache
 def _places_on(grid: tuple[int, ...], width: int, head_width: int, device: torch.device, dtype: torch.dtype) -> Places:
-    """Those of a grid, made once for good: recorded passes read them where they lie. Nobody may write into them."""
-    with torch.inference_mode(False), torch.no_grad():  # what is kept may be used in training later
+    """The places of a grid, cached and read-only: captured passes read them at this address."""
+    with torch.inference_mode(False), torch.no_grad():  # the cached tensor may be used in training later
         return places_of(sinusoidal_positions(grid, width, device).to(dtype), head_width)
 
 
 class BottleneckTransformer(nn.Module):
     """Layers of self-attention on the positions of a feature map of any size, 2D or 3D; its channels are the tokens.
 
-    Layers add to what comes in, so that a last normalisation decides how large the result is: without it the decoders
-    would see features that grow with every step.
+    Layers add to their input, so a last normalisation sets the size of the result: without it the decoders would see
+    features that grow with every step.
     """
 
     def __init__(self, width: int, layers: int, heads: int, head_width: int, mlp_width: int, dropout: float) -> None:
@@ -302,29 +303,29 @@ class BottleneckTransformer(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """[B, width, *S] → the same and, on request, every layer's attention [B, heads, N, N] with N = ∏ S.
 
-        Tokens are counted as `features.flatten(2)` does. `given` maps take the place of the layers' own.
+        Tokens are ordered as in `features.flatten(2)`. `given` maps replace the layers' own.
         """
         space, layers = tuple(features.shape[2:]), self._layers()
-        own = layers[0].attention_norm.weight.dtype  # under autocast it is the wider one, and sums stay in it
+        own = layers[0].attention_norm.weight.dtype  # under autocast the wider type, in which sums stay
         tokens = _copied(features.flatten(2).permute(2, 0, 1), own, torch.contiguous_format)
         places = _places_on(space, features.shape[1], layers[0].head_width, features.device, own)
         maps = []
         for place, (layer, weights) in enumerate(zip(layers, self._weights(features.device.type), strict=True)):
-            tokens, attention = layer.passed(
+            tokens, attention = layer.apply_weights(
                 tokens, places, weights, None if given is None else given[place], with_maps
             )
             if attention is not None:
                 maps.append(attention)
         tokens = self.norm(tokens)
-        if tokens.requires_grad:  # or every layer would have to sort the gradient for itself
+        if tokens.requires_grad:  # otherwise every layer would reorder the gradient itself
             tokens.register_hook(torch.Tensor.contiguous)
-        # Laid out as they came: the decoders expect it.
+        # In the memory format of the input, which the decoders expect.
         channels_last = torch.channels_last if len(space) == 2 else torch.channels_last_3d
         layout = torch.contiguous_format if features.is_contiguous() else channels_last
         return _copied(tokens.permute(1, 2, 0).unflatten(2, space), features.dtype, layout), maps
 
     def _weights(self, device: str) -> list[LayerWeights]:
-        """Of every layer. Where autocast wants another type, all are cast at once, not matrix by matrix."""
+        """Of every layer. Where autocast needs another type, all are cast at once, not matrix by matrix."""
         layers = self._layers()
         own = [layer.weights() for layer in layers]
         if not torch.is_autocast_enabled(device) or layers[0].mlp_norm.weight.dtype != torch.float32:
@@ -338,7 +339,7 @@ class BottleneckTransformer(nn.Module):
 
 
 def head_of_key(key: str) -> tuple[int, int] | None:
-    """(layer, head) that a weight belongs to by its key in the state dict; None for all that is no head's."""
+    """(layer, head) that a weight belongs to by its key in the state dict; None for weights outside of heads."""
     parts = key.split(".")
     if parts[:2] == ["transformer", "layers"] and parts[3:4] == ["heads"]:
         return int(parts[2]), int(parts[4])
@@ -346,7 +347,7 @@ def head_of_key(key: str) -> tuple[int, int] | None:
 
 
 def sinusoidal_positions(grid: Sequence[int], width: int, device: torch.device | str | None = None) -> torch.Tensor:
-    """Sines and cosines of every position's coordinates, [∏ grid, width]; each axis has its share of the channels."""
+    """Sines and cosines of every position's coordinates, [∏ grid, width]; the channels are split between the axes."""
     count = width // (2 * len(grid))
     frequencies = _LONGEST ** (-torch.arange(count, device=device) / max(count - 1, 1))
     coordinates = torch.cartesian_prod(*(torch.arange(size, device=device) for size in grid))

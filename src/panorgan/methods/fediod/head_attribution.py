@@ -1,10 +1,10 @@
-"""How much each attention head adds to a site's own organ, and so counts in the mean of sites (FedIOD, eqs. 17 to 20).
+"""Attention heads' contribution to a site's organs, and their weights in the mean over sites (FedIOD, eqs. 17 to 20).
 
-Integrated gradients on attention maps, not on the image: the maps of all heads of all layers are taken as they are for
-an image, and faded in together from 0: F([εA_1, …, εA_H]) for ε = 1/S, 2/S, …, 1. They are fixed; deeper layers do not
-compute theirs anew from what faded ones gave. F is the mean probability that the network gives to the site's own organ
-on the organ's voxels. A head's attribution is A × the mean over ε of ∂F/∂A at εA, entry by entry of A; a head counts
-by the largest one. In their sum entries of either sign cancel: what is left of it is mostly rounding.
+Integrated gradients on attention maps, not on the image: the maps of all heads of all layers are computed once for an
+image, and faded in together from 0: F([εA_1, …, εA_H]) for ε = 1/S, 2/S, …, 1. They are fixed; deeper layers do not
+recompute theirs from faded ones. F is the mean probability that the network gives to the site's own organ on the
+organ's voxels. A head's attribution is A × the mean over ε of ∂F/∂A at εA, entry by entry of A; the largest entry
+counts. In the sum, entries of either sign cancel, and mostly rounding is left.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from panorgan.errors import RunError
-from panorgan.networks.replay import with_room
+from panorgan.networks.cuda_graphs import retry_without_graphs
 
 Foreground = Callable[[Sequence[torch.Tensor]], torch.Tensor]
-"""Attention maps of every layer, [B, heads, n, n] each → F, a number, of a network that uses them in place of its own.
+"""Attention maps of every layer, [B, heads, n, n] each → F, a number, of a network that uses them instead of its own.
 
-Wherever it uses them: where a network re-weights skip connections by its maps, that is part of what a head adds.
+All uses count: where a network re-weights skip connections by its maps, that is part of a head's contribution.
 """
 
 STEPS = 15
@@ -30,7 +30,7 @@ NEGLIGIBLE = 1e-6
 """Attributions below this share of a site's largest are rounding errors of float32, and count as 0."""
 
 
-# What a GPU looks at together: 48 slices of 256 × 256, each with 24 maps of 256 tokens. Three gigabytes for one organ.
+# Processed together on a GPU: 48 slices of 256 × 256, each with 24 maps of 256 tokens. Three gigabytes for one organ.
 _PIXELS = 48 * 256**2
 _ATTENTION = 48 * 24 * 256**2
 
@@ -43,12 +43,11 @@ def head_attribution(
 ) -> list[torch.Tensor]:
     """Eq. 17: (1/S) · A × Σ_s ∂F/∂A at s/S·A, of every layer as its maps are, [B, heads, n, n].
 
-    The answer stays on the maps' device. F of a scan whose slices come in batches is a sum over batches: each slice has
-    an attribution of its own. The network should be in evaluation mode. Runs without autocast, unless `foreground`
-    starts it.
+    The result stays on the maps' device. F of a scan whose slices come in batches is a sum over batches: each slice has
+    its own attribution. The network should be in evaluation mode. Runs without autocast, unless `foreground` starts it.
 
-    `at_once` steps are taken together where that is faster: `foreground` then gets maps [at_once · B, heads, n, n], all
-    slices of the first step before those of the second, and answers with the sum of what it says to each step.
+    `at_once` steps are computed together where that is faster: `foreground` then gets maps [at_once · B, heads, n, n],
+    all slices of the first step before those of the second, and returns the sum over steps.
     """
     maps = [layer.detach().float() for layer in maps]
     slopes_so_far = [torch.zeros_like(layer) for layer in maps]
@@ -63,19 +62,19 @@ def head_attribution(
 
 
 def largest_entries(attribution: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of every head the largest entry over slices and pairs of places: [B, heads, n, n] per layer → [layers, heads]."""
+    """The largest entry of every head over slices and pairs of places: [B, heads, n, n] per layer → [layers, heads]."""
     return torch.stack([layer.amax((0, 2, 3)) for layer in attribution])
 
 
 class Attributor:
-    """`head_attribution` for image after image: on a GPU several steps at a time, as long as its memory suffices.
+    """`head_attribution` for many images: on a GPU several steps at a time, as long as its memory suffices.
 
     Step by step, with a few slices each, most of a GPU would be idle.
     """
 
     def __init__(self) -> None:
         self.one_by_one = False
-        """Memory has not sufficed once."""
+        """Whether memory has run out once."""
 
     def __call__(
         self, foreground: Foreground, maps: Sequence[torch.Tensor], pixels: int, steps: int = STEPS
@@ -87,11 +86,11 @@ class Attributor:
                 return head_attribution(foreground, maps, steps, at_once)
             except torch.OutOfMemoryError:
                 self.one_by_one = True
-        # Out here nothing holds on to what a failed attempt had made.
-        return with_room(maps[0].device, lambda: head_attribution(foreground, maps, steps))
+        # Outside the except block, nothing keeps the failed attempt's tensors alive.
+        return retry_without_graphs(maps[0].device, lambda: head_attribution(foreground, maps, steps))
 
     def steps_at_once(self, maps: Sequence[torch.Tensor], pixels: int) -> int:
-        """As many as make 48 of the paper's slices of the images, and of the maps."""
+        """As many steps as make up 48 of the paper's slices, in images and in maps."""
         if self.one_by_one or not maps[0].is_cuda:
             return 1
         attention = sum(layer.numel() for layer in maps)
@@ -99,14 +98,14 @@ class Attributor:
 
 
 def _slopes(probability: torch.Tensor, faded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """∂F/∂A of every layer; refuses an F that some of the maps play no part in."""
+    """∂F/∂A of every layer; raises an error if F does not depend on some of the maps."""
     found = torch.autograd.grad(probability, faded, allow_unused=True) if probability.requires_grad else ()
     slopes = [slope for slope in found if slope is not None]
     if len(slopes) < len(faded):
         raise RunError(
-            "The foreground probability does not depend on all attention maps that were given.",
+            "The foreground probability does not depend on all given attention maps.",
             code="maps-without-effect",
-            why="the network does not use them in place of its own, or they were detached on the way",
+            why="the network does not use them instead of its own, or they were detached",
         )
     return slopes
 
@@ -114,8 +113,8 @@ def _slopes(probability: torch.Tensor, faded: Sequence[torch.Tensor]) -> list[to
 def head_importance(scans: Iterable[torch.Tensor]) -> torch.Tensor:
     """HA of eq. 18: the largest over scans of their `largest_entries`, [layers, heads] each → [layers, heads].
 
-    May be negative: a head that works against the organ everywhere, on every scan. Rounding errors become 0
-    (`NEGLIGIBLE`), so that a head which adds nothing does not count.
+    May be negative: a head that works against the organ on every scan. Rounding errors become 0 (`NEGLIGIBLE`), so that
+    a head without a contribution does not count.
     """
     attributions = torch.stack(list(scans))
     largest = attributions.amax(0)
@@ -142,23 +141,23 @@ def head_weights(
 ) -> dict[str, dict[str, float]]:
     """λ of eq. 19 by head and site, from each site's HA by head; per head they add up to one.
 
-    HA_{i,k}/Σ_k HA_{i,k}, where a negative HA counts as 0: a mean needs weights that are not negative, and a head that
-    helps an organ on no scan has nothing to teach. If no site has an HA above 0, sites count by their `cases`, which
-    names all sites. So does a site that tells no number for a head; the others share the rest.
+    HA_{i,k}/Σ_k HA_{i,k}, where a negative HA counts as 0: a mean needs non-negative weights, and a head that helps an
+    organ on no scan has nothing to contribute. If no site has an HA above 0, sites count by their `cases`, which names
+    all sites. So does a site that sends no number for a head; the others share the rest.
     """
     everywhere = math.fsum(cases.values())
     by_cases = {site: number / everywhere for site, number in sorted(cases.items())}
     heads = sorted({head for numbers in importance.values() for head in numbers})
-    told = {head: {site: importance.get(site, {}).get(head, math.nan) for site in by_cases} for head in heads}
-    return {head: _one_head(told[head], by_cases) for head in heads}
+    attributions = {head: {site: importance.get(site, {}).get(head, math.nan) for site in by_cases} for head in heads}
+    return {head: _one_head(attributions[head], by_cases) for head in heads}
 
 
-def _one_head(told: Mapping[str, float], by_cases: Mapping[str, float]) -> dict[str, float]:
-    helpful = {site: max(value, 0.0) for site, value in told.items() if math.isfinite(value)}
+def _one_head(attributions: Mapping[str, float], by_cases: Mapping[str, float]) -> dict[str, float]:
+    helpful = {site: max(value, 0.0) for site, value in attributions.items() if math.isfinite(value)}
     largest = max(helpful.values(), default=0.0)
     if largest == 0:
         return dict(by_cases)
-    # Divided by the largest first: the sum of large numbers may be infinite.
+    # Divided by the largest first: the sum of large numbers may overflow.
     total = math.fsum(value / largest for value in helpful.values())
     left = math.fsum(by_cases[site] for site in helpful)
     return {

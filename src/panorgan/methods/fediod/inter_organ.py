@@ -1,6 +1,6 @@
 """FedIOD's network: one encoder, a decoder per organ, and between them a transformer that relates organs to each other.
 
-How much attention a place receives re-weights the skip connections: what other organs are found by counts for more.
+The attention that a place receives re-weights the skip connections: places that help to find other organs count more.
 Without the transformer this is `organ_parts.MultiDecoder`, key by key and bit by bit.
 """
 
@@ -16,7 +16,13 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.errors import ConfigError, RunError
-from panorgan.methods.fediod.attention_gate import Gate, attention_entropy, mean_attention, multiplied, token_weights
+from panorgan.methods.fediod.attention_gate import (
+    Gate,
+    attention_entropy,
+    mean_attention,
+    multiply_by_weights,
+    token_weights,
+)
 from panorgan.methods.fediod.bottleneck_attention import BottleneckTransformer, head_of_key
 from panorgan.networks.blocks import Blocks, decode, encode
 from panorgan.networks.organ_parts import OUTPUTS, MultiDecoder, group_of
@@ -39,7 +45,7 @@ class InterOrganSettings(Settings):
         "sigmoid of each, or 0",
     )
     decoders: Literal["whole", "single_layer"] = Field(
-        "whole", description="of each organ: a whole decoder, or just the last layer of one that all organs share"
+        "whole", description="per organ: a whole decoder, or just the last layer of one that all organs share"
     )
 
 
@@ -47,10 +53,10 @@ class AttentionLoss(NamedTuple):
     """A loss of the mean attention, and of tensors of its own, computed as a part of the pass."""
 
     key: Hashable
-    """Says what is computed: the same key, the same function."""
+    """Identifies the function: same key, same function."""
     compute: Callable[..., torch.Tensor]
     given: tuple[torch.Tensor, ...] = ()
-    """Follow the attention as arguments; they carry no gradient."""
+    """Arguments after the attention; they carry no gradient."""
 
 
 def _nothing(mean: torch.Tensor) -> torch.Tensor:
@@ -58,13 +64,13 @@ def _nothing(mean: torch.Tensor) -> torch.Tensor:
 
 
 NUMBERS_ONLY = AttentionLoss("numbers only", _nothing)
-"""An empty loss: the record has its numbers, and no gradient has to go back for that."""
+"""An empty loss: the record gets its numbers, and no gradient is needed."""
 
 
 class AttentionRecord:
-    """What `InterOrganNetwork.record_attention` has seen in the last forward pass; its tensors carry gradients.
+    """The attention of the last forward pass under `InterOrganNetwork.record_attention`; its tensors carry gradients.
 
-    A training pass that is replayed as a CUDA graph gives its numbers, and the attention loss or, without it, the mean.
+    For a pass replayed as a CUDA graph it holds the numbers, and the attention loss or, without one, the mean.
     """
 
     def __init__(self, attention_loss: AttentionLoss | None = None) -> None:
@@ -89,12 +95,12 @@ class AttentionRecord:
         maps: tuple[torch.Tensor, ...] = (),
         weights: torch.Tensor | None = None,
     ) -> None:
-        """In place of what was seen before."""
+        """Replace the recorded attention."""
         self.grid, self.mean, self.maps, self.weights = grid, mean, maps, weights
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Make the numbers of what was kept; nothing is asked of the device."""
+        """Compute the numbers of the recorded attention; does not synchronise the device."""
         largest = self.mean.new_ones(()) if self.weights is None else self.weights.amax() + 1
         self.numbers = torch.stack((largest, attention_entropy(self.maps)))
 
@@ -109,9 +115,9 @@ class InterOrganNetwork(MultiDecoder):
         known: Collection[str] | None = None,
         inter_organ: InterOrganSettings | None = None,
     ) -> None:
-        self.inter_organ = s = inter_organ or InterOrganSettings()  # the constructor of the base class asks for it
+        self.inter_organ = s = inter_organ or InterOrganSettings()  # needed by the constructor of the base class
         super().__init__(vocabulary, settings, tuple(vocabulary) if known is None else known)
-        # Made last, so that with and without it all else begins with the same weights.
+        # Built last, so that everything else starts with the same weights with and without it.
         self.transformer: BottleneckTransformer | None = None
         if s.transformer:
             self.transformer = BottleneckTransformer(
@@ -131,15 +137,15 @@ class InterOrganNetwork(MultiDecoder):
         return nn.ModuleDict({"output": blocks.output(blocks.settings.features[0], OUTPUTS)})
 
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """The encoder's features of every level, related and re-weighted; or what one decoder for all makes of them."""
+        """The encoder's features of every level, attended and re-weighted; or the features of the shared decoder."""
         return self._shared_of(self.encoded(image))
 
     def _shared_of(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
-        levels = self._related(encoded)
+        levels = self._attend(encoded)
         return levels if self.inter_organ.decoders == "whole" else [decode(self.decoder, levels)]
 
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
-        """A decoder of its own, or just its last layer."""
+        """A decoder per organ, or just its last layer."""
         if self.inter_organ.decoders == "whole":
             return super()._outputs_of(part, shared)
         logits: torch.Tensor = part["output"](shared[0])  # type: ignore[index]
@@ -149,7 +155,7 @@ class InterOrganNetwork(MultiDecoder):
         """Logits; a record gets the mean attention of the same pass, or the attention loss."""
         record = self._record
         if record is None:
-            plainly = self._given is not None  # maps that somebody puts in are no part of a key
+            plainly = self._given is not None  # overridden maps are not part of a key
             return self.outputs(chosen, self.shared(image)) if plainly else super()._chosen(chosen, image)
         attention_loss = record.attention_loss
 
@@ -160,10 +166,10 @@ class InterOrganNetwork(MultiDecoder):
 
         key, given = (None, ()) if attention_loss is None else (attention_loss.key, attention_loss.given)
         if self._given is None:
-            logits, found, record.numbers = self.passed(("watched", key, *chosen), compute, image, *given)
+            logits, found, record.numbers = self.run_pass(("watched", key, *chosen), compute, image, *given)
         else:
             logits, found, _ = compute(image, *given)
-        if found is not record.loss:  # replayed: what the record holds is of the pass that was recorded
+        if found is not record.loss:  # replayed: the record holds tensors of the captured pass
             grid = tuple(n // divisor for n, divisor in zip(image.shape[2:], self.divisor, strict=True))
             record.keep(grid, found if attention_loss is None else torch.empty(0))
             record.loss = found
@@ -173,10 +179,10 @@ class InterOrganNetwork(MultiDecoder):
         """Ā [B, N, N] of images [B, 1, *S], without running any decoder."""
         return mean_attention(self.maps_of(self.encoded(image)))
 
-    # `channels_for` in two halves, for whoever asks many times what other attention would make of the same image.
+    # `channels_for` in two halves, to evaluate the same image with many different attention maps.
 
     def encoded(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """The encoder's features of every level, which depend on no attention."""
+        """The encoder's features of every level, which do not depend on attention."""
         return encode(self.encoder, self.bottleneck, image)
 
     def maps_of(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -200,7 +206,7 @@ class InterOrganNetwork(MultiDecoder):
 
     @contextmanager
     def override_attention(self, maps: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Put these maps, [B, heads, N, N] for every layer, in the place of the network's own attention.
+        """Replace the network's own attention by these maps, [B, heads, N, N] for every layer.
 
         The weights of the skip connections follow from them too: logits become a function of the maps.
         """
@@ -216,7 +222,7 @@ class InterOrganNetwork(MultiDecoder):
         finally:
             self._given = before
 
-    def _related(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _attend(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
         """Features of every level, the deepest through the transformer, the others re-weighted by its attention."""
         if self.transformer is None:
             return levels
@@ -230,7 +236,7 @@ class InterOrganNetwork(MultiDecoder):
         if gate != "none":
             weights = token_weights(mean, gate).unflatten(1, grid)
             raised = weights + 1  # x + x·W of every level at once
-            skips = [multiplied(skip, raised) for skip in skips]
+            skips = [multiply_by_weights(skip, raised) for skip in skips]
         if record is not None:
             record.keep(tuple(grid), mean, tuple(maps), weights)
             record.measure()
@@ -243,7 +249,7 @@ class InterOrganNetwork(MultiDecoder):
                 code="no-attention",
                 where="transformer",
                 why="it was built with transformer: false",
-                fix="Switch the transformer on, or leave out what needs its attention.",
+                fix="Switch the transformer on, or leave out settings that need its attention.",
             )
         return self.transformer
 

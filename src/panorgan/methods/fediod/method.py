@@ -1,47 +1,49 @@
-"""FedIOD — attention between places of the image tells a site of organs that only others have labelled.
+"""FedIOD — attention between places of the image informs a site about organs that only other sites label.
 
 Wan, Yan and Yu, "FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ dependency".
-One encoder for all, a decoder per organ, which only its owners train; between them
+One encoder for all, a decoder per organ, trained only by the sites that own it; between them
 
 - *T*: a transformer. How much attention a place receives re-weights the skip connections (eqs. 1, 2);
 - *Reg*: after training, a site takes the scans that it segments best, and the attention maps of their slices. Their
   minimum and maximum over scans (eqs. 3 to 6) go to the server, which fuses those of all sites (eqs. 7 to 9). From then
-  on every map is to contain the fused intersection and to lie within the fused union (eqs. 10 to 14);
-- *DA*: integrated gradients say how much each attention head adds to a site's own organs (eqs. 17, 18), and so how much
-  the site counts in the mean of that head's weights (eqs. 19, 20). All else is averaged as in FedAvg.
+  on every map should contain the fused intersection and lie within the fused union (eqs. 10 to 14);
+- *DA*: integrated gradients measure how much each attention head contributes to a site's own organs (eqs. 17, 18),
+  which sets the site's weight in the mean of that head's weights (eqs. 19, 20). Everything else is averaged as in
+  FedAvg.
 
-With all three off it is `multidecoder`. A run begins so: in round 1 sites tell how many slices their scans have; the
-server agrees on a depth for all maps, the median. From round 2 on maps travel, from round 3 on they regularise, or
-later if `regularisation_start` says so. In the last round none are sent. The log has, of every site, the largest factor
-of a skip connection and how evenly heads look around; and of the server the largest share of a site in a head.
+With all three off it is `multidecoder`. In round 1 sites report how many slices their scans have, and the server sets a
+depth for all maps, the median. From round 2 on maps travel, from round 3 on they regularise, or later if
+`regularisation_start` says so. In the last round none are sent. The log holds, for every site, the largest factor of a
+skip connection and how evenly heads attend; and for the server the largest weight of a site in a head.
 
-Settled where the paper is silent or cannot be followed to the letter:
+Decisions where the paper is silent or cannot be followed to the letter:
 
-- eq. 2 is taken as it is printed, and added: a skip connection x becomes x + x·W, where W adds up to 1 over all places.
-  Scaled to a mean of 1, one place of a hundred multiplies x a hundredfold within three steps of AdamW. As
-  `gate: sigmoid`, W is twice the sigmoid of what a place receives beyond its even share;
+- eq. 2 is taken as printed, and added: a skip connection x becomes x + x·W, where W sums to 1 over all places. Scaled
+  to a mean of 1, one place of a hundred multiplies x a hundredfold within three steps of AdamW. With `gate: sigmoid`,
+  W is twice the sigmoid of the attention that a place receives beyond its even share;
 - under AdamW the transformer learns at 1/16 of the rate (`transformer_rate`), and its result is normalised: at one rate
-  for all, the deepest features grow a hundredfold. Layers normalise first, and positions are sines that steer who looks
-  at whom and are not passed on. All heads are as wide as the tokens, without biases;
+  for all, the deepest features grow a hundredfold. Layers normalise first; positions are sines that enter queries and
+  keys only. All heads are as wide as the tokens, without biases;
 - a scan's Dice loss is that of all its slices together; τ and µ are a fifth of the scans, at least one;
-- maps are those of whole slices, cut or filled to the size of a patch around their middle; a training patch is compared
-  with its slice's, wherever it was cut. A slice is held to the mean of three fused ones, its own and its neighbours;
+- maps are those of whole slices, cropped or padded around their centre to the size of a patch; a training patch is
+  compared with the map of its slice, wherever it was cut. A slice is compared with the mean of three fused ones, its
+  own and its neighbours;
 - the common depth is the median of the sites' medians, each counted once per case; stacks deeper than `map_depth` are
-  resampled to it, lest maps outgrow the weights;
+  resampled to it, so that maps do not outgrow the weights;
 - the weights of eqs. 8 and 9 fall with the absolute distance from the mean, and the 1/K of eq. 7 is left out. Distances
-  of attention are so small that this is nearly a plain mean; `fusion_scale` makes it felt (see `attention_maps`);
+  of attention are so small that this is nearly a plain mean; `fusion_scale` amplifies them (see `attention_maps`);
 - eqs. 10 and 11 are shares to be maximised, so that 1 − share is the loss, with a weight of 0.1 each, from 3 % of the
   rounds on. The gate's α = 1000 is that of 256 tokens and scaled with their number, its β the mean of each row;
 - eq. 17's F is the probability of the site's own organs on their own voxels, its integral has 15 steps from 0; maps of
   all layers are faded in together, and the skip connections' weights with them;
-- eq. 18's largest is over a scan's slices and all entries of a head's map too: their sum cancels. A negative HA counts
-  as 0, and a head that helps nowhere is averaged by n_k;
-- λ counts from 3 % of the rounds on (`aggregation_start`): before, attributions are noise. It is for a head's queries,
-  keys, values and its part of the output; all else of the transformer is averaged by n_k;
+- eq. 18's maximum is over a scan's slices and all entries of a head's map too: their sum cancels. A negative HA counts
+  as 0, and a head without any contribution is averaged by n_k;
+- λ applies from 3 % of the rounds on (`aggregation_start`): before, attributions are noise. It covers a head's queries,
+  keys, values and its part of the output; the rest of the transformer is averaged by n_k;
 - a pass over the data is as many patches as a site has slices. They are drawn as for every method, most of them around
-  an organ (`training.sampling.foreground`), and the rate falls as everywhere (`training.optimizer.schedule`).
+  an organ (`training.sampling.foreground`), and the rate falls as configured (`training.optimizer.schedule`).
 
-The paper works on slices. On patches with a volume a scan has one map, that of its middle: nothing is stacked.
+The paper works on slices. With 3D patches a scan has one map, that of its centre: nothing is stacked.
 """
 
 from __future__ import annotations
@@ -93,12 +95,12 @@ def _containment(
 
 
 def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
-    return unpacked(updates.tensor(site, key)).clamp_(0, 1)  # beyond that it is no attention
+    return unpacked(updates.tensor(site, key)).clamp_(0, 1)  # attention lies in this range
 
 
 @register("fediod", config=FedIODConfig)
 class FedIOD(Method):
-    """Multi-decoder network with inter-organ attention that sites agree on, averaged head by head."""
+    """Multi-decoder network with inter-organ attention shared between sites, averaged head by head."""
 
     paper: ClassVar[str] = (
         "Wan, Yan and Yu, FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ "
@@ -131,18 +133,18 @@ class FedIOD(Method):
     numbers: ClassVar[Mapping[str, str]] = {
         **LOSS_IN_PARTS,
         "attention/*": "how attention behaves: the largest factor by which it multiplies a skip connection (`gate`), "
-        "and how evenly heads look around (`entropy`, 1 at all places alike, 0 at a single one); in the first round "
+        "and how evenly heads attend (`entropy`, 1 for all places alike, 0 for a single one); in the first round "
         "how many slices the site's scans have (`depth`, the median), and how many places a patch has (`tokens`)",
-        f"{ATTRIBUTION}*": "how much each attention head adds to the site's own organs",
+        f"{ATTRIBUTION}*": "how much each attention head contributes to the site's own organs",
     }
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         DEPTH: (1.0, 100_000.0),
         TOKENS: (1.0, float(_MOST_TOKENS)),
-        f"{ATTRIBUTION}*": (-1000.0, 1000.0),  # of a probability: all heads of a scan together make up at most 1
+        f"{ATTRIBUTION}*": (-1000.0, 1000.0),  # of a probability: all heads of a scan add up to at most 1
     }
     tensors: ClassVar[Mapping[str, str]] = {
         "attention/*": "for every pair of places on a coarse grid over a slice (16 × 16 in the paper), how much the "
-        "network looks from one to the other: the least and the most over the site's best scans (with fewer than "
+        "network attends from one to the other: minimum and maximum over the site's best scans (with fewer than "
         "eight training scans that is a single one, unless `map_scans` is raised)."
     }
     report_section: ClassVar[str] = "panorgan.methods.fediod.report"
@@ -157,7 +159,7 @@ class FedIOD(Method):
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> InterOrganNetwork:
-        """As `multidecoder`: a site has the decoders of its own organs, the federation those of all taught ones."""
+        """As `multidecoder`: a site has the decoders of its own organs, the federation those of all labelled ones."""
         settings = self.network_settings(settings)
         inter_organ = InterOrganSettings(
             **{name: getattr(self.config, name) for name in InterOrganSettings.model_fields}
@@ -167,15 +169,16 @@ class FedIOD(Method):
         return InterOrganNetwork(federation.vocabulary, settings, federation.labelled_organs(), inter_organ)
 
     def module_starts(self, rounds: int) -> Mapping[str, int]:
-        """Reg and DA, which wait until attention means something."""
+        """Reg and DA, which wait until attention is meaningful."""
         return self.config.module_starts(rounds)
 
     def rate_factors(self, optimizer: str) -> Mapping[str, float]:
-        """The transformer has a rate of its own."""
+        """The transformer has its own rate."""
         return {_TRANSFORMER: self.config.transformer_factor(optimizer)}
 
     class Site(SiteRule):
-        """Supervision of the own organs, attention held between the fused maps; then a look at the best scans."""
+        """Supervision of the own organs, attention held between the fused maps; then the inspection of the best
+        scans."""
 
         config: FedIODConfig
         model: InterOrganNetwork
@@ -185,21 +188,21 @@ class FedIOD(Method):
             self.fused: dict[str, torch.Tensor] = {}
             """Î and Û [D̄, n, n] of this round, by key; empty while nothing is regularised."""
             self.targets: SliceTargets | None = None
-            """What they say about slices of the own scans."""
+            """The fused maps for slices of the site's own scans."""
             self.answer = Payload()
-            """What this round's look at the best scans has found."""
+            """The results of this round's inspection of the best scans."""
             self.logged: dict[str, torch.Tensor] = {}
             self.inspector = ScanInspector(self.model, self.tools, self.own_organs, self.config.attribution_steps)
             self._refuse_too_many_tokens()
 
         def _refuse_too_many_tokens(self) -> None:
-            """A head's map has as many numbers as tokens squared: thousands of tokens fill any memory, in silence."""
+            """A head's map has as many numbers as tokens squared: thousands of tokens exhaust any memory."""
             if self.config.transformer and (tokens := self.inspector.tokens()) > _MOST_TOKENS:
                 raise ConfigError(
                     f"FedIOD would relate {tokens} places to each other, which takes {tokens**2:,} numbers per head.",
                     code="too-many-tokens",
                     where="network.features, training.sampling.patch_size",
-                    why=f"the deepest level of the network has so many places in a patch; at most {_MOST_TOKENS} are "
+                    why=f"the deepest level of the network has that many places in a patch; at most {_MOST_TOKENS} are "
                     "allowed, and the paper has 256",
                     fix="Add levels to network.features (each halves every axis), or make patches smaller.",
                 )
@@ -223,8 +226,9 @@ class FedIOD(Method):
             return {**super().step(batch), **self.logged}
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Dice + cross-entropy on what is annotated; once maps have come, eqs. 10 and 11 of the network's own."""
-            if not self.fused and not self.config.has_gate:  # nobody needs the maps: attention is faster without
+            """Dice + cross-entropy on annotated structures; with fused maps, eqs. 10 and 11 of the network's own maps
+            too."""
+            if not self.fused and not self.config.has_gate:  # maps are not needed: attention is faster without them
                 return super().loss(batch)
             with self.model.record_attention(self.containment(batch) if self.fused else NUMBERS_ONLY) as seen:
                 loss = super().loss(batch)
@@ -237,10 +241,10 @@ class FedIOD(Method):
             return torch.add(loss, parts.sum(), alpha=self.config.regularisation_weight)
 
         def containment(self, batch: Batch) -> AttentionLoss:
-            """What is said about a batch's maps Ā [B, n, n]: L_I and L_U, [2], means over the batch (eqs. 13, 14)."""
+            """The loss of a batch's maps Ā [B, n, n]: L_I and L_U, [2], means over the batch (eqs. 13, 14)."""
             if self.targets is not None and batch.slices is not None and batch.depths is not None:
                 intersection, union = self.targets(batch.slices, batch.depths)
-            else:  # patches with a volume: one map for all
+            else:  # 3D patches: one map for all
                 intersection, union = (
                     self.fused[key][:1].expand(len(batch.image), -1, -1) for key in (INTERSECTION, UNION)
                 )
@@ -250,10 +254,11 @@ class FedIOD(Method):
         # -- after training
 
         def after_round(self) -> None:
-            """Segment every training scan; of the best, take maps (eqs. 3 to 6) and judge the heads (eqs. 17, 18)."""
+            """Segment every training scan; of the best, take maps (eqs. 3 to 6) and attribute the heads (eqs. 17,
+            18)."""
             depth = int(self.received.scalars.get(DEPTH, 0))
             maps_travel = depth > 0 and self.config.maps_travel(self.round_info)
-            judged = self.config.heads_are_judged(self.round_info)
+            judged = self.config.sends_attributions(self.round_info)
             tensors, numbers = dict[str, torch.Tensor](), dict[str, float]()
             if self.config.regularisation and depth == 0:
                 numbers |= {DEPTH: self.inspector.median_depth(), TOKENS: float(self.inspector.tokens())}
@@ -278,46 +283,47 @@ class FedIOD(Method):
             return {f"{ATTRIBUTION}{i}.{j}": value for i, row in enumerate(rows) for j, value in enumerate(row)}
 
         def update(self) -> Payload:
-            """The model; and what was found after training."""
+            """The model, and the results of the inspection."""
             whole = super().update()
             return Payload({**whole.tensors, **self.answer.tensors}, {**whole.scalars, **self.answer.scalars})
 
     class Server(ServerRule):
-        """The mean over those who sent a key, for attention heads by attribution; and the maps of all sites, fused."""
+        """The mean over the sites that sent a key, for attention heads by attribution; and the fused maps of all
+        sites."""
 
         config: FedIODConfig
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
             self.agreed: dict[str, float] = {}
-            """D̄ and the number of tokens, once sites have told theirs."""
+            """D̄ and the number of tokens, once sites have reported them."""
             self.fused: dict[str, torch.Tensor] = {}
-            """Î and Û as they travel, by key: of the last round in which maps came."""
+            """Î and Û as they travel, by key: of the last round with maps."""
             self.importance: dict[str, dict[str, float]] = {}
-            """HA (eq. 18) by site and head, as each site told last."""
+            """HA (eq. 18) by site and head, from each site's last report."""
             self.head_shares: Mapping[str, Mapping[str, float]] = {}
             """λ (eq. 19) of this round by head and site."""
             self._refuse_an_older_network()
 
         def _refuse_an_older_network(self) -> None:
-            """Weights of a network without the last normalisation fit none that is built today."""
+            """Weights of a network without the last normalisation do not fit any network built today."""
             if any(head_of_key(key) is not None for key in self.weights) and _LAST_NORM not in self.weights:
                 raise RunError(
-                    "This FedIOD run was begun with an older panorgan version, and cannot go on with this one.",
+                    "This FedIOD run was begun with an older panorgan version, and cannot be continued with this one.",
                     code="run-of-older-version",
                     why="its transformer has no last normalisation, and its gate was another one",
                     fix="Finish it with the version that began it, or start a new run.",
                 )
 
         def broadcast(self, site: str) -> Payload:
-            """With the model go D̄ and, where they will be used, the fused maps."""
+            """The model, D̄ and, where they will be used, the fused maps."""
             whole = super().broadcast(site)
             maps = self.fused if self.config.regularises(self.round_info) else {}
             depth = {DEPTH: self.agreed[DEPTH]} if DEPTH in self.agreed else {}
             return Payload({**whole.tensors, **maps}, {**whole.scalars, **depth})
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-            """Maps may come along. Where nobody has told of sizes yet, the paper's stand in for them."""
+            """Maps may be included. Until sites have reported sizes, the paper's are assumed."""
             if not self.config.maps_travel(self.round_info):
                 return super().expects(site)
             tokens, depth = (int({**_PAPER, **self.agreed}[name]) for name in (TOKENS, DEPTH))
@@ -325,16 +331,16 @@ class FedIOD(Method):
             return {**super().expects(site), INTERSECTION: example, UNION: example}
 
         def aggregate(self, updates: Updates) -> None:
-            """Agree on a size, fuse the maps that came (eqs. 7 to 9), weigh heads (eq. 19), average."""
+            """Set the common size, fuse the maps (eqs. 7 to 9), weight heads (eq. 19), average."""
             self._agree(updates)
             for key in (INTERSECTION, UNION):
                 senders = [site for site in updates.sites if key in updates.keys(site)]
                 if senders:
                     self.fused[key] = packed(fuse(partial(_sent, updates, key), senders, self.config.fusion_scale))
             for site in updates.sites:
-                told = {name: value for name, value in updates.scalars(site).items() if name.startswith(ATTRIBUTION)}
-                if told:
-                    self.importance[site] = told
+                sent = {name: value for name, value in updates.scalars(site).items() if name.startswith(ATTRIBUTION)}
+                if sent:
+                    self.importance[site] = sent
             known = {site: self.importance.get(site, {}) for site in updates.sites}
             self.head_shares = head_weights(known, {site: self.weight(site, "") for site in updates.sites})
             super().aggregate(updates)
@@ -346,17 +352,17 @@ class FedIOD(Method):
             return super().weight(site, key) if shares is None else shares[site]
 
         def numbers(self) -> Scalars:
-            """The largest λ of all heads and sites: near 1, a single site decides about a head."""
+            """The largest λ of all heads and sites: near 1, a single site determines a head."""
             shares = [share for by_site in self.head_shares.values() for share in by_site.values()]
             return {LARGEST_SHARE: max(shares)} if shares else {}
 
         def _agree(self, updates: Updates) -> None:
-            """Medians over sites, each counted once per case (none for half): D̄ of all scans, as far as they tell."""
+            """Medians over sites, each counted once per case (half a case if none): D̄ of all scans reported."""
             if self.agreed:
                 return
             for name in (DEPTH, TOKENS):
-                told = {site: updates.scalars(site).get(name, math.nan) for site in updates.sites}
-                known = {site: value for site, value in told.items() if value >= 1}
+                reported = {site: updates.scalars(site).get(name, math.nan) for site in updates.sites}
+                known = {site: value for site, value in reported.items() if value >= 1}
                 cases = [float(self.federation.sites[site].train_cases) for site in known]
                 if known:
                     self.agreed[name] = float(int(weighted_median(list(known.values()), capped(cases, MINORITY))))
@@ -364,12 +370,12 @@ class FedIOD(Method):
                 self.agreed[DEPTH] = min(self.agreed[DEPTH], float(self.config.map_depth))
 
         def state(self) -> Payload:
-            """The fused maps, their size, and what each site said about heads."""
-            told = {f"{site}/{head}": value for site, heads in self.importance.items() for head, value in heads.items()}
-            return Payload(self.fused, {**self.agreed, **told})
+            """The fused maps, their size, and each site's attributions."""
+            kept = {f"{site}/{head}": value for site, heads in self.importance.items() for head, value in heads.items()}
+            return Payload(self.fused, {**self.agreed, **kept})
 
         def load_state(self, state: Payload) -> None:
-            """Take them back."""
+            """Restore them."""
             self.fused = dict(state.tensors)
             self.agreed = {name: state.scalars[name] for name in (DEPTH, TOKENS) if name in state.scalars}
             self.importance = {}

@@ -1,6 +1,6 @@
-"""FedIOD's section of a run's page: where a network looks when it finds organs, which site counts in which head.
+"""FedIOD's section of a run's page: where the network looks to find organs, and the weight of each site in each head.
 
-The report imports this file when it writes a page, and nothing else does; so it may know rooms above this one.
+Only the report imports this file, when it writes a page; so it may import from rooms above this one.
 Maps are 1 on average. Colours go by doublings from 1 on; what gets less than the average stays clear.
 """
 
@@ -48,7 +48,7 @@ from panorgan.workflows.run import Run
 _MOST_CASES = 8
 _CASES_PER_SITE = 2
 _LONGEST_SIDE = 256  # pixels of a scan; pictures stand side by side
-# Blue, red and yellow without their darkest: monotone in lightness, told apart with any kind of colour vision.
+# Blue, red and yellow without their darkest shades: monotone in lightness, distinguishable with any colour vision.
 _COLOURS = colormaps["plasma"]
 _DARKEST, _OPAQUE = 0.2, 0.8
 _STEPS = 48  # shades; few enough for small files
@@ -86,7 +86,7 @@ class Shown:
 
     @property
     def words(self) -> str:
-        """Where there is more than one, which."""
+        """Which slice, if there are several."""
         return f"slice {self.number} of {self.slices}" if self.slices > 1 else ""
 
 
@@ -142,7 +142,7 @@ class HeadTable:
 
 
 def section(run: Run, cases: Callable[[], Mapping[CaseKey, Case]]) -> MethodSection | None:
-    """Pictures and shares, as far as the run has them."""
+    """Pictures and head weights, as far as the run has them."""
     pictures, missing = try_to_draw(lambda: attention_pictures(run, cases()))
     heads = head_table(run)
     if pictures is None and heads is None:
@@ -192,7 +192,7 @@ def has_attention(model: Path) -> bool:
     """Whether the model in this folder has attention heads; read from the names of its weights."""
     try:
         if is_damaged(model / "model.safetensors"):
-            return True  # who loads it says so
+            return True  # loading it raises the error
         with safe_open(model / "model.safetensors", framework="pt") as file:
             return any(head_of_key(key) is not None for key in file.keys())  # noqa: SIM118 - it is no mapping
     except (OSError, SafetensorError):
@@ -200,9 +200,9 @@ def has_attention(model: Path) -> bool:
 
 
 def choose_cases(run: Run) -> list[CaseKey]:
-    """Of every site the case with the median score and the worst one; of many sites the median alone, of some."""
+    """Per site the case with the median score and the worst one; with many sites the median alone, of some."""
     per_site = max(1, min(_CASES_PER_SITE, _MOST_CASES // max(1, len(run.sites))))
-    # Few external sites take part in many federations; they are not to be crowded out.
+    # Many federations have few external sites; they should not be crowded out.
     names = [site.name for site in (*run.external_sites, *run.training_sites)][:_MOST_CASES]
     chosen: list[CaseKey] = []
     for site in (site.name for site in run.sites if site.name in names):
@@ -332,8 +332,8 @@ def head_table(run: Run) -> HeadTable | None:
             continue
         done, answered = int(event.facts["number"]), tuple(event.facts["sites"])
         for site, numbers in event.facts["sites"].items():
-            told = {name: value for name, value in numbers.items() if name.startswith(ATTRIBUTION)}
-            importance |= {site: told} if told else {}
+            sent = {name: value for name, value in numbers.items() if name.startswith(ATTRIBUTION)}
+            importance |= {site: sent} if sent else {}
     known = {site: importance.get(site, {}) for site in answered}
     shares = head_weights(known, _weights(run, answered)) if any(known.values()) else {}
     if not shares:
@@ -348,7 +348,7 @@ def head_table(run: Run) -> HeadTable | None:
 
 
 def _weights(run: Run, sites: Sequence[str]) -> dict[str, float]:
-    """What sites count by where no head says otherwise."""
+    """The weights of sites for parameters outside of heads."""
     if run.manifest["experiment"]["method"].get("weighting", "cases") != "cases":
         return dict.fromkeys(sites, 1.0)
     cases = {site.name: float(site.cases["train"]) for site in run.sites}

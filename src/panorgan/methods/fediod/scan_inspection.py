@@ -1,8 +1,8 @@
-"""What FedIOD's site reads from its own scans after training: how well it segments them, where the network looks, and
-what its heads add (eqs. 3 to 6, 17 and 18). Nothing is trained here, and nothing drawn.
+"""Inspection of a FedIOD site's own scans after training: how well it segments them, where the network looks, and what
+its heads contribute (eqs. 3 to 6, 17 and 18). Nothing is trained here, and nothing is drawn at random.
 
-Maps are those of whole slices, cut or filled to the size of a patch around their middle. On patches with a volume a
-scan has one map, that of its middle.
+Maps are those of whole slices, cropped or padded around their centre to the size of a patch. With 3D patches a scan has
+one map, that of its centre.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from panorgan.preparation.sampling import sliced_axis, whole_scan
 from panorgan.preparation.store import StoredCase
 
 _AT_ONCE = 16
-"""Slices that are looked at together."""
+"""Slices processed together."""
 
 
 class ScanInspector:
-    """Looks at a site's training scans with the network that it has just trained, which is in evaluation mode.
+    """Inspects a site's training scans with the network that it has just trained, in evaluation mode.
 
     Parameters
     ----------
@@ -50,12 +50,12 @@ class ScanInspector:
 
     def dice_losses(self) -> dict[str, float]:
         """Of every training scan, by its name."""
-        told = [self.dice_loss(case) for case in self.tools.cases]  # of a GPU asked for once, at the end
-        return dict(zip((case.id for case in self.tools.cases), torch.stack(told).tolist(), strict=True))
+        losses = [self.dice_loss(case) for case in self.tools.cases]  # one synchronisation for all, at the end
+        return dict(zip((case.id for case in self.tools.cases), torch.stack(losses).tolist(), strict=True))
 
     @torch.no_grad()
     def dice_loss(self, case: StoredCase) -> torch.Tensor:
-        """1 − soft Dice of a whole scan, the mean over what it annotates: every sum runs over all slices."""
+        """1 − soft Dice of a whole scan, the mean over its annotated structures: every sum runs over all slices."""
         overlap = volume = torch.zeros((), dtype=torch.float64, device=self._device)
         for batch in self.pieces(self.scan(case)):
             with self.tools.autocast():
@@ -68,7 +68,7 @@ class ScanInspector:
     # -- the best scans
 
     def maps(self, scans: Sequence[str], depth: int) -> ScanMaps:
-        """Eqs. 4 to 6: least and most attention over these scans, all resampled to `depth` slices."""
+        """Eqs. 4 to 6: minimum and maximum attention over these scans, all resampled to `depth` slices."""
         over_scans = ScanMaps(depth)
         for case in self._cases(scans):
             over_scans.add(self.maps_of(case))
@@ -89,7 +89,7 @@ class ScanInspector:
     def attribution_of(self, case: StoredCase) -> torch.Tensor | None:
         """The largest entry of eq. 17 in a scan, [layers, heads]; None where it shows no organ.
 
-        Slices outside of what shows the organs have no part in F.
+        Slices without any of the organs do not contribute to F.
         """
         scan = self.scan(case)
         shown = (scan.bits != 0).flatten(1).any(1).nonzero()
@@ -102,13 +102,13 @@ class ScanInspector:
 
     def _attribution(self, batch: Batch, voxels: torch.Tensor) -> list[torch.Tensor]:
         vocabulary = Vocabulary(organ for organ in self.model.vocabulary if organ in self.organs)
-        with torch.no_grad(), self.tools.autocast():  # once for all steps: the encoder knows of no attention
+        with torch.no_grad(), self.tools.autocast():  # once for all steps: the encoder does not depend on attention
             encoded = self.model.encoded(batch.image)
             maps = self.model.maps_of(encoded)
 
-        def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:  # of several steps at once, perhaps
+        def foreground(faded: Sequence[torch.Tensor]) -> torch.Tensor:  # possibly of several steps at once
             times = len(faded[0]) // len(batch.image)
-            levels, masks = [_repeated(level, times) for level in encoded], _repeated(batch.masks, times)
+            levels, masks = [_repeat(level, times) for level in encoded], _repeat(batch.masks, times)
             with self.model.override_attention(faded), self.tools.autocast():
                 logits = self.model.decoded(levels, vocabulary.organs).float()
             probabilities = structure_probabilities(logits, batch, vocabulary, self.model.activation)
@@ -119,12 +119,12 @@ class ScanInspector:
     # -- sizes
 
     def median_depth(self) -> float:
-        """Slices of the site's scans; 1 where patches have a volume."""
+        """Slices of the site's scans; 1 with 3D patches."""
         axis = sliced_axis(self.tools.patch_size)
         return 1.0 if axis is None else float(statistics.median(c.image.shape[axis] for c in self.tools.cases))
 
     def tokens(self) -> int:
-        """Places that a patch has for the transformer."""
+        """Places of a patch for the transformer."""
         axis = sliced_axis(self.tools.patch_size)
         space = [size for along, size in enumerate(self.tools.patch_size) if along != axis]
         return math.prod(size // divisor for size, divisor in zip(space, self.model.divisor, strict=True))
@@ -132,7 +132,7 @@ class ScanInspector:
     # -- scans as the network sees them
 
     def scan(self, case: StoredCase) -> PackedBatch:
-        """All slices of a case, where the model computes."""
+        """All slices of a case, on the model's device."""
         return whole_scan(case, self.tools.patch_size).to(self._device)
 
     def pieces(self, scan: PackedBatch) -> Iterator[Batch]:
@@ -147,6 +147,6 @@ class ScanInspector:
         return next(self.model.parameters()).device
 
 
-def _repeated(tensor: torch.Tensor, times: int) -> torch.Tensor:
+def _repeat(tensor: torch.Tensor, times: int) -> torch.Tensor:
     """[B, ...] → [times · B, ...]."""
     return tensor if times == 1 else tensor.repeat(times, *(1,) * (tensor.ndim - 1))

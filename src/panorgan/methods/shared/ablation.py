@@ -14,7 +14,7 @@ class AblationRow:
 
     Attributes
     ----------
-    label : what the row is called in tables and on the command line; no commas.
+    label : the row's name in tables and on the command line; no commas.
     modules : the modules that are on in this row; they get a tick.
     settings : of the method, on top of the experiment's own (`network.…` and `training.…` for those sections).
     method : another method's name, for a row that is not the method itself (`solo`).
@@ -32,13 +32,13 @@ class AblationRow:
             raise ConfigError(
                 f"A row of an ablation cannot be called {self.label!r}.",
                 code="ablation-row-name",
-                why="rows are named on the command line, with commas between them",
+                why="rows are named on the command line, separated by commas",
                 fix="Give it a name without commas and without spaces at its ends.",
             )
 
 
 def all_modules(rows: Sequence[AblationRow]) -> tuple[str, ...]:
-    """Every module of some rows, in the order in which the rows bring them in: the columns of the table."""
+    """Every module of the rows, in the order of first appearance: the columns of the table."""
     return tuple(dict.fromkeys(module for row in rows for module in row.modules))
 
 

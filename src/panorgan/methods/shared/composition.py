@@ -1,6 +1,6 @@
-"""Methods that are put together from pieces: one choice along each axis, and words about them.
+"""Methods composed of pieces: one choice along each axis, and texts about them.
 
-supervision × local step × server average × network × where the data lies. `presets` has the choices and the table.
+supervision × local step × server average × network × where the data lies. `presets` holds the choices and the table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from panorgan.settings import Settings
 class Piece:
     """A choice along one axis: its settings, what it does at a site and at the server, and what it sends.
 
-    Rules call `super()`: they come before those of what they build on, a local step before the supervision whose loss
-    it minimises. `method` says what leaves a site (numbers, tensors, ranges); that of a supervision also what is around
-    the rules (stages, network, labels).
+    Rules call `super()`: they come before the rules that they build on, a local step before the supervision whose loss
+    it minimises. `method` declares what leaves a site (numbers, tensors, ranges); that of a supervision also what
+    surrounds the rules (stages, network, labels).
     """
 
     settings: type[Settings] | None = None
@@ -41,15 +41,15 @@ PLAIN = Piece()
 
 @dataclass(frozen=True)
 class Preset:
-    """A method as a row of a table: who it is, then what it is made of.
+    """A method as a row of a table: its texts, then its pieces.
 
     Attributes
     ----------
-    title, description : what documentation shows; a description may have several paragraphs.
+    title, description : for the documentation; a description may have several paragraphs.
     summary : one line for tables.
     paper, equations, recipe : as in `Method`.
     supervision, local_step, average : pieces; the plain ones are those of `Method`.
-    organs : how the network tells organs apart; None leaves it to the experiment, or to the supervision.
+    organs : how the network separates organs; None leaves it to the experiment, or to the supervision.
     data : at the sites, or pooled in one place (possible only on a benchmark).
     """
 
@@ -68,12 +68,12 @@ class Preset:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Outermost first: the average is over models that local steps make on supervision."""
+        """Outermost first: the average is over models that local steps train on the supervision."""
         return self.average, self.local_step, self.supervision
 
 
 def compose(preset: Preset, module: str) -> type[Method]:
-    """The method that a preset of a module describes; not yet registered."""
+    """The method class of a preset in a module; not yet registered."""
     around = preset.supervision.method
     if preset.organs is not None and around.organs not in (None, preset.organs):
         raise ConfigError(
@@ -91,38 +91,38 @@ def compose(preset: Preset, module: str) -> type[Method]:
         "recipe": preset.recipe,
         "organs": preset.organs or around.organs,
         "pooled": preset.data == "pooled",
-        "numbers": _joined(piece.method.numbers for piece in reversed(preset.pieces)),
-        "tensors": _joined(piece.method.tensors for piece in reversed(preset.pieces)),
-        "ranges": _joined(piece.method.ranges for piece in reversed(preset.pieces)),
-        "Site": _stacked("Site", SiteRule, [piece.site for piece in preset.pieces]),
-        "Server": _stacked("Server", ServerRule, [piece.server for piece in preset.pieces]),
+        "numbers": _join(piece.method.numbers for piece in reversed(preset.pieces)),
+        "tensors": _join(piece.method.tensors for piece in reversed(preset.pieces)),
+        "ranges": _join(piece.method.ranges for piece in reversed(preset.pieces)),
+        "Site": _stack_rules("Site", SiteRule, [piece.site for piece in preset.pieces]),
+        "Server": _stack_rules("Server", ServerRule, [piece.server for piece in preset.pieces]),
     }
     return type(preset.name, _distinct([piece.method for piece in preset.pieces]), parts)
 
 
 def register_preset(preset: Preset, module: str) -> type[Method]:
-    """Make it known under its name."""
+    """Register it under its name."""
     return register(preset.name, config=config_of(preset))(compose(preset, module))
 
 
 def config_of(preset: Preset) -> type[MethodConfig]:
-    """The settings of all its pieces in one class, those of the supervision first."""
+    """The settings of all pieces in one class, those of the supervision first."""
     bases = tuple(piece.settings for piece in preset.pieces if piece.settings is not None)
     config = create_model(f"{preset.name}_config", __base__=bases, __doc__=f"Settings of {preset.name}.")
     return cast(type[MethodConfig], config)
 
 
 def _distinct(methods: Sequence[type[Method]]) -> tuple[type[Method], ...]:
-    """Each once, in order, without those that another is built on."""
+    """Each once, in order, without the base classes of others."""
     return tuple(one for one in dict.fromkeys(methods) if not any(o is not one and issubclass(o, one) for o in methods))
 
 
-def _stacked(name: str, plain: type, rules: Iterable[type | None]) -> type:
-    """One rule made of several, the first outermost."""
+def _stack_rules(name: str, plain: type, rules: Iterable[type | None]) -> type:
+    """One rule that stacks several, the first outermost."""
     bases = tuple(rule for rule in rules if rule is not None) or (plain,)
     return type(name, bases, {"__doc__": " · ".join((base.__doc__ or "").split("\n")[0] for base in bases)})
 
 
-def _joined(declared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all pieces declare, in their order."""
+def _join(declared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The declarations of all pieces, in order."""
     return {name: value for mapping in declared for name, value in mapping.items()}

@@ -1,9 +1,8 @@
-"""Organs from large to small, by volumes that sites measure on their own labels: the order in which pseudo labels are
-painted.
+"""Organs from large to small, by volumes that sites measure on their own labels: the painting order of pseudo labels.
 
-A site tells the mean volume of each structure it annotates, in millilitres and with two digits, together with its
-teacher; the server hands the means over sites to everybody. So where two teachers claim a voxel, the smaller organ wins
-at every site alike, and nobody has to write an order down.
+With its teacher, a site sends the mean volume of each structure that it annotates, in millilitres and with two digits;
+the server sends the means over sites to all. So where two teachers claim a voxel, the smaller organ wins at every site
+alike, without a configured order.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VOLUMES = {f"{PREFIX}*": "mean volume of each structure that the site annotates,
 """Numbers that leave a site, for `Method.numbers`."""
 
 
-def measured_volumes(cases: Iterable[StoredCase]) -> dict[str, float]:
+def measure_volumes(cases: Iterable[StoredCase]) -> dict[str, float]:
     """Numbers for the server: per annotated structure the mean volume over the cases that show it."""
     found: dict[str, list[float]] = {}
     for case in cases:
@@ -32,14 +31,14 @@ def measured_volumes(cases: Iterable[StoredCase]) -> dict[str, float]:
 
 
 class ServerVolumes:
-    """What sites have measured."""
+    """The volumes that sites have measured."""
 
     def __init__(self) -> None:
         self._of: dict[str, float] = {}
         """By `<site>/<structure>`."""
 
     def collect(self, updates: Updates, federation: Federation) -> None:
-        """Take what came along with updates; numbers that are no volume of something annotated are left alone."""
+        """Take the volumes from updates; numbers that are no volume of an annotated structure are ignored."""
         for site in updates.sites:
             own = federation.sites[site].annotated
             for name, value in updates.scalars(site).items():
@@ -48,7 +47,7 @@ class ServerVolumes:
                     self._of[f"{site}/{structure}"] = value
 
     def pooled(self, federation: Federation) -> dict[str, float]:
-        """Numbers for sites: per organ the mean over sites; parts of a union share its volume if nobody names them."""
+        """Numbers for sites: per organ the mean over sites; parts of a union share its volume if no site names them."""
         by_name: dict[str, list[float]] = {}
         by_union: dict[str, list[float]] = {}
         whole = federation.vocabulary
@@ -61,16 +60,16 @@ class ServerVolumes:
         return {f"{PREFIX}{organ}": pooled[organ] for organ in whole if organ in pooled}
 
     def numbers(self) -> dict[str, float]:
-        """What the coordinator must remember."""
+        """The numbers that the coordinator must keep."""
         return {f"{PREFIX}{key}": value for key, value in self._of.items()}
 
     def load(self, numbers: Scalars) -> None:
-        """Take back what `numbers` gave."""
+        """Restore what `numbers` returned."""
         self._of = {name.removeprefix(PREFIX): value for name, value in numbers.items() if name.startswith(PREFIX)}
 
 
 def larger_first(given: Sequence[str], numbers: Scalars, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Organs from large to small, for `overlap_priority`: those given as they are, then all others of known volume."""
+    """Organs from large to small, for `overlap_priority`: the given ones first, then all others of known volume."""
     volumes = {organ: numbers[f"{PREFIX}{organ}"] for organ in vocabulary if f"{PREFIX}{organ}" in numbers}
     others = (organ for organ in volumes if organ not in given)
     return (*given, *sorted(others, key=lambda organ: -volumes[organ]))

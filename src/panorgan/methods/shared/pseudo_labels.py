@@ -1,8 +1,8 @@
 """Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
 
-The ground that UFPS (eq. 4) and its starred baselines share: FedAvg*, FedProx*, FedASAM*. One network with softmax
-channels; stages pretrain → exchange → train, see `teacher_stages`. A teacher learns its site's organs against
-everything else; it is never asked about organs that a case annotates itself.
+The basis of UFPS (eq. 4) and its starred baselines: FedAvg*, FedProx*, FedASAM*. One network with softmax channels;
+stages pretrain → exchange → train, see `teacher_stages`. A teacher learns its site's organs against everything else; it
+is never used for organs that a case annotates itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, overlap_priority
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, published
-from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measured_volumes
+from panorgan.methods.shared.organ_volumes import VOLUMES, ServerVolumes, larger_first, measure_volumes
 from panorgan.methods.shared.teacher_stages import PRETRAIN, TEACHERS, TeacherServer, TeacherSite, stages_with_teachers
 from panorgan.methods.shared.teachers import PREFIX
 from panorgan.networks import SegmentationNetwork
@@ -32,23 +32,25 @@ class PseudoLabelConfig(MethodConfig):
     dice_weight: float = published(0.5, "0.5", "weight of the Dice loss", ge=0)
     ce_weight: float = published(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
     organ_parts: Literal["everyone"] = Field(
-        "everyone", description="every site averages every organ's output row: pseudo labels teach it all of them"
+        "everyone", description="every site averages every organ's output row: pseudo labels cover all of them"
     )
     unlabelled: Literal["marginal"] = Field(
-        "marginal", description="for the sites' teachers; afterwards pseudo labels leave nothing open"
+        "marginal", description="for the sites' teachers; afterwards pseudo labels leave nothing unknown"
     )
     server_step: PositiveFloat | Literal["fedexp"] = Field(
-        1.0, description="how far the server goes along the mean of the updates: sites learn the same organs and agree"
+        1.0, description="step of the server along the mean of the updates: sites learn the same organs and agree"
     )
-    pretrain: float = published(1.0, "1", "rounds that a site trains its teacher, as a share of training.rounds", gt=0)
+    pretrain: float = published(
+        1.0, "1", "rounds in which a site trains its teacher, as a share of training.rounds", gt=0
+    )
     teacher_select: Literal["best", "last"] = published(
         "best",
-        "not told",
-        "which round's model is a site's teacher: the best on its own validation cases (without any the last), or the "
+        "not stated",
+        "the round whose model becomes a site's teacher: the best on its own validation cases (else the last), or the "
         "last",
     )
     teacher_cache: bool = published(
-        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
+        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checks"
     )
     merge: Conflicts = published(
         "sequence",
@@ -69,17 +71,17 @@ class PseudoLabelSite(TeacherSite):
 
     config: PseudoLabelConfig
     label: UnifiedLabel
-    """Of the batch at hand: made once per step, however often its loss is asked for."""
+    """Of the current batch: made once per step, whatever the number of losses."""
     order: tuple[str, ...] = ()
     """Organs from large to small."""
 
     @property
     def selects_teacher(self) -> bool:
-        """As the config says."""
+        """As configured."""
         return self.config.teacher_select == "best"
 
     def before_round(self) -> None:
-        """Inherited; then put the organs in order."""
+        """Inherited; then sort the organs by size."""
         super().before_round()
         self.order = larger_first(self.config.larger_first, self.received.scalars, self.federation.vocabulary)
 
@@ -90,7 +92,7 @@ class PseudoLabelSite(TeacherSite):
         return self.teachers.predictions(self.organs_asked, self.config.teacher_cache)
 
     def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
-        """The organs of a case that teachers are asked about: those it has no label of."""
+        """The organs of a case that teachers are used for: those without a label."""
         return self.organs_without_label(case)
 
     def prepare(self, batch: Batch) -> None:
@@ -98,7 +100,7 @@ class PseudoLabelSite(TeacherSite):
         self.label = merge(batch, self.federation.vocabulary, self.order, self.config.merge)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Dice + BCE on the unified label; a teacher in the making has its own organs only, against the rest."""
+        """Dice + BCE on the unified label; while a teacher is trained, its own organs against the rest."""
         if not self.in_training:
             return super().loss(batch)
         return self.sample_losses(self.model(batch.image)).mean()
@@ -108,16 +110,16 @@ class PseudoLabelSite(TeacherSite):
         return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
 
     def after_round(self) -> None:
-        """The label of the last batch has served: with its masks it is larger than many a network."""
+        """Release the label of the last batch: with its masks it is larger than many networks."""
         super().after_round()
         vars(self).pop("label", None)
 
     def update(self) -> Payload:
-        """Inherited; with a teacher go the volumes of what it was taught."""
+        """Inherited; with the teacher go the volumes of the structures it was trained on."""
         whole = super().update()
         if not any(key.startswith(PREFIX) for key in whole.tensors):
             return whole
-        return Payload(whole.tensors, {**whole.scalars, **measured_volumes(self.tools.cases)})
+        return Payload(whole.tensors, {**whole.scalars, **measure_volumes(self.tools.cases)})
 
 
 class PseudoLabelServer(TeacherServer):
@@ -128,7 +130,7 @@ class PseudoLabelServer(TeacherServer):
         self.volumes = ServerVolumes()
 
     def broadcast(self, site: str) -> Payload:
-        """Whatever goes out after pretrain names the organs' volumes."""
+        """Every request after pretrain names the organs' volumes."""
         whole = super().broadcast(site)
         if self.round_info.stage == PRETRAIN:
             return whole
@@ -140,12 +142,12 @@ class PseudoLabelServer(TeacherServer):
         super().aggregate(updates)
 
     def state(self) -> Payload:
-        """Who has the teachers, and volumes."""
+        """Which sites have the teachers, and the volumes."""
         whole = super().state()
         return Payload(whole.tensors, {**whole.scalars, **self.volumes.numbers()})
 
     def load_state(self, state: Payload) -> None:
-        """Take that back."""
+        """Restore them."""
         super().load_state(state)
         self.volumes.load(state.scalars)
 
@@ -166,12 +168,12 @@ class PseudoLabelMethod(Method):
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
-        """Inherited, once the painting order is known to fit: else it would be found wrong after all of pretrain."""
+        """Inherited, after checking the painting order: a wrong one would otherwise be found only after pretrain."""
         assert isinstance(self.config, PseudoLabelConfig)
         overlap_priority(federation.vocabulary, self.config.larger_first)
         return super().build_network(settings, federation, site)
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Teachers come first."""
+        """The stages of `stages_with_teachers`."""
         assert isinstance(self.config, PseudoLabelConfig)
         return stages_with_teachers(rounds, self.config.pretrain)

@@ -1,14 +1,14 @@
-"""The SAM family: step by the gradient at the worst point nearby. A piece for methods (`fedasam`, `ufps`, presets).
+"""The SAM family: step by the gradient at a perturbed point. A piece for methods (`fedasam`, `ufps`, presets).
 
-Ascend along one gradient, take another there, come back, let the optimiser step::
+Ascend along one gradient, take the gradient there, come back, let the optimiser step::
 
     self.compute_gradients(augmented)
     with ascend(self.model, rho, eta):
         loss = self.compute_gradients(batch)
     self.apply_gradients()
 
-SAM (arXiv:2010.01412) goes ε = ρ g/‖g‖. ASAM (arXiv:2102.11600) measures in the scale of the weights, T = |w| + η:
-ε = ρ T² g/‖T g‖. UFPS moves only the weights that a mask names (its eq. 14).
+SAM (arXiv:2010.01412) perturbs by ε = ρ g/‖g‖. ASAM (arXiv:2102.11600) measures in the scale of the weights,
+T = |w| + η: ε = ρ T² g/‖T g‖. UFPS perturbs only the weights that a mask selects (its eq. 14).
 
 Gradients and masks of a model are flat, [n]: all values of all parameters, in the order of `model.parameters()`. A
 parameter without a gradient counts as one whose gradient is zero, so that order and length are the same at every site.
@@ -29,27 +29,27 @@ from panorgan.preparation.batch import Batch
 
 
 def asam_step(rule: SiteRule, batch: Batch, rho: float, eta: float) -> torch.Tensor:
-    """Both gradients on the same batch, whatever the rule's loss is; returns the loss at w, as a plain step does.
+    """Both gradients on the same batch, with the rule's loss; returns the loss at w, as a plain step does.
 
     Gradient at w → ε = ρ T² g/‖T g‖, T = |w| + η → gradient at w + ε → the optimiser steps with it from w. With ρ = 0
-    it is a plain step, bit for bit and at the price of one.
+    it is a plain step, bit for bit and at the cost of one.
     """
     loss = rule.compute_gradients(batch)
     if rho > 0:
-        with ascend(rule.model, rho, eta), statistics_kept(rule.model):
+        with ascend(rule.model, rho, eta), preserve_statistics(rule.model):
             rule.compute_gradients(batch)
     rule.apply_gradients()
     return loss
 
 
 @contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Give every buffer back as it was: a forward pass in here leaves no trace in running statistics.
+def preserve_statistics(model: nn.Module) -> Iterator[None]:
+    """Restore every buffer: a forward pass inside leaves no trace in running statistics.
 
-    Of the two passes of a step, the one at w counts: there the model stays, and w + ε is a place where it never is.
-    Copies are put back instead of setting BatchNorm's momentum to 0, which would still count the batch, and would not
-    help with a mean over all batches (momentum None). In training, layers normalise by the batch and not by what is
-    put back, so that gradients are the same.
+    Of the two passes of a step, the one at w counts: the model stays there and never at w + ε. Copies are restored
+    instead of setting BatchNorm's momentum to 0, which would still count the batch, and would not help with a mean over
+    all batches (momentum None). In training, layers normalise by the batch and not by these statistics, so gradients
+    are the same.
     """
     buffers = list(model.buffers())
     before = [buffer.clone() for buffer in buffers]
@@ -61,7 +61,7 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-# -- up and back -----------------------------------------------------------------------------------------------------
+# -- perturb and restore ---------------------------------------------------------------------------------------------
 
 
 def flat_gradient(model: nn.Module) -> torch.Tensor:
@@ -70,7 +70,7 @@ def flat_gradient(model: nn.Module) -> torch.Tensor:
 
 
 class Perturbation:
-    """Weights that are away from home until `undo`. As a context it undoes itself, also after an error."""
+    """Perturbed weights, until `undo`. As a context manager it undoes itself, also after an error."""
 
     def __init__(self, parameters: list[torch.Tensor], home: torch.Tensor) -> None:
         self._parameters = parameters
@@ -78,7 +78,7 @@ class Perturbation:
         self._home: torch.Tensor | None = home
 
     def undo(self) -> None:
-        """Give back every weight bit for bit. A second call does nothing."""
+        """Restore every weight bit for bit. A second call does nothing."""
         if self._home is not None:
             _write(self._parameters, self._home)
             self._home = None
@@ -106,10 +106,10 @@ def ascend(
 
     Parameters
     ----------
-    rho : length of ε (in the scale of the weights when adaptive). With 0 nothing moves.
-    eta : what keeps weights near zero mobile, T = |w| + η. Only when adaptive.
-    mask : [n] bool, the weights that may move; all by default. The norm is that of the *whole* gradient: the mask
-        multiplies ε and does not stretch it (eq. 14, and the convergence proof takes it so). A sparse ε is the shorter.
+    rho : length of ε (in the scale of the weights when adaptive). With 0 nothing changes.
+    eta : keeps weights near zero mobile, T = |w| + η. Only when adaptive.
+    mask : [n] bool, the weights to perturb; all by default. The norm is that of the *whole* gradient: the mask
+        multiplies ε and does not stretch it (eq. 14, and so does the convergence proof). A sparse ε is shorter.
     adaptive : ASAM; otherwise SAM.
     scale_biases : T = |w| + η for biases too. Otherwise T = 1 for them, as in the code released with ASAM.
     """
@@ -122,17 +122,17 @@ def ascend(
             code="mask-does-not-fit",
             why=f"The mask has the shape {list(mask.shape)}, and the model has {len(home)} values.",
         )
-    if rho == 0:  # also w + 0 may change a bit: −0 becomes +0
+    if rho == 0:  # even w + 0 may change a bit: −0 becomes +0
         return perturbation
     weights = home.to(torch.promote_types(home.dtype, torch.float32))
     step = flat_gradient(model).to(weights)
     scale = weights.abs().add_(eta) if adaptive else None
     if scale is not None:
         if not scale_biases:
-            _of_biases_is_one(scale, model)
+            _unscale_biases(scale, model)
         step *= scale
     norm = _norm(step)
-    step *= torch.where(norm > 0, rho / norm, 0.0)  # nowhere to go without a gradient
+    step *= torch.where(norm > 0, rho / norm, 0.0)  # no direction without a gradient
     if scale is not None:
         step *= scale
     step += weights
@@ -140,7 +140,7 @@ def ascend(
     return perturbation
 
 
-def _of_biases_is_one(scale: torch.Tensor, model: nn.Module) -> None:
+def _unscale_biases(scale: torch.Tensor, model: nn.Module) -> None:
     """Write 1 where flat values [n] belong to biases."""
     named = list(model.named_parameters())
     for (name, _), piece in zip(named, scale.split([parameter.numel() for _, parameter in named]), strict=True):
@@ -153,8 +153,8 @@ def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    """‖values‖. On a CPU in short pieces: one float is too coarse to add millions of squares to, and pieces that are
-    too short to share among threads give the same bits with any number of them."""
+    """‖values‖. On a CPU in short pieces: one float is too coarse to accumulate millions of squares, and pieces too
+    short to split among threads give the same bits with any number of threads."""
     norms = [torch.linalg.vector_norm(piece) for _, piece in pieces(values, 1 << 14)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
@@ -170,6 +170,6 @@ def _write(parameters: list[torch.Tensor], values: torch.Tensor) -> None:
 
 
 def pieces(values: torch.Tensor, length: int) -> Iterable[tuple[int, torch.Tensor]]:
-    """(start, slice) one after another on a CPU; other devices take everything at once."""
+    """(start, slice) one after another on a CPU; other devices get everything at once."""
     length = length if values.device.type == "cpu" else len(values)
     return ((start, values[start : start + length]) for start in range(0, len(values), length))

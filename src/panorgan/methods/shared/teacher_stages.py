@@ -1,9 +1,9 @@
-"""Runs with teachers: pretrain → exchange → train. The two rules that FLKD and the pseudo-label methods build on.
+"""Runs with teachers: pretrain → exchange → train. The two rules that FLKD and the pseudo-label methods extend.
 
 *pretrain*: every site trains a model alone on its own organs; nothing travels until it is done. *exchange*: every site
-receives the others' and predicts its own training scans once. *train*: what the method is about. A teacher that did not
-arrive in time is asked for in every later round, and handed on; a site that broke off in pretrain sends the last good
-one it has.
+receives the others' teachers and predicts its own training scans once. *train*: the method itself. The server asks for
+a teacher that did not arrive in time in every later round, and then passes it on; a site that was interrupted in
+pretrain sends its last good one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEACHERS = {
 }
 """What leaves a site besides weights, for `Method.tensors`."""
 BEST = "best_round"
-"""Name in a site's tensor store: its teacher in the making, as it was after its best validated round."""
+"""Name in a site's tensor store: the teacher during pre-training, after its best validated round."""
 _BEST_DICE = "teacher_dice"
 
 
@@ -36,14 +36,14 @@ def stages_with_teachers(rounds: int, pretrain: float) -> tuple[Stage, ...]:
 
 
 class TeacherSite(SiteRule):
-    """Trains a teacher, keeps the others', then takes part in training."""
+    """Trains a teacher, keeps those of other sites, then takes part in training."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.alone = False
-        """Whether the model is what this site trained by itself: a teacher, or on its way to be one."""
+        """Whether the model is this site's own: a teacher, possibly still in training."""
         self.best_dice = -1.0
-        """The best mean validation Dice of the teacher in the making; its model lies in the tensor store."""
+        """The best mean validation Dice of the teacher during pre-training; its model is in the tensor store."""
         self.teachers = SiteTeachers(self.tools, self._empty_teacher, {})
 
     @property
@@ -53,22 +53,22 @@ class TeacherSite(SiteRule):
 
     @property
     def selects_teacher(self) -> bool:
-        """Whether the teacher is the model of its best validated round, and not that of the last."""
+        """Whether the teacher is the model of its best validated round instead of the last one."""
         return False
 
     def before_round(self) -> None:
-        """Pretrain: go on alone. Exchange: keep the teachers. Train: take over the global model."""
+        """Pretrain: continue alone. Exchange: keep the teachers. Train: take over the global model."""
         self.received = self.teachers.receive(self.received)
         if self.teachers.asked and self.facts.name not in self.teachers.sites:
-            self._keep_teacher()  # it broke off in pretrain: better the last good one than none
-        self.teachers.owners = who_teaches(self.federation, self.teachers.sites)
+            self._keep_teacher()  # interrupted in pretrain: the last good one is better than none
+        self.teachers.owners = organs_by_teacher(self.federation, self.teachers.sites)
         self.teachers.taught = {site: self.federation.organs_of(site) for site in self.teachers.owners}
         if self.in_training:
             super().before_round()
             self.alone = False
 
     def after_round(self) -> None:
-        """At the end of its stage, the model is the teacher; or what it was after its best round."""
+        """At the end of pretrain, the model becomes the teacher, or its best round does."""
         if self.round_info.stage == PRETRAIN:
             self.alone = True
             if self.selects_teacher:
@@ -77,21 +77,21 @@ class TeacherSite(SiteRule):
                 self._keep_teacher()
 
     def update(self) -> Payload:
-        """The teacher when it is done or asked for, the model in training, otherwise numbers alone."""
+        """The teacher when it is done or requested, the model in training, otherwise numbers alone."""
         whole = super().update()
         if self.round_info.stage == PRETRAIN:
             return Payload(as_teacher(self._own_part()) if self.round_info.is_last else {}, whole.scalars)
         model = whole.tensors if self.in_training else {}
-        return Payload({**model, **self.teachers.wanted(self.facts.name)}, whole.scalars)
+        return Payload({**model, **self.teachers.requested(self.facts.name)}, whole.scalars)
 
     def state(self) -> Payload:
-        """While it pre-trains nobody else holds its weights."""
+        """During pre-training no other process holds its weights."""
         if self.round_info.stage != PRETRAIN:
             return Payload()
         return Payload(self._own_part(), {_BEST_DICE: self.best_dice} if self.best_dice >= 0 else {})
 
     def load_state(self, state: Payload) -> None:
-        """Go on with the teacher that was being trained; a head that somebody else brought since is not of it."""
+        """Continue with the teacher in training; a head that another site has added since is not part of it."""
         own = self.model.state_dict()
         kept = {key: value for key, value in state.tensors.items() if key in own}
         self.model.load_state_dict({**own, **kept})
@@ -99,17 +99,17 @@ class TeacherSite(SiteRule):
         self.best_dice = state.scalars.get(_BEST_DICE, -1.0)
 
     def organs_without_label(self, case: StoredCase) -> tuple[str, ...]:
-        """The organs of a case for which somebody's teacher has to speak."""
+        """The organs of a case that need some site's teacher."""
         whole = self.federation.vocabulary
-        told = {o for s in case.structures for o in whole.members(s) if o not in whole.inside(s)}
-        return tuple(organ for organ in self.teachers.known() if organ not in told)
+        labelled = {o for s in case.structures for o in whole.members(s) if o not in whole.inside(s)}
+        return tuple(organ for organ in self.teachers.known() if organ not in labelled)
 
     def _own_part(self) -> dict[str, torch.Tensor]:
-        """The model without the parts of organs that this site does not teach."""
+        """The model without the parts of organs that this site does not annotate."""
         return weights_for(self.model.state_dict(), self.own_organs)
 
     def _remember_if_best(self) -> None:
-        """Score the teacher in the making on the site's own validation cases, as often as the global model is."""
+        """Score the teacher in training on the site's own validation cases, as often as the global model."""
         every = self.tools.validate_every
         due = every > 0 and (self.round_info.round % every == 0 or self.round_info.is_last)
         scores = self.tools.validate(self.model, self.own_organs) if due else {}
@@ -120,7 +120,7 @@ class TeacherSite(SiteRule):
             self.tools.tensor_store.put(BEST, own)
 
     def _keep_teacher(self) -> None:
-        """The model becomes this site's teacher, unless nobody has trained it here, or it has diverged."""
+        """Keep the model as this site's teacher, unless it was not trained here or has diverged."""
         if self.alone and self.best_dice >= 0:
             self.model.load_state_dict({**self.model.state_dict(), **self.tools.tensor_store.get(BEST)})
         own = self._own_part()
@@ -147,21 +147,21 @@ class TeacherServer(ServerRule):
 
     @property
     def teachers_are_needed(self) -> bool:
-        """Whether somebody should be told of organs that no teacher knows."""
+        """Whether to report organs that no teacher knows."""
         return True
 
     def broadcast(self, site: str) -> Payload:
-        """Train: the global model. Whoever has no teachers yet gets them when they are there."""
+        """Train: the global model. A site without teachers gets them as soon as they are available."""
         if self.round_info.stage == PRETRAIN:
             return Payload()
         tensors = super().broadcast(site).tensors if self.in_training else {}
         return Payload({**tensors, **self.teachers.for_site(site)}, self.teachers.request_flags(site))
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-        """The teacher at the end of pre-training, or when it is owed; everything in training."""
+        """The teacher at the end of pre-training, or when it is due; everything in training."""
         model = super().expects(site) if self.in_training else {}
         due = self.round_info.stage == PRETRAIN and self.round_info.is_last
-        if not due and site not in self.teachers.owing:
+        if not due and site not in self.teachers.due_sites:
             return model
         own = weights_for(self.weights, self.federation.organs_of(site))
         return {**model, **self.teachers.expects(own)}
@@ -177,22 +177,22 @@ class TeacherServer(ServerRule):
             super().aggregate(updates)
 
     def notices(self) -> tuple[Notice, ...]:
-        """Training without a teacher for some organ is not what was asked for."""
+        """Report training without a teacher for some organ."""
         if not self.in_training or not self.teachers_are_needed:
             return ()
-        heard = who_teaches(self.federation, self.teachers.sites).values()
+        heard = organs_by_teacher(self.federation, self.teachers.sites).values()
         known = {organ for organs in heard for organ in organs}
         lacking = [organ for organ in self.federation.labelled_organs() if organ not in known]
         names = ", ".join(organ.replace("_", " ") for organ in lacking)
-        text = f"No teacher knows {names}. Training does without, until one arrives."
+        text = f"No teacher knows {names}. Training continues without one until it arrives."
         return (Notice("no-teacher", text),) if names else ()
 
     def state(self) -> Payload:
-        """Who has the teachers."""
+        """Which sites have the teachers."""
         return Payload(scalars=self.teachers.numbers())
 
     def load_state(self, state: Payload) -> None:
-        """Take that back."""
+        """Restore that."""
         self.teachers.load(state.scalars)
 
 
@@ -200,11 +200,11 @@ def _is_finite(weights: Mapping[str, torch.Tensor]) -> bool:
     return all(bool(value.isfinite().all()) for value in weights.values())
 
 
-def who_teaches(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The organs on which each of some sites' teachers is heard.
+def organs_by_teacher(federation: Federation, teachers: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The organs for which each of these sites' teachers is used.
 
-    One that was taught a union (`kidney`) draws no line between its parts: it is heard on them only where no teacher
-    knows them by name.
+    A teacher trained on a union (`kidney`) cannot separate its parts: it is used for them only where no teacher knows
+    them by name.
     """
     annotated = {site: federation.sites[site].annotated for site in teachers if site in federation.sites}
     named = {organ for own in annotated.values() for organ in own}

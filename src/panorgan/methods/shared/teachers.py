@@ -1,13 +1,13 @@
-"""Teachers: each site's own model, exchanged once, and asked once about every training volume.
+"""Teachers: each site's own model, exchanged once, and applied once to every training volume.
 
-Both halves of what methods with teachers share; no formula of a particular one. A site sends its teacher as
+Both halves of what methods with teachers share; no formula of a particular method. A site sends its teacher as
 `teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their tensor store, one
 entry per site.
 
-A teacher that did not arrive is not lost. The server knows who owes it one and says so with its next request
-(`SEND`); whoever is asked sends it along with its answer, in whatever stage the run is by then.
+A teacher that did not arrive is not lost. The server knows which sites owe one and asks with its next request (`SEND`);
+the site sends it along with its answer, whatever the stage by then.
 
-At a site: `receive` in `before_round`, `keep` the own one, `wanted` in `update`, `predictions` for
+At a site: `receive` in `before_round`, `keep` the own one, `requested` in `update`, `predictions` for
 `teacher_predictions`. At the server: `expects` and `collect` while teachers come in, `mark_due` when they are due,
 `for_site` and `request_flags` in `broadcast`, `mark_delivered` in `aggregate`, `numbers` and `load` for the rule's
 state.
@@ -32,10 +32,10 @@ PREFIX = "teacher/"
 SEND = "send_teacher"
 """A number in a request: the server lacks this site's teacher."""
 _UP_TO_DATE = "equipped/"
-_OWING = "owing/"
-# Keeps 0/0 out where a teacher is sure of another organ.
+_OWING = "due_sites/"
+# Avoids 0/0 where a teacher is certain of another organ.
 _NEVER = 1e-9
-# Changes when predictions are made or stored in another way: what was stored before is then not found.
+# Part of the cache key: changes when predictions are computed or stored differently.
 _FORMAT = 2
 
 
@@ -45,13 +45,13 @@ def as_teacher(weights: Tensors) -> dict[str, torch.Tensor]:
 
 
 class SiteTeachers:
-    """The teachers that a site has.
+    """The teachers at a site.
 
     Parameters
     ----------
-    tools : what the worker handed to the rule.
-    build : makes the network of a site's teacher; its weights do not matter.
-    owners : the organs that each site's teacher knows; may be set anew when teachers have come.
+    tools : what the worker passes to the rule.
+    build : builds the network of a site's teacher; its weights do not matter.
+    owners : the organs that each site's teacher is used for; may be replaced when teachers arrive.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class SiteTeachers:
     ) -> None:
         self.tools, self.owners = tools, dict(owners)
         self.taught: dict[str, tuple[str, ...]] = dict(owners)
-        """The organs that each site's teacher was taught, whether it is heard on them or not."""
+        """The organs that each site's teacher was trained on, whether it is used for them or not."""
         self.asked = False
-        """Whether the server lacks this site's teacher, as the last request said."""
+        """Whether the server lacks this site's teacher, according to the last request."""
         self._build = build
         self._present = {n.removeprefix(PREFIX) for n in tools.tensor_store.names() if n.startswith(PREFIX)}
         self._fingerprints: dict[str, str] = {}
 
     def receive(self, payload: Payload) -> Payload:
-        """Keep the teachers that came along; the rest of the payload is returned.
+        """Keep the teachers in a payload; returns the rest.
 
-        Let `self.received` be that rest: teachers must not sit on the device while the site trains.
+        Set `self.received` to that rest: teachers must not occupy the device while the site trains.
         """
         teachers: dict[str, dict[str, torch.Tensor]] = {}
         rest = {}
@@ -89,13 +89,13 @@ class SiteTeachers:
         return Payload(rest, payload.scalars)
 
     def keep(self, site: str, tensors: Tensors) -> None:
-        """Put a site's teacher into the tensor store: one that was received, or the own one."""
+        """Put a site's teacher into the tensor store: a received one, or the site's own."""
         self.tools.tensor_store.put(f"{PREFIX}{site}", tensors)
         self._present.add(site)
         self._fingerprints.pop(site, None)
 
-    def wanted(self, site: str) -> dict[str, torch.Tensor]:
-        """This site's own teacher as it is sent, if the server asked for it and there is one; else nothing."""
+    def requested(self, site: str) -> dict[str, torch.Tensor]:
+        """This site's own teacher as it is sent, if the server requested it and it exists; else nothing."""
         if not self.asked or site not in self._present:
             return {}
         return as_teacher(self.tools.tensor_store.get(f"{PREFIX}{site}"))
@@ -121,10 +121,10 @@ class SiteTeachers:
     ) -> TeacherPredictions:
         """Probabilities of organs for the training cases: per organ the mean over the teachers that know it.
 
-        Of a teacher with softmax channels it is the probability against all that it was not taught: it has learnt
-        nothing about those channels, and above one half then means that the organ is likelier than none of its own.
+        For a teacher with softmax channels it is the probability against background and all organs on which the teacher
+        was not trained: those channels carry no information. Above one half then means more probable than background.
 
-        `names_of_case` says which organs are wanted for a case; those that no teacher knows are left out.
+        `names_of_case` says which organs a case needs; those that no teacher knows are left out.
         """
         known = frozenset(self.known())
 
@@ -144,8 +144,8 @@ class SiteTeachers:
 
     def _refuse_gaps(self, numbers: Scalars) -> None:
         """The server's roster says which teachers must be here by now: those it sent, and the site's own."""
-        told = {name.removeprefix(PREFIX) for name in numbers if name.startswith(PREFIX)}
-        if gone := sorted(told - self._present):
+        roster = {name.removeprefix(PREFIX) for name in numbers if name.startswith(PREFIX)}
+        if gone := sorted(roster - self._present):
             raise RunError(
                 f"The teachers of {', '.join(gone)} are not here, though this site made or received them.",
                 code="teachers-missing",
@@ -154,7 +154,7 @@ class SiteTeachers:
             )
 
     def _loaded(self, site: str) -> SegmentationNetwork:
-        """A teacher, ready to predict. Building draws random weights; nobody else's draws may notice."""
+        """A teacher, ready to predict. Building it draws random weights, which must not shift other random draws."""
         with torch.random.fork_rng(devices=[]):
             network = self._build(site)
         network.load_state_dict(self.tools.tensor_store.get(f"{PREFIX}{site}"))
@@ -183,7 +183,7 @@ class SiteTeachers:
 
 
 class _Panel:
-    """Teachers at work: loaded when first asked, let go of with `release`."""
+    """Teachers in use: loaded on first use, freed by `release`."""
 
     def __init__(
         self,
@@ -215,15 +215,15 @@ class _Panel:
         return torch.stack([sums[name] / len(asked[name]) for name in names])
 
     def release(self) -> None:
-        """Let go of the networks: their memory belongs to training."""
+        """Free the networks: training needs the memory."""
         self._networks.clear()
 
 
 class ServerTeachers:
-    """All teachers of a federation, who has received which, and who owes one.
+    """All teachers of a federation, which site has received which, and which sites owe one.
 
-    Every batch of teachers that comes in is an edition. A site is sent what is newer than the last edition it has seen;
-    so one that missed the exchange, or joins later, gets everything with its next request.
+    Every batch of incoming teachers is an edition. A site is sent everything newer than the last edition it has seen;
+    so a site that missed the exchange, or joins later, gets everything with its next request.
     """
 
     def __init__(self, tensor_store: TensorStore) -> None:
@@ -233,26 +233,26 @@ class ServerTeachers:
         self._owing: set[str] = set()
 
     def expects(self, weights: Tensors) -> dict[str, torch.Tensor]:
-        """What a site may send as its teacher, given weights of the same keys and shapes; there is nothing to compare
-        the values with."""
+        """What a site may send as its teacher, given weights of the same keys and shapes; there are no reference values
+        to compare it with."""
         return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
 
     def mark_due(self, sites: Iterable[str]) -> None:
-        """Teachers are due: whoever of these has sent none is asked for it, until it answers. Before `collect`."""
+        """Teachers are due: sites among these that have sent none are asked until they answer. Before `collect`."""
         self._owing |= set(sites) - self._editions.keys()
 
     @property
-    def owing(self) -> tuple[str, ...]:
-        """Sites that are asked for their teacher, sorted."""
+    def due_sites(self) -> tuple[str, ...]:
+        """Sites whose teacher is due, sorted."""
         return tuple(sorted(self._owing))
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Sites whose teacher is here, sorted."""
+        """Sites whose teacher has arrived, sorted."""
         return tuple(sorted(self._editions))
 
     def collect(self, updates: Updates) -> None:
-        """Keep every teacher that came in; who was asked and sent none has none. Of several, the newest counts."""
+        """Keep every teacher that arrived, the newest of several; a site that was asked and sent none has none."""
         edition = max(self._editions.values(), default=0) + 1
         for site in updates.sites:
             keys = [key for key in updates.keys(site) if key.startswith(PREFIX)]
@@ -273,21 +273,21 @@ class ServerTeachers:
         }
 
     def request_flags(self, site: str) -> dict[str, float]:
-        """Numbers for a site: which teachers it must have by now, its own among them; and whether it owes that one.
+        """Numbers for a site: which teachers it must have by now, its own included; and whether its own is due.
 
-        The same for all sites that owe nothing: so their requests are the same bytes, and made once.
+        The same for all sites that owe nothing, so that their request is encoded once.
         """
         roster = {f"{PREFIX}{known}": float(edition) for known, edition in sorted(self._editions.items())}
         return {**roster, SEND: 1.0} if site in self._owing else roster
 
     def mark_delivered(self, sites: Iterable[str]) -> None:
-        """These sites answered a request that held `for_site`. In the same round this comes before `collect`."""
+        """Record that these sites answered a request with `for_site`. In the same round, call before `collect`."""
         newest = max(self._editions.values(), default=0)
         self._seen |= dict.fromkeys(sites, newest)
 
     @property
     def up_to_date(self) -> tuple[str, ...]:
-        """Sites that lack nothing, among those that were given something."""
+        """Sites that have received every teacher, among those that received any."""
         return tuple(
             site
             for site, seen in sorted(self._seen.items())
@@ -295,13 +295,13 @@ class ServerTeachers:
         )
 
     def numbers(self) -> dict[str, float]:
-        """What the coordinator must remember: editions by site, the newest that each site has seen, and who owes."""
+        """What the coordinator must keep: editions by site, the newest that each site has seen, and who owes one."""
         editions = {f"{PREFIX}{site}": float(edition) for site, edition in self._editions.items()}
         seen = {f"{_UP_TO_DATE}{site}": float(edition) for site, edition in self._seen.items()}
         return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}
 
     def load(self, numbers: Scalars) -> None:
-        """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
+        """Restore what `numbers` returned; other numbers of a rule's state are ignored."""
         self._editions = _counts(numbers, PREFIX)
         self._seen = _counts(numbers, _UP_TO_DATE)
         self._owing = set(_counts(numbers, _OWING))

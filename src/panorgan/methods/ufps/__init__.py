@@ -1,4 +1,4 @@
-"""UFPS: the method, and what only it uses. `method` is where to begin; it has the paper's equations in one table."""
+"""UFPS and the modules that only it uses. Start with `method`, whose table maps the paper's equations to code."""
 
 from panorgan.methods.ufps.method import MEAN, UFPS, VARIANCE
 from panorgan.methods.ufps.settings import UFPSConfig

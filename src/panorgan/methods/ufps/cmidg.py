@@ -1,14 +1,14 @@
-"""CMIDG: images as another scanner might have shown them, through networks of random weights.
+"""CMIDG: images as from another scanner, by convolutions with random weights.
 
 Ouyang et al., Causality-inspired single-source domain generalization for medical image segmentation, IEEE TMI 2022.
 
 GIN (global intensities, non-linear): a few convolutions with fresh random weights, mixed with the image, brought back
 to the image's Frobenius norm. Kernels are small, so shapes stay where they are and labels stay true.
-IPA (interventional pseudo-correlation): two such images of one scan, blended by a smooth random mask, so that places
-that look alike by chance no longer do.
+IPA (interventional pseudo-correlation): two such images of one scan, blended by a smooth random mask, which breaks
+chance correlations between places.
 
 Every sample has its own networks. They run on the images' device, 2D and 3D, in float32 under autocast too. Weights are
-a few hundred numbers: they are drawn on the CPU, which so knows the sizes of kernels without asking a GPU.
+a few hundred numbers drawn on the CPU, so that kernel sizes are known without asking a GPU.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class RandomLayer:
 def cmidg(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator) -> torch.Tensor:
     """Changed intensities of `image` [B, 1, *S]; every draw comes from `generator`, which lives on the CPU.
 
-    With `blend` 0 the image itself comes back and nothing is drawn.
+    With `blend` 0 the image is returned and nothing is drawn.
     """
     if settings.blend == 0:
         return image
-    # Products of random weights reach into the thousands: half precision would lose what little contrast organs have.
+    # Products of random weights reach into the thousands: half precision would lose the low contrast between organs.
     with torch.autocast(image.device.type, enabled=False):
         plain = image.float()
         if not settings.ipa:
@@ -99,7 +99,7 @@ def cmidg(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generat
 
 
 def gin(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator) -> torch.Tensor:
-    """`image` [N, 1, *S] seen through one random network per sample, with the Frobenius norm of the image."""
+    """`image` [N, 1, *S] through one random network per sample, scaled to the Frobenius norm of the image."""
     layers = random_network(len(image), image.ndim - 2, settings, generator)
     share = torch.rand((len(image), *(1,) * (image.ndim - 1)), generator=generator) * settings.blend
     (share,) = in_one_copy([share], image.device)
@@ -107,7 +107,7 @@ def gin(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator
 
 
 def mix(image: torch.Tensor, changed: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """(1 - α)·image + α·changed, brought to the image's Frobenius norm; all [N, 1, *S], `share` α [N, 1, ...]."""
+    """(1 - α)·image + α·changed, scaled to the image's Frobenius norm; all [N, 1, *S], `share` α [N, 1, ...]."""
     mixed = torch.lerp(image, changed, share)
     wanted, found = _frobenius(image), _frobenius(mixed)
     return mixed * (wanted / found.clamp_min(_TINY))
@@ -117,7 +117,7 @@ def _frobenius(image: torch.Tensor) -> torch.Tensor:
     """Norm of every sample [N, 1, ...]."""
     norm = image
     for axis in range(image.ndim - 1, 0, -1):
-        # Axis by axis: one sum over millions of float32 is off in its fifth digit.
+        # Axis by axis: one sum over millions of float32 is wrong in the fifth digit.
         norm = torch.linalg.vector_norm(norm, dim=axis, keepdim=True)
     return norm
 
@@ -156,7 +156,7 @@ def run_network(image: torch.Tensor, layers: Sequence[RandomLayer]) -> torch.Ten
 
 
 def _convolve(features: torch.Tensor, layer: RandomLayer) -> torch.Tensor:
-    """`features` [N, in, *S] → [N, out, *S]; samples with kernels of one size together, and without zeros around."""
+    """`features` [N, in, *S] → [N, out, *S]; samples with equal kernel sizes together, without the zeros around."""
     radii = layer.radius.tolist()
     results: dict[int, torch.Tensor] = {}
     for radius in sorted(set(radii)):
@@ -179,9 +179,9 @@ def _grouped(features: torch.Tensor, kernel: torch.Tensor, shift: torch.Tensor) 
     if max(size) == 1 and features.is_cuda:  # plain sums of channels
         mixed: torch.Tensor = torch.baddbmm(shift.unsqueeze(2), kernel.flatten(2), features.flatten(2))
         return mixed.view(count, outputs, *features.shape[2:])
-    # Beyond the border its values go on: zeros would be soft tissue there, and draw a frame around air or bone.
+    # Replicate the border: zeros would be soft tissue there, and draw a frame around air or bone.
     padded = F.pad(features, (size[0] // 2,) * (2 * len(size)), mode="replicate")
-    # One input per group: a lone group of two channels is several times slower on a CPU.
+    # One input per group: a single group of two channels is several times slower on a CPU.
     filters = kernel.transpose(1, 2).reshape(-1, 1, *size)
     result = convolve(padded.reshape(1, -1, *padded.shape[2:]), filters, groups=count * inputs)
     result = result.reshape(count, inputs, outputs, *features.shape[2:]).sum(1)
@@ -194,7 +194,7 @@ def blend_mask(
     """Smooth masks [B, 1, *S] for images of this shape and device, each running from 0 to 1."""
     field = smooth_field(shape, spacing, generator, device)
     axes = tuple(range(1, field.ndim))
-    # A mean of many control points hardly leaves the middle, which would blend everything half and half.
+    # A mean of many control points stays near 0.5, which would blend everything half and half.
     low, high = field.amin(axes, keepdim=True), field.amax(axes, keepdim=True)
     return (field - low) / (high - low).clamp_min(_TINY)
 
@@ -202,12 +202,12 @@ def blend_mask(
 def smooth_field(
     shape: Sequence[int], spacing: float, generator: torch.Generator, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Cubic B-splines [B, 1, *S] of control points drawn from [0, 1], which their values never leave."""
+    """Cubic B-splines [B, 1, *S] of control points drawn from [0, 1]; values stay in that range."""
     device = device or generator.device
     bases = [_spline_basis(size, spacing, device) for size in shape[2:]]
     counts = (shape[0], *(basis.shape[1] for basis in bases))
     (field,) = in_one_copy([torch.rand(counts, generator=generator)], device)
-    for basis in bases:  # the first axis is used up and comes back as the last one: D times, and all are in order
+    for basis in bases:  # each product consumes the first axis and appends it as the last: after D all are in order
         field = torch.tensordot(field, basis, dims=([1], [1]))
     return field[:, None]
 

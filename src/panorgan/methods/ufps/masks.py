@@ -1,4 +1,4 @@
-"""Which weights of a model sUSAM moves: masks, exact selection among millions, and masks on the wire.
+"""Masks for sUSAM: which weights of a model are perturbed, exact selection among millions, and masks on the wire.
 
 Equation numbers are those of UFPS. Masks are flat, [n] bool, in the order of `shared.sharpness`.
 """
@@ -18,10 +18,10 @@ from panorgan.methods.shared.sharpness import pieces
 
 
 def largest(values: torch.Tensor, share: float) -> torch.Tensor:
-    """M_L: true at the round(share·n) entries of largest magnitude, exactly so many; of equals the first, [n] bool.
+    """M_L: true at exactly the round(share·n) entries of largest magnitude; of equal ones the first, [n] bool.
 
-    NaN counts as larger than anything. The exact answer takes little more than one pass: a sample tells about where
-    the limit lies, everything above is in, and only the few entries in doubt are sorted. A GPU sorts them all.
+    NaN counts as larger than anything. The exact answer takes little more than one pass: a sample estimates the limit,
+    everything above is in, and only the few entries near it are sorted. A GPU sorts them all.
     """
     values = values.detach()
     count = _count(share, len(values))
@@ -48,16 +48,16 @@ def largest(values: torch.Tensor, share: float) -> torch.Tensor:
         mask[place[larger]] = True
         mask[place[key == limit][: missing - int(larger.count_nonzero())]] = True
         return mask
-    # So many equal values that the limit is one of them, or a sample that was not like the rest.
+    # Too many values equal the limit, or the sample was not representative.
     return _at_limit(values, count, _limit(values, count, high if missing <= 0 else low))
 
 
 def extra(local: torch.Tensor, global_: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
     """M_E: a random part of what is in M_G and not in M_L (eq. 13), exactly min(round(share·n), all of it), [n] bool.
 
-    Every part of that size is equally likely. `M_L | extra(...)` is the mask of eq. 14. Every position draws one of 128
-    lots, the highest are in, and only those that share the last lot draw again. The generator may live on the CPU
-    while the masks do not: then every device gives the same mask. With one of its own a GPU sorts long lots instead.
+    Every subset of that size is equally likely. `M_L | extra(...)` is the mask of eq. 14. Every position draws one of
+    128 lots, the highest are in, and only those that share the last lot draw again. The generator may live on the CPU
+    while the masks do not: then every device gives the same mask. With a generator of its own a GPU sorts long lots.
     """
     chosen = global_ > local
     if generator.device.type == "cuda":
@@ -68,8 +68,8 @@ def extra(local: torch.Tensor, global_: torch.Tensor, share: float, generator: t
         return chosen
     winning = chosen.view(torch.uint8)  # the same memory; fresh memory would cost more than the arithmetic
     lots = _random_bytes(len(local), generator).to(chosen.device).bitwise_and_(127)
-    lots.add_(winning, alpha=128)  # whoever may not be chosen stays below 128
-    lot = 255 - 128 * count // available  # about here lies the last lot that wins, from 128 to 255
+    lots.add_(winning, alpha=128)  # positions that may not be chosen stay below 128
+    lot = 255 - 128 * count // available  # estimate of the last lot that wins, from 128 to 255
     torch.gt(lots, lot, out=winning)
     while (missing := count - int(chosen.count_nonzero())) < 0:
         lot += 1
@@ -84,10 +84,10 @@ def extra(local: torch.Tensor, global_: torch.Tensor, share: float, generator: t
 
 
 class Momentum:
-    """The running mean of |g| that says what matters to a site in the long run (eq. 11).
+    """The running mean of |g|, a site's long-term ranking of weights (eq. 11).
 
     It starts at zero, so that the first gradient weighs no more than a later one. It is a mean of magnitudes: signed
-    gradients that swing would cancel, and the places that matter most would look quiet.
+    gradients that oscillate would cancel, and the most important weights would appear unimportant.
     """
 
     def __init__(self, factor: float = 0.9) -> None:
@@ -105,7 +105,7 @@ class Momentum:
     def mask(self, share: float) -> torch.Tensor:
         """M_{L,mo}: the largest entries of the running mean, [n] bool."""
         if self.values is None:
-            raise RunError("A mask was asked of a momentum that has seen no gradient.", code="no-gradient-yet")
+            raise RunError("A mask was requested before the momentum has seen a gradient.", code="no-gradient-yet")
         return largest(self.values, share)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -113,7 +113,7 @@ class Momentum:
         return {} if self.values is None else {"momentum": self.values}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.values = state["momentum"].clone() if "momentum" in state else None
 
 
@@ -126,7 +126,7 @@ def pack(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(bits: torch.Tensor, n: int) -> torch.Tensor:
-    """The [n] bool that `pack` was given. Steps do this, so a GPU does it by itself and nobody waits for it."""
+    """The [n] bool that `pack` was given. It runs in every step, so it stays on the GPU."""
     _check_length(bits, n)
     table = (torch.arange(256, device=bits.device)[:, None] >> torch.arange(8, device=bits.device)) & 1
     words = table.bool().view(torch.int64).squeeze(1)
@@ -134,7 +134,7 @@ def unpack(bits: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def global_mask(masks: Iterable[torch.Tensor], n: int) -> torch.Tensor:
-    """M_G: what some sites have and some have not (eq. 12); packed masks in, one by one, a packed mask out."""
+    """M_G: weights that are in some sites' masks but not in all (eq. 12); packed masks in, one packed mask out."""
     some = every = None
     for bits in masks:
         _check_length(bits, n)
@@ -142,10 +142,10 @@ def global_mask(masks: Iterable[torch.Tensor], n: int) -> torch.Tensor:
         every = bits if every is None else every & bits
     if some is None or every is None:
         return torch.zeros(_bytes_for(n), dtype=torch.uint8)
-    contested = some & ~every
+    disputed = some & ~every
     if n % 8:
-        contested[-1] &= (1 << n % 8) - 1  # a site may have set bits that belong to no weight
-    return contested
+        disputed[-1] &= (1 << n % 8) - 1  # a site may have set bits that belong to no weight
+    return disputed
 
 
 def _bytes_for(n: int) -> int:
@@ -164,9 +164,9 @@ def _check_length(bits: torch.Tensor, n: int) -> None:
 # -- exact selection among millions ----------------------------------------------------------------------------------
 
 _SAMPLE = 1 << 18
-"""Entries that are sorted to guess the limit."""
+"""Entries that are sorted to estimate the limit."""
 _PIECE = 1 << 19
-"""Entries handled at once on a CPU, few enough to stay in its cache."""
+"""Entries processed at once on a CPU, few enough to stay in its cache."""
 
 
 def _count(share: float, n: int) -> int:
@@ -175,18 +175,17 @@ def _count(share: float, n: int) -> int:
     return round(share * n)
 
 
-# A GPU sorts millions in the time of a few passes. To ask it how many entries there are makes it wait for all that was
-# started before, and the next step for us: here nothing is asked.
+# A GPU sorts millions in the time of a few passes. Asking it for a count would synchronise, so nothing is asked here.
 
 
 def _largest_by_sorting(values: torch.Tensor, count: int) -> torch.Tensor:
-    """`largest`; of equals the first come first."""
+    """`largest`; of equal entries the first are chosen."""
     order = _magnitude(values).sort(descending=True, stable=True).indices
     return torch.zeros(values.shape, dtype=torch.bool, device=values.device).index_fill_(0, order[:count], True)
 
 
 def _part_by_sorting(chosen: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Of what is chosen, [n] bool, a random part of that size, or all of it. No two lots of 62 bits are the same."""
+    """A random subset of that size of the chosen entries, [n] bool, or all. No two lots of 62 bits are equal."""
     lots = torch.randint(1 << 62, chosen.shape, generator=generator, device=chosen.device)
     order = torch.where(chosen, lots, -1).sort(descending=True).indices
     wins = torch.arange(len(chosen), device=chosen.device) < chosen.count_nonzero().clamp(max=count)
@@ -215,7 +214,7 @@ def _places_of(values: torch.Tensor, value: int) -> torch.Tensor:
 
 def _bracket(values: torch.Tensor, count: int) -> tuple[int, int]:
     """Two magnitudes between which the count-th largest very probably lies."""
-    step = max(1, len(values) // _SAMPLE) | 1  # odd, so as not to keep time with the shapes of layers
+    step = max(1, len(values) // _SAMPLE) | 1  # odd, so as not to align with the shapes of layers
     sample = _magnitude(values[::step].contiguous()).sort().values
     expected = len(sample) * (1 - count / len(values))
     margin = 2 + 5 * math.sqrt(expected * count / len(values))
@@ -226,7 +225,7 @@ def _bracket(values: torch.Tensor, count: int) -> tuple[int, int]:
 
 
 def _limit(values: torch.Tensor, count: int, guess: int) -> int:
-    """The magnitude of the count-th largest entry: the highest that so many entries reach. Quick if it is `guess`."""
+    """The magnitude of the count-th largest entry. Fast if it is `guess`."""
 
     def reached(magnitude: int) -> bool:
         return (
@@ -238,7 +237,7 @@ def _limit(values: torch.Tensor, count: int, guess: int) -> int:
         low = max(guess, 0)
     else:
         high = guess - 1
-    middle = min(low + 1, high)  # if the guess is right, the next one is too high
+    middle = min(low + 1, high)  # if the guess is right, the next value is too high
     while low < high:
         low, high = (middle, high) if reached(middle) else (low, middle - 1)
         middle = (low + high + 1) // 2
@@ -259,7 +258,7 @@ def _at_limit(values: torch.Tensor, count: int, limit: int) -> torch.Tensor:
 
 
 def _compare(how: Callable[..., torch.Tensor], values: torch.Tensor, limit: int) -> torch.Tensor:
-    """A comparison as 0 and 1 in the type of the values, which is several times faster than one that ends in bools."""
+    """A comparison as 0 and 1 in the type of the values: several times faster than one that returns bools."""
     return how(values, limit, out=torch.empty_like(values))
 
 

@@ -1,4 +1,4 @@
-"""Who is active when in UFPS: one table, and one function that reads it. See `ufps` for what the modules do."""
+"""When the modules of UFPS are active: one table, and one function that reads it. See `method` for the modules."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Module = Literal["WS", "aRCE", "GMT", "UA", "SAM"]
 class Phase:
     """When a module is active: in rounds r ≥ start · R, and r < end · R if it ends.
 
-    `start` and `end` are the config's fields with these shares of the rounds. `warm_up` rounds go by first, however
-    short the run is.
+    `start` and `end` name the config fields that hold these shares of the rounds. `warm_up` rounds pass first, however
+    short the run.
     """
 
     module: Module
@@ -28,14 +28,14 @@ class Phase:
     warm_up: int = 0
 
     def is_active(self, config: UFPSConfig, round_: int, rounds: int) -> bool:
-        """Whether the module acts in a training round, if it is on."""
+        """Whether the module is active in a training round, if it is on."""
         share = round_ / rounds
         begun = share >= getattr(config, self.start) and round_ > self.warm_up
         return begun and (not self.end or share < getattr(config, self.end))
 
 
 PHASES = (
-    # WS compares a case with the site's others: before it begins, a round at least fills the bank.
+    # WS compares a case with the site's others: at least one round fills the bank before it begins.
     Phase("WS", lambda c: c.weight_schedule != "none", "schedule_start", "schedule_end", warm_up=1),
     Phase("aRCE", lambda c: c.reverse_ce, "reverse_ce_start"),
     # GMT then begins organ by organ, see `readiness`.
@@ -47,7 +47,7 @@ PHASES = (
 
 
 def active(config: UFPSConfig, round_info: RoundInfo) -> frozenset[Module]:
-    """The modules that act in a round; none outside of training."""
+    """The modules active in a round; none outside of training."""
     if round_info.stage != TRAIN:
         return frozenset()
     on = (phase for phase in PHASES if phase.is_on(config))
@@ -55,13 +55,13 @@ def active(config: UFPSConfig, round_info: RoundInfo) -> frozenset[Module]:
 
 
 def rounds_of(module: Module, config: UFPSConfig, rounds: int) -> list[int]:
-    """The training rounds in which a module acts, of so many; none if it is off."""
+    """The training rounds in which a module is active, of so many; none if it is off."""
     (phase,) = (phase for phase in PHASES if phase.module == module)
     return [r for r in range(1, rounds + 1) if phase.is_on(config) and phase.is_active(config, r, rounds)]
 
 
 def starts(config: UFPSConfig, rounds: int) -> dict[str, int]:
-    """The first training round of every module that acts in some, of so many."""
+    """The first training round of every module that becomes active."""
     acts = {phase.module: rounds_of(phase.module, config, rounds) for phase in PHASES}
     return {module: numbers[0] for module, numbers in acts.items() if numbers}
 
@@ -73,11 +73,11 @@ def refreshes_masks(config: UFPSConfig, round_info: RoundInfo) -> bool:
 
 
 def has_bank(config: UFPSConfig) -> bool:
-    """Whether anything depends on how unsure teachers are of a case."""
+    """Whether any module depends on the teachers' uncertainty."""
     return config.weight_schedule != "none" or config.uncertainty_aware != "none"
 
 
 def fills_bank(config: UFPSConfig, round_info: RoundInfo) -> bool:
-    """Whether somebody asks for that in this round or later: UA to the end, WS up to its last round."""
+    """Whether a module uses the bank in this round or later: UA to the end, WS up to its last round."""
     last = rounds_of("WS", config, round_info.rounds)[-1:]
     return config.uncertainty_aware != "none" or (bool(last) and round_info.round <= last[0])

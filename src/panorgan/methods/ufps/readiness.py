@@ -1,9 +1,9 @@
-"""Which organs the global model knows well enough to teach them: UFPS's GMT begins organ by organ.
+"""The organs that the global model knows well enough to be their main teacher: UFPS's GMT begins organ by organ.
 
-The server judges by what sites send anyway: the validation Dice of the global model, by sites that annotate the organ.
-An organ is *known* while its Dice, the mean over these sites, is at least `least`. It has *settled* once it was known
-and a validation brought at most `gain` more than the best one before: training has converged on it. A main teacher that
-does not know an organ would erase it at every site that has no label of it.
+The server decides by scores that sites send anyway: the validation Dice of the global model, from sites that annotate
+the organ. An organ is *known* while its Dice, the mean over these sites, is at least `least`. It has *settled* once it
+was known and a validation gained at most `gain` over the best before: training has converged on it. A main teacher that
+does not know an organ would erase it at every site without a label of it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Mapping
 from panorgan.methods.protocol import Federation, Scalars
 
 READY = "main_teacher/"
-"""Numbers in a request: `main_teacher/<organ>` for every organ that the global model may teach."""
+"""Numbers in a request: `main_teacher/<organ>` for every organ for which the global model is ready."""
 _DICE, _BEST, _SETTLED = "main_teacher_dice/", "main_teacher_best/", "main_teacher_settled/"
 
 
 class Readiness:
-    """What the server knows of the global model, organ by organ.
+    """Scores of the global model, organ by organ.
 
     Parameters
     ----------
-    least, gain : see above. With `least` = 0 nothing is asked: all organs are ready.
+    least, gain : see above. With `least` = 0 no scores are needed: all organs are ready.
     """
 
     def __init__(self, least: float = 0.5, gain: float = 0.02) -> None:
         self.least, self.gain = least, gain
         self._dice: dict[str, float] = {}
-        """By `<site>/<structure>`: a site that keeps silent counts with what it said last."""
+        """By `<site>/<structure>`: a site that does not answer counts with its last score."""
         self._best: dict[str, float] = {}
         self._settled: set[str] = set()
 
     def validated(self, scores: Mapping[str, Mapping[str, float]], federation: Federation) -> None:
-        """Take sites' validation Dice by structure."""
+        """Take the sites' validation Dice by structure."""
         for site in scores.keys() & federation.sites.keys():
             own = federation.sites[site].annotated
             self._dice |= {f"{site}/{name}": dice for name, dice in scores[site].items() if name in own}
@@ -43,7 +43,7 @@ class Readiness:
             self._best[organ] = max(dice, self._best.get(organ, 0.0))
 
     def dice(self, federation: Federation) -> dict[str, float]:
-        """The latest of every organ that somebody scored: the mean over its sites.
+        """The latest score of every organ that some site scored: the mean over its sites.
 
         Parts of a union (`kidney`) have its Dice where no site scores them by name.
         """
@@ -60,7 +60,7 @@ class Readiness:
         return {organ: sum(found) / len(found) for organ, found in {**by_union, **by_name}.items()}
 
     def ready(self, federation: Federation) -> tuple[str, ...]:
-        """The organs that the global model may teach, in vocabulary order."""
+        """The organs for which the global model is ready, in vocabulary order."""
         taught = federation.labelled_organs()
         if self.least == 0:
             return taught
@@ -68,13 +68,13 @@ class Readiness:
         return tuple(o for o in taught if o in self._settled and dice.get(o, 0.0) >= self.least)
 
     def numbers(self) -> dict[str, float]:
-        """What the coordinator must remember."""
+        """The numbers that the coordinator must keep."""
         dice = {f"{_DICE}{key}": value for key, value in self._dice.items()}
         best = {f"{_BEST}{organ}": value for organ, value in self._best.items()}
         return {**dice, **best, **{f"{_SETTLED}{organ}": 1.0 for organ in sorted(self._settled)}}
 
     def load(self, numbers: Scalars) -> None:
-        """Take back what `numbers` gave; other numbers of a rule's state are left alone."""
+        """Restore what `numbers` returned; other numbers of a rule's state are ignored."""
         self._dice = _named(numbers, _DICE)
         self._best = _named(numbers, _BEST)
         self._settled = set(_named(numbers, _SETTLED))

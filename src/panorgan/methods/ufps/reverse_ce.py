@@ -1,4 +1,4 @@
-"""Reverse cross-entropy: the prediction judges the label, so that wrong labels weigh less (UFPS, eq. 9)."""
+"""Reverse cross-entropy: the prediction weighs the label, so that wrong labels count less (UFPS, eq. 9)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def reverse_cross_entropy(logits: torch.Tensor, possible: torch.Tensor, log_zero
     So it is −log_zero times the probability of all that the label excludes.
     """
     q = logits.float().softmax(dim=1)
-    # A product with 0 or 1: many times faster on a CPU than to fill in zeros.
+    # A product with 0 or 1: many times faster on a CPU than filling in zeros.
     return -log_zero * (q * (~possible).float()).sum(1).flatten(1).mean(1)
 
 
 def growing_factor(round_number: int, rounds: int, steepness: float = 20.0) -> float:
-    """e^{−20 (1 − r/R)}: next to nothing at first, 1 in the last round."""
+    """e^{−20 (1 − r/R)}: close to 0 at first, 1 in the last round."""
     return math.exp(-steepness * (1 - round_number / rounds))
 
 

@@ -1,4 +1,4 @@
-"""UFPS's settings: a switch for every module, and its numbers. What is settled how is told in `ufps`."""
+"""The settings of UFPS: a switch for every module, and its numbers. `method` explains the choices."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ class UFPSConfig(PseudoLabelConfig):
     main_teacher_start: float = published(0.6, "300/500", "GMT not before this share of the rounds", ge=0, le=1)
     main_teacher_dice: float = published(
         0.5,
-        "not told",
-        "the validation Dice from which on the global model knows an organ, by the sites that annotate it; 0 asks "
-        "nothing, and all organs begin together",
+        "not stated",
+        "the validation Dice from which on the global model knows an organ, by the sites that annotate it; with 0 "
+        "no score is needed, and all organs begin together",
         ge=0,
         le=1,
     )
     main_teacher_gain: float = published(
         0.02,
-        "not told",
-        "an organ has converged once a validation brings at most this much more Dice than the best before; 1 waits "
-        "for none",
+        "not stated",
+        "an organ has converged once a validation gains at most this much Dice over the best before; 1 waits for none",
         ge=0,
         le=1,
     )
@@ -58,7 +57,7 @@ class UFPSConfig(PseudoLabelConfig):
     )
     # UA
     uncertainty_aware: Literal["none", "decoder", "encoder", "all"] = published(
-        "decoder", "decoder", "UA: the part of the network that is averaged by certainty too (eq. 7)"
+        "decoder", "decoder", "UA: the part of the network that is weighted by certainty too (eq. 7)"
     )
     uncertainty_start: float = published(0.6, "300/500", "UA from this share of the rounds on", ge=0, le=1)
     mean_temperature: float = published(0.05, "0.05", "τ^μ", gt=0)
@@ -67,24 +66,20 @@ class UFPSConfig(PseudoLabelConfig):
     sharpness: Literal["none", "asam", "usam", "topk", "susam"] = published(
         "susam",
         "susam",
-        "asam: look for the worst point on the same images; usam: on augmented ones; topk: and move the largest "
-        "gradients only; susam: and some that sites disagree on",
+        "asam: perturb by the gradient on the same images; usam: on augmented ones; topk: and only weights with the "
+        "largest gradients; susam: and some on which sites disagree",
     )
     sharpness_start: float = published(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
-    rho: float = published(0.7, "0.7", "how far the worst point is looked for, ρ; 0 for plain steps", ge=0)
+    rho: float = published(0.7, "0.7", "radius of the perturbation, ρ; 0 for plain steps", ge=0)
     eta: float = published(
-        0.001, "0.001", "what keeps weights near zero mobile: the scale is the size of a weight plus η", ge=0
+        0.001, "0.001", "keeps weights near zero mobile: the scale is the magnitude of a weight plus η", ge=0
     )
-    scale_biases: bool = published(
-        True, "on", "biases are measured in their own scale too; off: in plain numbers, T = 1"
-    )
+    scale_biases: bool = published(True, "on", "biases are perturbed in their own scale too; off: T = 1")
     local_share: float = published(0.4, "0.4", "T_L: the share of weights in M_L", ge=0, le=1)
     global_share: float = published(0.1, "0.1", "T_G: the largest share of weights in M_E", ge=0, le=1)
     mask_every: int = published(5, "5", "r_fre: masks are made where r mod r_fre = 1, and in the first round", ge=1)
     gradient_momentum: float = published(0.9, "0.9", "α_mo of eq. 11", ge=0, lt=1)
-    augmentation: CMIDGSettings = Field(
-        CMIDGSettings(), description="CMIDG of the images on which the worst point is looked for"
-    )
+    augmentation: CMIDGSettings = Field(CMIDGSettings(), description="CMIDG of the images that give the perturbation")
 
     @model_validator(mode="after")
     def _schedule_has_rounds(self) -> UFPSConfig:

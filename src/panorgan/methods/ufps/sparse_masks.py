@@ -1,7 +1,7 @@
-"""Which weights sUSAM may move: masks at a site, their bits on the wire, and the one mask that sites disagree on.
+"""The weights that sUSAM perturbs: masks at a site, their bits on the wire, and the mask on which sites disagree.
 
-UFPS, eqs. 11 to 13. At a site M_L names the largest gradients, M_E adds some that matter to others. What matters to a
-site in the long run, M_{L,mo}, travels as one bit per weight; the server answers with M_G, the contested ones.
+UFPS, eqs. 11 to 13. At a site M_L selects the largest gradients, M_E adds some that matter to other sites. A site's
+long-term mask M_{L,mo} travels as one bit per weight; the server answers with M_G, the weights on which sites disagree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def parameter_count(weights: Mapping[str, torch.Tensor]) -> int:
-    """How many values of a state dict belong to parameters: the length of a mask."""
+    """The number of parameter values in a state dict: the length of a mask."""
     return sum(value.numel() for key, value in weights.items() if key.rpartition(".")[2] not in _BUFFERS)
 
 
@@ -30,18 +30,18 @@ class SiteMasks:
     def __init__(self, local_share: float, global_share: float, momentum: float) -> None:
         self.local_share, self.global_share = local_share, global_share
         self.current: torch.Tensor | None = None
-        """[n] bool; none before the first refresh."""
+        """[n] bool; None before the first refresh."""
         self._momentum = Momentum(momentum)
 
-    def refresh(self, gradient: torch.Tensor, contested: torch.Tensor | None, generator: torch.Generator) -> None:
-        """New masks for an ascent gradient [n]; `contested` is M_G, packed, once the server has one."""
+    def refresh(self, gradient: torch.Tensor, global_bits: torch.Tensor | None, generator: torch.Generator) -> None:
+        """New masks for an ascent gradient [n]; `global_bits` is M_G, packed, once the server has one."""
         self._momentum.update(gradient)
         self.current = largest(gradient, self.local_share)
-        if contested is not None and self.global_share:
-            theirs = unpack(contested, len(gradient))
+        if global_bits is not None and self.global_share:
+            theirs = unpack(global_bits, len(gradient))
             self.current |= extra(self.current, theirs, self.global_share, generator)
 
-    def to_send(self) -> torch.Tensor:
+    def long_term_bits(self) -> torch.Tensor:
         """M_{L,mo}, packed."""
         return pack(self._momentum.mask(self.local_share))
 
@@ -51,7 +51,7 @@ class SiteMasks:
         return {**current, **self._momentum.state()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._momentum.load(state)
         values = self._momentum.values
         has_mask = _CURRENT in state and values is not None
@@ -65,11 +65,11 @@ class ServerMasks:
         self._of: dict[str, torch.Tensor] = {}
 
     def collect(self, masks: Mapping[str, torch.Tensor]) -> None:
-        """Masks that came in; a site that sent none keeps its last."""
-        # Copies: a tensor of an answer would hold on to the whole answer, which lies on disk.
+        """Take masks that came in; a site that sent none keeps its last."""
+        # Copies: a tensor of an answer would keep the whole answer open, which lies on disk.
         self._of |= {site: mask.clone() for site, mask in masks.items()}
 
-    def contested(self, n: int) -> torch.Tensor | None:
+    def global_bits(self, n: int) -> torch.Tensor | None:
         """M_G (eq. 12), packed; None before any site has sent a mask."""
         return global_mask(self._of.values(), n) if self._of else None
 
@@ -78,6 +78,6 @@ class ServerMasks:
         return {f"{LOCAL}/{site}": mask for site, mask in self._of.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         prefix = f"{LOCAL}/"
         self._of = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""UFPS's module table (its Table 3), for `panorgan ablate`: which switches are on in which row, and what it printed."""
+"""UFPS's module table (its Table 3), for `panorgan ablate`: the switches of every row, and its printed results."""
 
 from __future__ import annotations
 

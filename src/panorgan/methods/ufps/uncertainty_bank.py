@@ -1,7 +1,7 @@
-"""A site's uncertainty bank: how unsure teachers were about each of its training cases (UFPS, eqs. 6 to 8).
+"""A site's uncertainty bank: the teachers' uncertainty about each of its training cases (UFPS, eqs. 6 to 8).
 
-It stays on the device, and asking it makes nobody wait. It is site state and never travels; what may leave a site is
-its mean and its variance.
+It stays on the device, and reading it does not synchronise. It is site state and never travels; only its mean and
+variance may leave a site.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIX = "uncertainty/"
 
 @dataclass(frozen=True)
 class BankStatistics:
-    """Numbers of a bank, each a tensor without axes; all 0 while the bank is empty.
+    """Statistics of a bank, each a tensor without axes; all 0 while the bank is empty.
 
     `variance` is the mean squared distance from the mean: the paper's σ is not a standard deviation.
     """
@@ -31,7 +31,7 @@ class BankStatistics:
     maximum: torch.Tensor
 
     def normalised(self, uncertainty: torch.Tensor) -> torch.Tensor:
-        """(U − μ)/(U_max − U_min), in any shape; 0 where the bank knows no spread (empty, one case, all alike)."""
+        """(U − μ)/(U_max − U_min), in any shape; 0 where the bank has no spread (empty, one case, all equal)."""
         spread = self.maximum - self.minimum
         flat = spread <= 0
         return ((uncertainty - self.mean) / spread.masked_fill(flat, 1.0)).masked_fill(flat, 0.0)
@@ -48,13 +48,13 @@ class UncertaintyBank:
 
     def __init__(self, cases: Iterable[str], device: torch.device | str = "cpu") -> None:
         self._cases = frozenset(cases)
-        # Cases get their places as they come: so many from the start have a value, and nobody has to ask the device.
+        # Cases get slots in order of arrival: the filled ones come first, and their number is known without the device.
         self._place: dict[str, int] = {}
         self._values = torch.zeros(len(self._cases), device=device)
         self._ordered: torch.Tensor | None = None
 
     def put(self, cases: Sequence[str], uncertainty: torch.Tensor) -> None:
-        """Remember the uncertainty [B] of a batch's cases; of a case that comes twice, the last."""
+        """Store the uncertainty [B] of a batch's cases; of a case that comes twice, the last."""
         self._ordered = None
         for case, value in zip(cases, uncertainty.detach().float(), strict=True):
             if case not in self._cases:
@@ -66,11 +66,11 @@ class UncertaintyBank:
             self._values[self._place.setdefault(case, len(self._place))] = value
 
     def __len__(self) -> int:
-        """How many cases have a value."""
+        """The number of cases with a value."""
         return len(self._place)
 
     def statistics(self) -> BankStatistics:
-        """Mean, variance, minimum and maximum of what is there."""
+        """Mean, variance, minimum and maximum of the values."""
         if not self._place:
             return BankStatistics(*self._values.new_zeros(4))
         values = self._sorted()
@@ -85,7 +85,8 @@ class UncertaintyBank:
         return torch.lerp(values[math.floor(place)], values[math.ceil(place)], place % 1)
 
     def _sorted(self) -> torch.Tensor:
-        """What is there. Sums must not depend on which case came first, or a resumed run would differ in a last bit."""
+        """The values, sorted: a sum that depended on the order of cases would make a resumed run differ in the last
+        bit."""
         if self._ordered is None:
             self._ordered = self._values[: len(self)].sort().values
         return self._ordered
@@ -99,7 +100,7 @@ class UncertaintyBank:
     def from_payload(
         cls, payload: Payload, cases: Iterable[str], device: torch.device | str = "cpu"
     ) -> UncertaintyBank:
-        """The inverse of `as_content`; other numbers, and cases that are no longer there, are left alone."""
+        """The inverse of `as_payload`; other numbers, and cases that no longer exist, are ignored."""
         bank = cls(cases, device)
         kept = [case for case in sorted(bank._cases) if f"{PREFIX}{case}" in payload.scalars]
         values = [payload.scalars[f"{PREFIX}{case}"] for case in kept]

@@ -1,4 +1,4 @@
-"""How much sites count when their teachers' certainty matters too (UFPS's UA, eq. 7)."""
+"""The weights of sites when their teachers' certainty counts too (UFPS's UA, eq. 7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SiteUncertainty:
-    """What a site tells of itself: its training cases, and mean and variance of its uncertainty bank, if it has one."""
+    """A site's training cases, and mean and variance of its uncertainty bank, if it has one."""
 
     cases: float
     mean: float = math.nan
@@ -17,7 +17,7 @@ class SiteUncertainty:
 
     @property
     def has_bank(self) -> bool:
-        """Whether mean and variance are what a bank can have: numbers, and none below 0 (it would buy weight)."""
+        """Whether mean and variance are valid: numbers, and none below 0 (which would gain weight)."""
         return all(math.isfinite(number) and number >= 0 for number in (self.mean, self.variance))
 
 
@@ -26,7 +26,7 @@ def uncertainty_weights(
 ) -> dict[str, float]:
     """Eq. 7: ⅓ (softmax_i(−μ_i/τ^μ) + softmax_i(−σ_i/τ^σ) + n_i/Σn), σ the variance; they add up to 1.
 
-    A site without a bank counts by its cases in all three terms; the others share what is left of each.
+    A site without a bank counts by its cases in all three terms; the others share the rest of each.
     """
     total = math.fsum(site.cases for site in sites.values())
     by_cases = {name: site.cases / total for name, site in sorted(sites.items())}

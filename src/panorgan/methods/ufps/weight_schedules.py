@@ -1,6 +1,6 @@
-"""How much a sample counts, from how unsure its teachers are and how far training is (UFPS, eq. 8 and Note 8).
+"""Sample weights, from the teachers' uncertainty and the progress of training (UFPS, eq. 8 and Note 8).
 
-All begin by favouring samples of which teachers are sure, and turn to the others with time.
+All schedules begin by favouring samples with certain teachers, and turn to the others with time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def sample_weights(
 ) -> torch.Tensor:
     """Weights [B] for the uncertainties [B] of a batch, by a schedule's name.
 
-    `rounds` is R: the last round in which weights count, so that every schedule gets where it goes. `tail` is the
-    quantile at which U_T lies. The formulas go below 0 where norm(U) > log 2, one case far from all
-    others; training would then unlearn it, so that weights end at `least`.
+    `rounds` is R: the last round in which weights count, so that every schedule completes. `tail` is the quantile of
+    U_T. The formulas go below 0 where norm(U) > log 2, one case far from all others; training would then unlearn it, so
+    weights are clamped at `least`.
     """
     statistics, threshold = bank.statistics(), bank.quantile(tail)
     if schedule == "tail_shift":
@@ -43,7 +43,8 @@ def sample_weights(
 def tail_shift(
     uncertainty: torch.Tensor, statistics: BankStatistics, threshold: torch.Tensor, round_number: int, rounds: int
 ) -> torch.Tensor:
-    """Eq. 8: 2 − e^{norm(U) − r/R} above the threshold U_T, 2 − e^{norm(U)} up to it. The tail rises with time."""
+    """Eq. 8: 2 − e^{norm(U) − r/R} above the threshold U_T, 2 − e^{norm(U)} up to it. The tail gains weight with
+    time."""
     shift = (uncertainty > threshold) * (round_number / rounds)
     return 2 - torch.exp(statistics.normalised(uncertainty) - shift)
 
@@ -51,7 +52,7 @@ def tail_shift(
 def base_decrement(
     uncertainty: torch.Tensor, statistics: BankStatistics, round_number: int, rounds: int, alpha: float = 1.0
 ) -> torch.Tensor:
-    """2 − ((α − e)·r/R + e)^{norm(U)}: from e to α, with α = 1 all samples count alike in the end."""
+    """2 − ((α − e)·r/R + e)^{norm(U)}: from e to α; with α = 1 all samples count alike in the end."""
     base = (alpha - math.e) * round_number / rounds + math.e
     return 2 - torch.pow(base, statistics.normalised(uncertainty))
 
@@ -68,19 +69,19 @@ def round_trip_gaussian(
 ) -> torch.Tensor:
     """(1 − β)·G(U) + β·(2 − e^{norm(U)}), G a normal density whose centre goes to the threshold and back.
 
-    The way is norm(U_T) − norm(U_min), covered in ⌊R/2⌋ rounds. Note 8 prints norm(μ), which is 0, as its start; the
-    centre would then pass the threshold, which the text says it does not, and `start="mean"` does that. β and the width
-    ρ are not in the paper; these are the values of the code released beside it.
+    The distance is norm(U_T) − norm(U_min), covered in ⌊R/2⌋ rounds. Note 8 prints norm(μ), which is 0, as its start;
+    the centre would then pass the threshold, which the text says it does not; `start="mean"` does that. β and the width
+    ρ are not in the paper; these are the values of the released code.
     """
     norm = statistics.normalised(uncertainty)
     least = statistics.normalised(statistics.minimum)
     way = statistics.normalised(threshold) - least
-    centre = (least if start == "minimum" else torch.zeros_like(least)) + way * _out_and_back(round_number, rounds)
+    centre = (least if start == "minimum" else torch.zeros_like(least)) + way * _round_trip(round_number, rounds)
     density = torch.exp(-((norm - centre) ** 2) / (2 * width**2)) / (math.sqrt(2 * math.pi) * width)
     return (1 - beta) * density + beta * (2 - torch.exp(norm))
 
 
-def _out_and_back(round_number: int, rounds: int) -> float:
+def _round_trip(round_number: int, rounds: int) -> float:
     """0 → 1 in the first half of the rounds, 1 → 0 in the second; at 0 in the odd round that may be left over."""
     half = max(rounds // 2, 1)
     return round_number / half if round_number <= half else max(0.0, 1 - (round_number - half) / half)

@@ -10,7 +10,7 @@ import torch
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.fediod.inter_organ import NUMBERS_ONLY, AttentionLoss, InterOrganNetwork, InterOrganSettings
 from panorgan.networks import UNet, UNetSettings, organ_network
-from panorgan.networks.replay import Recorded, SharedMemory, replays_of
+from panorgan.networks.cuda_graphs import GraphedPass, SharedMemory, graph_cache_for
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 ORGANS = ("liver", "spleen", "pancreas")
@@ -41,7 +41,7 @@ def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeyp
     results = []
     for replayed in (False, True):
         network = make(kind, dimensions).cuda().train()
-        network.replays = replays_of(network, torch.device("cuda")) if replayed else None
+        network.graphs = graph_cache_for(network, torch.device("cuda")) if replayed else None
         optimizer = torch.optim.AdamW(network.parameters(), 0.01, fused=True)  # it insists on how gradients lie
         torch.manual_seed(1)
         seen = []
@@ -63,8 +63,8 @@ def test_replayed_steps_are_the_same_bit_for_bit(kind, half, dimensions, monkeyp
             optimizer.step()
             seen.append(loss.detach())
         if replayed:
-            assert len(network.replays._recorded) == 1
-            assert not network.replays._given_up
+            assert len(network.graphs._recorded) == 1
+            assert not network.graphs._given_up
         results.append([*seen, *(value.clone() for value in network.state_dict().values())])
     for expected, found in zip(*results, strict=True):
         assert torch.equal(found, expected)
@@ -79,14 +79,14 @@ def test_two_networks_take_turns_in_one_memory():
     for network in networks:
         network(image).square().mean().backward()
         expected.append([parameter.grad.clone() for parameter in network.parameters()])
-        network.replays = replays_of(network, torch.device("cuda"))
+        network.graphs = graph_cache_for(network, torch.device("cuda"))
     for _ in range(4):
         for network, gradients in zip(networks, expected, strict=True):
             network.zero_grad(set_to_none=True)
             network(image).square().mean().backward()
             for parameter, gradient in zip(network.parameters(), gradients, strict=True):
                 torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
-    assert all(len(network.replays._recorded) == 1 for network in networks)
+    assert all(len(network.graphs._recorded) == 1 for network in networks)
 
 
 @needs_gpu
@@ -96,7 +96,7 @@ def test_graphs_of_a_device_share_their_memory():
     image = torch.randn(4, 1, 64, 64, 64, device="cuda")
     networks = [make("channels", 3).cuda().train() for _ in range(3)]
     for network in networks:
-        network.replays = replays_of(network, torch.device("cuda"))
+        network.graphs = graph_cache_for(network, torch.device("cuda"))
         for _ in range(3):
             network.zero_grad(set_to_none=True)
             network(image).square().mean().backward()
@@ -114,5 +114,7 @@ def test_recording_leaves_no_trace_in_the_random_numbers():
     torch.manual_seed(3)
     expected = torch.rand(4, device="cuda")
     torch.manual_seed(3)
-    Recorded(network, lambda given: (network.outputs([("liver", 0)], network.shared(given)),), [image], SharedMemory())
+    GraphedPass(
+        network, lambda given: (network.outputs([("liver", 0)], network.shared(given)),), [image], SharedMemory()
+    )
     assert torch.equal(torch.rand(4, device="cuda"), expected)
