@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,7 +52,7 @@ Holm's correction. ASSD is the average symmetric surface distance.
 def page() -> str:
     """The whole page."""
     sections = [_section(TITLES.get(path.stem, path.stem), json.loads(path.read_text())) for path in _comparisons()]
-    return "\n".join([OPENING, _pays(), _averaging(), *sections, _costs(), _at_once()])
+    return "\n".join([OPENING, _pays(), _quality(), _holding(), _averaging(), *sections, _costs(), _at_once()])
 
 
 def _pays() -> str:
@@ -69,6 +70,31 @@ def _pays() -> str:
     ]
     table = _table(["", "solo", "fedavg", "difference", "p", "worst organ"], rows)
     return f"## Does a federation pay?\n\n{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```\n"
+
+
+def _quality() -> str:
+    """Every method against every site alone, as `quality.py` prints it."""
+    result = _read("quality_h200")
+    parts = ["## Is an organ lost?", result["about"]]
+    for name, methods in result["sets"].items():
+        best_first = sorted(methods.items(), key=lambda item: -fmean(s["mean"] for s in item[1]["seeds"].values()))
+        rows = [[method, *_against_solo(one)] for method, one in best_first]
+        parts.append(_table([name, "Dice by seed", "against solo", "p", "worst organ", "delivered"], rows))
+    return "\n\n".join([*parts, f"```sh\n{result['command']}\n```\n"])
+
+
+def _against_solo(one: Mapping[str, Any]) -> list[str]:
+    rounds = ", ".join(str(seed["delivered_round"]) for seed in one["seeds"].values())
+    if "worst_organ" not in one:
+        return [_seeds(one["seeds"]), "", "", "", rounds]
+    worst = f"{one['worst_organ']['organ']} {one['worst_organ']['ratio']:.2f}"
+    return [_seeds(one["seeds"]), f"{one['difference']:+.3f}", _p(one["p"]), worst, rounds]
+
+
+def _holding() -> str:
+    """What was tried for parts that only owners train, and for FedAvg."""
+    result = _read("holding_dev_h200")
+    return f"## What keeps organs from getting lost\n\n{result['about']}\n\n{_variants(result['variants'])}\n"
 
 
 def _averaging() -> str:
