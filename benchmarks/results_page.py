@@ -41,7 +41,8 @@ OPENING = """# Results
 Made by `python benchmarks/results_page.py > docs/results.md` from the files in `benchmarks/results`, which hold every
 figure (per organ, site and seed), versions and commit. Budgets are small against the papers' and data sets are others.
 So figures cannot be compared with theirs; the order of methods can. The runs drew as many test patients as a run of
-today would, but others: splits were shuffled then.
+today would, but others: splits were shuffled then. Commands are as they were given: below the first three tables,
+`multihead` and `segviz` stand for what is `multihead+unlabelled=marginal` and `segviz+unlabelled=marginal` today.
 
 Dice is the mean over organs, test cases and seeds, ± its standard deviation over seeds. *Own* and *other* are organs
 that a site labels and does not label itself. p is that of a paired Wilcoxon test against the reference (bold), with

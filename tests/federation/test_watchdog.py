@@ -93,8 +93,9 @@ OWNERS, RARE = "method.organ_parts: owners", "network.organ_prior: 0.05"
     [
         ({"name": "fedavg"}, {}, (), ()),
         ({"name": "fedavg", "unlabelled": "marginal"}, {}, (MARGINAL,), (MARGINAL,)),
-        ({"name": "fedavg", "unlabelled": "marginal"}, {"organs": "heads"}, (), ()),  # no softmax over all organs
-        ({"name": "fedavg", "unlabelled": "marginal"}, {"activation": "sigmoid"}, (), ()),
+        ({"name": "fedavg", "unlabelled": "marginal"}, {"organs": "heads"}, (MARGINAL,), (MARGINAL,)),
+        ({"name": "fedavg", "unlabelled": "marginal"}, {"activation": "sigmoid"}, (MARGINAL,), (MARGINAL,)),
+        ({"name": "flkd"}, {}, (), ()),  # it distils by settings of its own
         ({"name": "fedavg", "dice_over": "sample", "organ_parts": "everyone"}, {}, (BATCH,), (OWNERS,)),
         ({"name": "fedavg"}, {"organ_prior": None}, (), (RARE,)),
         ({"name": "fedavg"}, {"organ_prior": 0.5}, (), (RARE,)),

@@ -23,8 +23,7 @@ class Remedies:
     def of(cls, method: Method, network: UNetSettings) -> Remedies:
         """Of the usual settings, those that this experiment does not use and its method allows."""
         network = method.network_settings(network)
-        one_softmax = network.organs == "channels" and network.activation == "softmax"
-        unlabelled = tuple(_unless_set(method.config, "unlabelled", "received")) if one_softmax else ()
+        unlabelled = tuple(_unless_set(method.config, "unlabelled", "received"))
         rare = network.organ_prior is not None and network.organ_prior <= _RARE
         return cls(
             (*unlabelled, *_unless_set(method.config, "dice_over", "batch")),

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
 from panorgan.losses import distil_unlabelled, soft_bce
@@ -49,6 +50,9 @@ class FLKDConfig(MethodConfig):
         "everyone",
         "everyone",
         "every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
+    )
+    unlabelled: Literal["marginal"] = Field(
+        "marginal", description="what unlabelled organs learn follows from `global_weight` and `local_weight`"
     )
     global_weight: float = published(1.0, "1", "weight of global KD (eq. 7); 0 for none", ge=0)
     local_weight: float = published(1.0, "1", "weight of local KD (eqs. 9, 10); 0 for none", ge=0)

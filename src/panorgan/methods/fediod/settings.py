@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from panorgan.errors import ConfigError
 from panorgan.methods.base import MethodConfig, RoundInfo, published
@@ -17,6 +18,9 @@ _TRANSFORMER_RATE = {"adamw": 1 / 16}
 class FedIODConfig(InterOrganSettings, MethodConfig):
     """A switch for every module, and its numbers."""
 
+    unlabelled: Literal["marginal"] = Field(
+        "marginal", description="decoders of other organs stay at their sites, so nothing can be held to them"
+    )
     # T
     transformer_rate: float | None = published(
         None,
