@@ -9,8 +9,9 @@ end of its last one, divided by the steps between them. All methods run in this 
 a method is divided by the median FedAvg turn of the same network. What happens once (teachers predict the scans) is not
 part of a step; its time is separate. The last part compares inference for all seven organs with that for one.
 
-`flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own; all others use the
-network with softmax channels. UFPS changes with the rounds:
+`flkd_*` and `scaffold` use the multi-head network and so does their FedAvg; `segviz` has its own, and holds the other
+organs' task blocks, which its FedAvg does not; all others use the network with softmax channels. UFPS changes with the
+rounds:
 
     ufps          its pseudo-label phase: labels of the teachers, uncertainty and its bank, weights of samples
     ufps_susam    its late phase without GMT and UA: two gradients per step, so that 2 is the least
@@ -63,7 +64,7 @@ from panorgan.preparation.store import StoredCase
 ORGANS = ("liver", "spleen", "pancreas", "stomach", "aorta", "kidney_left", "kidney_right")
 SITE = "liver"  # every site is called by the organ that it annotates
 RUN = "bench"
-EVERYONE = {"organ_parts": "everyone", "weighting": "uniform"}
+EVERYONE = {"organ_parts": "everyone", "weighting": "uniform", "unlabelled": "marginal"}
 
 ROUNDS = 10_000  # of a run; turns take a few of them
 LATE = {"progress": 0.6001, "cycle": 5}  # masks are made where r mod 5 = 1

@@ -121,7 +121,9 @@ def test_the_quality_table_finds_the_organ_that_a_method_loses(monkeypatch, tmp_
     for seed, lost in ((0, 0.8), (1, 0.2)):
         write("solo", seed, 0.8, 0.8)
         write("fedavg", seed, 0.9, lost)
+        write("ufps", seed, 0.9, 0.9)  # comes after solo
     found = quality.collect(tmp_path)["fedavg"]
+    assert quality.collect(tmp_path)["ufps"]["difference"] == pytest.approx(0.1)
     assert found["seeds"]["0"] == {
         "mean": 0.85,
         "organs": {"liver": 0.9, "spleen": 0.8},
@@ -176,3 +178,13 @@ def test_bits_tell_values_shapes_types_and_names_apart(monkeypatch):
     ]
     assert hash_of(dict(reversed(plain.items()))) == hash_of(plain)
     assert len({hash_of(tensors) for tensors in [plain, *others]}) == 5
+
+
+def test_accelerators_measures_a_step_in_each_way(monkeypatch, tmp_path):
+    small = ["--device", "cpu", "--patch", "8", "8", "8", "--features", "4", "8", "--steps", "1", "--repeats", "1"]
+    words = ["accelerators.py", "--ways", "plain", "--only", "fedavg", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", [*words, "--", *small, "--mask-weights", "100"])
+    loaded("accelerators", monkeypatch).main()
+    found = json.loads((tmp_path / "found.json").read_text())["milliseconds"]
+    assert found.keys() == {"plain"}
+    assert found["plain"]["fedavg"] > 0

@@ -36,7 +36,7 @@ def all_same(first, second) -> bool:
     return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second, strict=True))
 
 
-BASELINE = {"name": "multihead", "organ_parts": "everyone", "weighting": "uniform"}
+BASELINE = {"name": "multihead", "unlabelled": "marginal", "organ_parts": "everyone", "weighting": "uniform"}
 
 
 @pytest.mark.parametrize("keep_state", [False, True])
