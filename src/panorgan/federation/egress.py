@@ -27,6 +27,7 @@ from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
+from panorgan.networks.organ_parts import weights_for
 from panorgan.preparation.store import StoredCase
 from panorgan.settings import Settings
 
@@ -154,9 +155,10 @@ def _yaml(value: Any) -> str:
 def weights_of_site(
     method: Method, network: UNetSettings, federation: Federation, site: str
 ) -> dict[str, torch.Tensor]:
-    """Keys, shapes and types of a site's network, on the meta device."""
+    """Keys, shapes and types of the weights that a site trains and sends, on the meta device."""
     with torch.device("meta"):
-        return dict(method.build_network(network, federation, site=site).state_dict())
+        weights = dict(method.build_network(network, federation, site=site).state_dict())
+    return weights if method.config.organ_parts == "everyone" else weights_for(weights, federation.organs_of(site))
 
 
 def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[tuple[int, ...]]:
@@ -178,7 +180,7 @@ class Egress:
 
     Parameters
     ----------
-    known_weights : the weights of the site's network (see `weights_of_site`); set again when the network changes.
+    known_weights : the weights that the site trains (see `weights_of_site`); set again when the network changes.
     forbidden_shapes : shapes of the site's volumes and patches (see `image_shapes`); add those of the original scans.
     """
 
