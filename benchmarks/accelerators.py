@@ -64,6 +64,7 @@ def _milliseconds(way: str, words: list[str]) -> dict[str, float]:
 
 def measure(way: str) -> None:
     """`step_cost.py` in this process, with networks that are computed in this way."""
+    sys.path.insert(0, str(Path(__file__).parent))  # also under PYTHONSAFEPATH
     import step_cost  # type: ignore[import-not-found]  # beside this file
     from panorgan.federation.site import SiteWorker
 

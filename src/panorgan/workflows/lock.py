@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from panorgan.errors import RunError
 
 ORPHANS_END_WITHIN = 60.0
 """Seconds. A killed server or site leaves its job's process behind for a moment; the next job waits for its end."""
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class BusyError(RunError):
@@ -34,6 +37,16 @@ def only_one_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
             code="run-busy",
             where=str(folder),
             fix="Wait until it has finished, or stop it, then resume.",
+        ) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise RunError(
+            "The run folder cannot be locked.",
+            code="no-lock",
+            where=str(folder),
+            why=f"two processes in one run would damage it, and the disk refuses a lock: {error.strerror or error}",
+            fix="Put the run folder on a disk that has file locks, such as a local one.",
         ) from error
     with held:
         yield
