@@ -6,6 +6,12 @@ The steps are those of `step_cost.py`, as a site's worker does them; what stands
 has a process of its own:
 
     graphs            as shipped: CUDA graphs and own kernels
+    graphs-plain      CUDA graphs, no kernels of our own
+    no-norm           as shipped, with PyTorch's own operations in place of one kernel: instance normalisation,
+    no-unified        … the loss over unified labels,
+    no-heads          … the heads side by side,
+    no-soft-bce       … or the distillation of soft labels
+    float-up          as shipped, with transposed convolutions in float32
     eager             own kernels, no graphs
     plain             neither: PyTorch as it is
     compile           torch.compile of the network, no graphs and no kernels of our own
@@ -24,13 +30,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-WAYS = ("graphs", "eager", "plain", "compile", "reduce-overhead", "channels-last", "compile-last")
+KERNELS = ("norm", "unified", "heads", "soft-bce")
+WITH_GRAPHS = ("graphs", "graphs-plain", *(f"no-{kernel}" for kernel in KERNELS), "float-up")
+WAYS = (*WITH_GRAPHS, "eager", "plain", "compile", "reduce-overhead", "channels-last", "compile-last")
 METHODS = ("fedavg", "flkd_both", "ufps", "ufps_susam", "multidecoder", "fediod")
 _WAY = "PANORGAN_BENCHMARK_WAY"
 
@@ -53,7 +62,7 @@ def main() -> None:
 
 def _milliseconds(way: str, words: list[str]) -> dict[str, float]:
     """A step of each method that could be measured; nothing where the way failed."""
-    graphs = "on" if way == "graphs" else "off"
+    graphs = "on" if way in WITH_GRAPHS else "off"
     environment = {**os.environ, _WAY: way, "PANORGAN_CUDA_GRAPHS": graphs}
     done = subprocess.run([sys.executable, __file__, *words], env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -68,8 +77,10 @@ def measure(way: str) -> None:
     import step_cost  # type: ignore[import-not-found]  # beside this file
     from panorgan.federation.site import SiteWorker
 
-    if way not in ("graphs", "eager"):
-        use_no_kernels()
+    if way.startswith("no-"):
+        leave_out([way.removeprefix("no-")])
+    elif way not in ("graphs", "eager", "float-up"):
+        leave_out(KERNELS)
     placed: Callable[..., nn.Module] = SiteWorker._place_on_device
 
     def accelerated(worker: SiteWorker, network: nn.Module) -> nn.Module:
@@ -77,6 +88,8 @@ def measure(way: str) -> None:
         if way.endswith("-last"):
             three = worker.setup.network.dimensions == 3
             network = network.to(memory_format=torch.channels_last_3d if three else torch.channels_last)
+        if way == "float-up":
+            upsample_in_float32(network)
         if way.startswith("compile") or way == "reduce-overhead":
             compile_blocks(network, "reduce-overhead" if way == "reduce-overhead" else None)
         return network
@@ -100,15 +113,31 @@ def compile_blocks(network: nn.Module, mode: str | None) -> None:
             module.compile(mode=mode)
 
 
-def use_no_kernels() -> None:
-    """PyTorch's own operations wherever panorgan has a kernel."""
+def upsample_in_float32(network: nn.Module) -> None:
+    """cuDNN has slow kernels for the gradient of some transposed convolutions in bfloat16."""
+    for module in network.modules():
+        if isinstance(module, nn.ConvTranspose2d | nn.ConvTranspose3d):
+            module.forward = partial(_in_float32, type(module).forward, module)  # type: ignore[method-assign]
+
+
+def _in_float32(forward: Callable[..., torch.Tensor], module: nn.Module, image: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(image.device.type, enabled=False):
+        return forward(module, image.float()).to(image.dtype)
+
+
+def leave_out(kernels: Collection[str]) -> None:
+    """PyTorch's own operations in place of these kernels."""
     from panorgan.losses import distillation, unified_loss
     from panorgan.networks import head_stack, instance_norm
 
-    distillation.soft_bce_kernel = None  # type: ignore[assignment]
-    head_stack.head_kernel = None  # type: ignore[assignment]
-    unified_loss.unified_kernel = None  # type: ignore[assignment]
-    instance_norm._SMALLEST = sys.maxsize
+    if "soft-bce" in kernels:
+        distillation.soft_bce_kernel = None  # type: ignore[assignment]
+    if "heads" in kernels:
+        head_stack.head_kernel = None  # type: ignore[assignment]
+    if "unified" in kernels:
+        unified_loss.unified_kernel = None  # type: ignore[assignment]
+    if "norm" in kernels:
+        instance_norm._SMALLEST = sys.maxsize
 
 
 if __name__ == "__main__":
