@@ -181,7 +181,7 @@ def _coded_organ(segment: Any) -> str | None:
     sides = [side for side, value in _SIDES.items() if _is_any(modifiers, value)]
 
     def fits(organ: Organ) -> bool:
-        if not _is_any(types, organ.snomed_value):
+        if not organ.snomed_value or not _is_any(types, organ.snomed_value):
             return False
         if organ.relation == "inside" and not _is_any(regions, catalogue()[str(organ.parent)].snomed_value):
             return False
