@@ -112,9 +112,10 @@ class Agreement(Settings):
     @classmethod
     def _known_from_here_on(cls, organs: dict[str, OwnOrgan]) -> dict[str, OwnOrgan]:
         """Fields are read in order: the vocabulary, which follows, may name these organs."""
-        declare_organs(organs)
-        refuse_part_names(organs)
-        return organs
+        in_order = dict(sorted(organs.items()))  # a file that was written again may have them in another one
+        declare_organs(in_order)
+        refuse_part_names(in_order)
+        return in_order
 
     @field_validator("vocabulary")
     @classmethod
