@@ -1,4 +1,4 @@
-"""Organs that the catalogue does not know: described, checked, known from then on, and forgotten by nobody but tests."""
+"""Organs that the catalogue does not know: described, checked, and known from then on."""
 
 import pickle
 import subprocess

@@ -4,4 +4,14 @@ from panorgan.anatomy.catalogue import Organ, ancestors, catalogue, children, fi
 from panorgan.anatomy.own_organs import OwnOrgan, declare_finished, declare_organs
 from panorgan.anatomy.vocabulary import Vocabulary
 
-__all__ = ["Organ", "OwnOrgan", "Vocabulary", "ancestors", "catalogue", "children", "declare_finished", "declare_organs", "find_organ"]
+__all__ = [
+    "Organ",
+    "OwnOrgan",
+    "Vocabulary",
+    "ancestors",
+    "catalogue",
+    "children",
+    "declare_finished",
+    "declare_organs",
+    "find_organ",
+]

@@ -36,8 +36,8 @@ class Organ:
     """One named structure, as described in ``organs.toml`` or by an experiment.
 
     `relation` says how it belongs to `parent`: "part" (the parent is the union of its parts) or "inside".
-    `modifier_value` and `modifier_meaning` complete the SNOMED CT code (Left, Right, ...); empty when unused. An
-    experiment's own organ may have no code.
+    `modifier_value` and `modifier_meaning` complete the SNOMED CT code (Left, Right, ...); empty when unused. A
+    structure that DICOM lists no concept for has no code.
     """
 
     name: str
@@ -71,7 +71,7 @@ class _Entry(Settings):
     parent: str | None = None
     relation: Relation | None = None
     side: Side | None = None
-    snomed: _Code
+    snomed: _Code | None = None
     modifier: _Code | None = None
     colour: str = Field(pattern=r"^#[0-9a-f]{6}$")
     aliases: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ class _Entry(Settings):
             parent=self.parent,
             relation=self.relation,
             side=self.side,
-            snomed_value=self.snomed.value,
-            snomed_meaning=self.snomed.meaning,
+            snomed_value=self.snomed.value if self.snomed else "",
+            snomed_meaning=self.snomed.meaning if self.snomed else "",
             colour=self.colour,
             aliases=self.aliases,
             modifier_value=self.modifier.value if self.modifier else "",

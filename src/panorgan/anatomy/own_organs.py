@@ -1,4 +1,4 @@
-"""Organs that the catalogue lacks: described in an experiment or federation file, carried by the agreement and the model.
+"""Organs that the catalogue lacks: described in an experiment or federation file, carried by agreement and model.
 
 Names are looked up all over the program, so an own organ is known to the whole process once its experiment or model has
 been read. Two meanings of one name in one process are refused: they would be mixed up silently.
@@ -109,7 +109,7 @@ class OwnOrgan(Settings):
         return Organ(
             name=name,
             title=title,
-            region=built_in()[parent].region if parent in built_in() else "other",
+            region=built_in()[parent].region if parent is not None and parent in built_in() else "other",
             kind="part" if relation == "part" else self.kind,
             parent=parent,
             relation=relation,
@@ -207,7 +207,7 @@ def _parent(name: str, text: str, others: Mapping[str, OwnOrgan]) -> str:
 
 def _refuse_further_part(organ: Organ) -> None:
     """The catalogue's unions are complete: kidney is left and right, and nothing else."""
-    if organ.relation != "part" or organ.parent not in built_in():
+    if organ.relation != "part" or organ.parent is None or organ.parent not in built_in():
         return
     parts = [part for part in children(organ.parent, "part") if part in built_in()]
     if parts:
