@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from panorgan.anatomy import Vocabulary
+from panorgan.anatomy import OwnOrgan, Vocabulary, declare_organs
+from panorgan.anatomy.own_organs import refuse_undeclared
 from panorgan.data.layouts import AUTO
 from panorgan.data.splits import SplitSettings
 from panorgan.errors import ConfigError, did_you_mean
@@ -25,6 +26,7 @@ from panorgan.federation.settings import TrainingSettings, refuse_few_sites
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
+from panorgan.networks.organ_parts import refuse_part_names
 from panorgan.overrides import as_assignments, read_overridden
 from panorgan.phantom import PhantomConfig
 from panorgan.preparation.augment import refuse_swapped_sides
@@ -88,6 +90,7 @@ class Agreement(Settings):
 
     name: str = Field("experiment", pattern=r"^[^./\\][^/\\]*$", description="names the run folder and the report")
     seed: int = Field(0, ge=0)
+    organs: dict[str, OwnOrgan] = Field(default_factory=dict, description="organs that the catalogue does not know")
     vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
     splits: SplitSettings = SplitSettings()
@@ -99,6 +102,20 @@ class Agreement(Settings):
     training: TrainingSettings = TrainingSettings()
     limits: LimitSettings = LimitSettings()
     postprocess: str = Field("none", description="a preset for the final predictions")
+
+    @field_validator("organs", mode="before")
+    @classmethod
+    def _bare_organs_will_do(cls, organs: Any) -> Any:
+        return organs_by_name(organs)
+
+    @field_validator("organs")
+    @classmethod
+    def _known_from_here_on(cls, organs: dict[str, OwnOrgan]) -> dict[str, OwnOrgan]:
+        """Fields are read in order: the vocabulary, which follows, may name these organs."""
+        in_order = dict(sorted(organs.items()))  # a file that was written again may have them in another one
+        declare_organs(in_order)
+        refuse_part_names(in_order)
+        return in_order
 
     @field_validator("vocabulary")
     @classmethod
@@ -127,6 +144,22 @@ class Agreement(Settings):
         method = find_method(str(choice["name"]))
         numbers = {key: value for key, value in choice.items() if key != "name"}
         return {"name": method.name, **validated(method.Config, numbers, "method").as_json()}
+
+    @model_validator(mode="after")
+    def _describes_its_organs(self) -> Agreement:
+        refuse_undeclared(self.vocabulary, self.organs)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_sections(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was added later and is not used: fingerprints of older experiments stay as they are."""
+        content: dict[str, Any] = write(self)
+        return {key: value for key, value in content.items() if key != "organs" or value}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Another process does not know the organs yet."""
+        super().__setstate__(state)
+        declare_organs(self.organs)
 
     @model_validator(mode="after")
     def _patches_fit_the_network(self) -> Agreement:
@@ -330,12 +363,37 @@ def load_experiment(
     return read_overridden(content, as_assignments(overrides), where, read)
 
 
-def load_agreement(path: Path) -> Agreement:
-    """Read an experiment file for use between hospitals, without its sites and hardware."""
+def load_agreement(path: Path, organs: Mapping[str, Any] | None = None) -> Agreement:
+    """Read an experiment file for use between hospitals, without its sites and hardware.
+
+    `organs` are further ones that the catalogue does not know, as a federation file may describe them.
+    """
     content = read_yaml(path, "experiment file")
+    if organs:
+        content["organs"] = _joined(organs_by_name(content.get("organs") or {}), organs, str(path))
     if "phantom" in content or "sites" in content:
-        return load_experiment(path).agreement()
+        return parse_experiment(content, str(path)).agreement()
     return validated(Agreement, {k: v for k, v in content.items() if k not in LOCAL_KEYS}, str(path))
+
+
+def organs_by_name(organs: Any) -> Any:
+    """`organs: [prostate_apex]` and `prostate_apex:` without a value are enough."""
+    if isinstance(organs, list):
+        return {str(name): {} for name in organs}
+    return {name: {} if own is None else own for name, own in organs.items()} if isinstance(organs, dict) else organs
+
+
+def _joined(organs: Any, more: Mapping[str, Any], where: str) -> Any:
+    """Own organs of an experiment file and of the federation file that names it."""
+    twice = sorted(organs.keys() & more.keys()) if isinstance(organs, dict) else []
+    if twice:
+        raise ConfigError(
+            f"{twice[0]!r} is described in the federation file and in its experiment file.",
+            code="organ-described-twice",
+            where=f"{where}: organs.{twice[0]}",
+            fix="Keep one of the two.",
+        )
+    return {**organs, **more} if isinstance(organs, dict) else organs
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def test_resolve(vocabulary: list[str], names: list[str], resolved: list[str]) -
     [
         (["liver", "spleen"], "not-in-vocabulary", "'spleen'"),
         (["liver", "liver_tumour"], "not-in-vocabulary", "'liver_tumour'"),
-        (["liver", "prostate"], "unknown-organ", "`panorgan organs`"),
+        (["liver", "no such organ"], "unknown-organ", "`panorgan organs`"),
     ],
 )
 def test_resolve_refuses_or_drops_what_the_vocabulary_does_not_know(names: list[str], code: str, named: str) -> None:

@@ -37,6 +37,6 @@ def print_organs(as_json: bool) -> None:
     for organ in organs:
         belongs = f"{organ.relation} of {organ.parent}" if organ.relation == "part" else f"inside {organ.parent}"
         names = ", ".join(organ.aliases[:5]) + (" …" if len(organ.aliases) > 5 else "")
-        code = [f"{organ.snomed_value} {organ.snomed_meaning}"] if wide else []
+        code = [f"{organ.snomed_value} {organ.snomed_meaning}".strip()] if wide else []
         table.add_row(f"[{organ.colour}]■[/]", organ.name, belongs if organ.parent else "", *code, names)
     console.print(table)

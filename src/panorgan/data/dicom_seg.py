@@ -181,9 +181,10 @@ def _coded_organ(segment: Any) -> str | None:
     sides = [side for side, value in _SIDES.items() if _is_any(modifiers, value)]
 
     def fits(organ: Organ) -> bool:
-        if not _is_any(types, organ.snomed_value):
+        if not organ.snomed_value or not _is_any(types, organ.snomed_value):
             return False
-        if organ.relation == "inside" and not _is_any(regions, catalogue()[str(organ.parent)].snomed_value):
+        of_any_organ = organ.relation == "inside" and organ.kind in ("tumour", "cyst", "vessel")
+        if of_any_organ and not _is_any(regions, catalogue()[str(organ.parent)].snomed_value):
             return False
         if organ.modifier_value:
             return len(sides) < 2 and _is_any(modifiers, organ.modifier_value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from panorgan.anatomy.catalogue import add_organs, added
 from panorgan.data_doctor.cross_case import compare_cases
 from panorgan.data_doctor.findings import CaseFacts, Checkup, Finding, Source
 from panorgan.data_doctor.folders import open_source
@@ -55,7 +56,9 @@ def _read_all(tasks: Sequence[CaseTask], workers: int | None) -> Iterator[tuple[
         yield from map(read_case, tasks)
         return
     # Fresh processes: a fork would copy the threads' locks of torch and ITK in whatever state they are.
-    pool = ProcessPoolExecutor(wanted, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        wanted, multiprocessing.get_context("spawn"), initializer=add_organs, initargs=(dict(added()),)
+    )
     try:
         yield from pool.map(read_case, tasks)
     except BrokenProcessPool as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 from panorgan.anatomy import catalogue, find_organ
 from panorgan.data.layouts.base import FoundLabelMap, FoundLabels, FoundMasks, LabelRules
@@ -67,7 +66,6 @@ def _near(name: str) -> str:
     return _plain_names()[found[0]] if found else ""
 
 
-@cache
 def _plain_names() -> Mapping[str, str]:
     return {_plain(text): organ.name for organ in catalogue().values() for text in (organ.name, *organ.aliases)}
 

@@ -20,7 +20,7 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Federation, Tensors
-from panorgan.workflows.model_bundle import save_model
+from panorgan.workflows.model_bundle import OWN_ORGANS, own_organs, save_model
 
 _LARGEST_CARD = 10**6
 
@@ -40,6 +40,8 @@ def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Ma
                 f"{card.get(name)!r:.200}, agreed is {wanted!r:.200}",
                 code="wrong-card",
             )
+    if OWN_ORGANS in card and not agreement.organs:
+        raise _refused("its card describes organs", "the agreed experiment has none of its own", code="wrong-card")
     if own := sorted({"format", "panorgan"} & card.keys()):
         raise _refused("its card has fields that the site itself writes", ", ".join(own), code="reserved-card-field")
     check_plan(card.get("plan"), agreement.plan)
@@ -85,6 +87,7 @@ def _expected_card(task: Task, agreement: Agreement, channels: Any, activation: 
         "postprocess": agreement.postprocess,
         "sites": {name: facts.as_json() for name, facts in task.sites.items()},
         "run": task.run,
+        **own_organs(agreement),
     }
     return dict(json.loads(json.dumps(expected)))
 

@@ -21,7 +21,8 @@ def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
     settings = validated(FederationSettings, read_yaml(path, "federation file"), str(path))
     experiment = (path.parent / settings.experiment.expanduser()).resolve()
     limits = LimitSettings(**settings.limits.model_dump())
-    agreement = load_agreement(experiment).model_copy(update={"limits": limits})
+    organs = {name: own.as_json() for name, own in settings.organs.items()}
+    agreement = load_agreement(experiment, organs).model_copy(update={"limits": limits})
     refuse_few_sites(agreement.training, len(settings.sites), f"{experiment}: training.aggregation")
     return settings.model_copy(update={"experiment": experiment}), agreement
 

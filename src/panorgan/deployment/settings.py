@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from panorgan.config import HardwareSettings, SiteSettings
+from panorgan.anatomy import OwnOrgan
+from panorgan.config import HardwareSettings, SiteSettings, organs_by_name
 from panorgan.federation.limits import HospitalLimits
 from panorgan.settings import SettingError, Settings
 
@@ -64,8 +65,18 @@ class FederationSettings(Settings):
     limits: HospitalLimits = Field(
         HospitalLimits(), description="limits for what a site may claim; part of the agreed experiment"
     )
+    organs: dict[str, OwnOrgan] = Field(
+        default_factory=dict,
+        description="organs that the catalogue does not know, besides those that the experiment file describes; part "
+        "of the agreed experiment",
+    )
     heartbeat_seconds: int = Field(45, ge=15, description="a site that is silent for this long counts as gone")
     certificate_days: int = Field(90, ge=1, description="validity of a kit; 'panorgan federation renew' extends it")
+
+    @field_validator("organs", mode="before")
+    @classmethod
+    def _bare_organs_will_do(cls, organs: object) -> object:
+        return organs_by_name(organs)
 
     @field_validator("sites", mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
+from panorgan.errors import AnatomyError
 from panorgan.networks.base import SegmentationNetwork
 from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE, run_heads
@@ -36,6 +37,19 @@ def group_of(organ: str) -> tuple[str, int]:
     if entry.kind == "tumour" and entry.relation == "inside" and entry.parent is not None:
         return entry.parent, 1
     return organ, 0
+
+
+def refuse_part_names(organs: Iterable[str]) -> None:
+    """Refuse names of organs that no network could give a part to: torch uses them itself."""
+    for name in organs:
+        if hasattr(nn.ModuleDict, name):
+            raise AnatomyError(
+                f"{name!r} cannot be the name of an organ.",
+                code="bad-organ-name",
+                where="organs",
+                why="torch uses this word itself where networks keep a part per organ",
+                fix="Choose another name; 'title' and 'aliases' may be any text.",
+            )
 
 
 def groups_of(organs: Iterable[str]) -> tuple[str, ...]:

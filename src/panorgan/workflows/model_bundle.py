@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 import panorgan
-from panorgan.anatomy import Vocabulary
+from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS
@@ -36,6 +36,8 @@ from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
 FORMAT = 1
+OWN_ORGANS = "own_organs"
+"""What a card calls the organs that the catalogue does not know; left out where there are none."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
     try:
         card: dict[str, Any] = read_json((folder / "model.json").read_bytes())
         _check_format(card, folder)
+        declare_finished(card.get(OWN_ORGANS))
         facts = {name: SiteInfo.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
@@ -225,11 +228,17 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
         "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
         "parameters": sum(p.numel() for p in network.parameters()),
         "run": coordinator.setup.run,
+        **own_organs(experiment),
     }
     save_model(run.model_folder, weights, card)
     for spent in (run.path / "spool", coordinator.tensor_store.folder, *run.path.glob("sites/*/vault")):
         shutil.rmtree(spent, ignore_errors=True)
     return card
+
+
+def own_organs(experiment: Agreement) -> dict[str, Any]:
+    """The entry of a card that describes the organs of an experiment's own."""
+    return {OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()}} if experiment.organs else {}
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:

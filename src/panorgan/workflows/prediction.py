@@ -86,6 +86,7 @@ class Prediction:
             "snomed": {
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
                 for organ in self.vocabulary
+                if organs[organ].snomed_value  # DICOM does not list every structure
             },
             # The code of a kidney is the same on both sides; DICOM distinguishes them by a modifier.
             "laterality": {

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panorgan.anatomy import Vocabulary
+from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json
 from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import RunError
@@ -128,6 +128,7 @@ class Run:
     def vocabulary(self) -> Vocabulary:
         """The organs that the federation segments."""
         with self._parsing():
+            declare_finished(self.manifest["experiment"].get("organs"))
             return Vocabulary(self.manifest["experiment"]["vocabulary"])
 
     @cached_property
