@@ -56,7 +56,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer's code for Ctrl-C
             again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
-            again = " Continue with the same command." if {"compare", "ablate"} & set(sys.argv[1:2]) else again
+            again = " Continue with the same command." if {"compare", "ablate", "fetch"} & set(sys.argv[1:2]) else again
             Console(stderr=True, highlight=False).print(f"Stopped.{again}")
         raise
 
@@ -267,6 +267,27 @@ def phantom(
     from panorgan.cli.phantom import write_hospitals
 
     write_hospitals(folder, experiment, as_json)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str | None, typer.Argument(help="A data set; all are listed if left out.", metavar="NAME")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder for data sets; PANORGAN_DATA or 'data' if left out.", metavar="FOLDER")
+    ] = None,
+    source: Annotated[
+        str, typer.Option("--from", help="Another address of the same archive, or a file.", metavar="URL|FILE")
+    ] = "",
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="Do not ask: the licence is known and accepted.")
+    ] = False,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Do not remove the downloaded archive.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a public data set with its licence; a download that broke off is continued."""
+    from panorgan.cli.fetch import FetchRequest, run_fetch
+
+    run_fetch(FetchRequest(name, to, source, accept_licence, keep_archive, as_json))
 
 
 @app.command()
