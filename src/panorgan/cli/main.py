@@ -14,7 +14,7 @@ import typer
 import panorgan
 from panorgan.cli.console import Console, say
 from panorgan.cli.federation import app as federation_app
-from panorgan.cli.methods import print_methods
+from panorgan.cli.methods import print_methods, print_yaml
 from panorgan.cli.organs import print_organs
 from panorgan.errors import PanorganError
 
@@ -393,11 +393,19 @@ def methods(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
     ] = False,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="As an experiment file to start from, that of NAME's paper if it has one.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The methods to choose from under `method`."""
-    if as_json and as_markdown:
-        raise typer.BadParameter("choose either --json or --markdown")
+    if as_json + as_markdown + as_yaml > 1:
+        raise typer.BadParameter("choose one of --json, --markdown and --yaml")
+    if as_yaml:
+        if name is None:
+            raise typer.BadParameter("--yaml needs the NAME of a method")
+        print_yaml(name)
+        return
     print_methods(name, as_json, as_markdown)
 
 
