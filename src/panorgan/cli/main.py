@@ -110,12 +110,12 @@ def _common(version: Annotated[bool, typer.Option("--version", help="Show the ve
 
 @app.command()
 def demo(
-    run: Annotated[Path, typer.Option(help="Folder for the two runs.")] = Path("runs/demo"),
+    run: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Another seed gives other phantoms.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Three generated hospitals with different labels: train a federation, and a naive pooling to compare."""
+    """Three generated hospitals with different labels: train a federation, each alone, and a naive pooling."""
     from panorgan.cli.demo import run_demo
 
     run_demo(run, seed, resume, as_json)
@@ -407,6 +407,16 @@ def methods(
         print_yaml(name)
         return
     print_methods(name, as_json, as_markdown)
+
+
+@app.command()
+def schema(
+    file: Annotated[str, typer.Argument(help="experiment, federation or site.", metavar="FILE")] = "experiment",
+) -> None:
+    """The JSON schema of a settings file, for editors that complete and check YAML."""
+    from panorgan.cli.schema import print_schema
+
+    print_schema(file)
 
 
 @app.command()

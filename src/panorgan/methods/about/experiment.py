@@ -7,9 +7,9 @@ from importlib.resources import files
 from panorgan.methods.about.metadata import as_yaml, describe
 from panorgan.methods.base import Method
 
-_START = """# {title} on generated hospitals: every setting of its own with its default (`panorgan methods {name}` explains them).
+_START = """# {title} on generated hospitals, with every setting of its own (`panorgan methods {name}` explains them).
 #   panorgan train {name}.yaml
-# With your own data, replace `phantom` by your sites, and leave out the small numbers of `plan`, `network` and `training`.
+# With your own data, replace `phantom` by your sites; the small numbers of `network` and `training` suit two CPU cores.
 name: {name}
 vocabulary: [liver, spleen, kidney_left, kidney_right, pancreas, aorta, stomach]
 
