@@ -29,8 +29,8 @@ def keep(site: Path, folder: Path, version: str) -> list[str]:
     entries = "".join(
         f'<li><a href="{html.escape(one)}/index.html">panorgan {html.escape(one)}</a></li>' for one in found
     )
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>panorgan</title><h1>panorgan</h1><ul>{entries}</ul>'
-    (folder / "index.html").write_text(f"{page}</html>\n", encoding="utf-8")
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>panorgan</title><h1>panorgan</h1>'
+    (folder / "index.html").write_text(f"{head}<ul>{entries}</ul></html>\n", encoding="utf-8")
     return found
 
 

@@ -82,10 +82,10 @@ def compare(rows: dict[str, Sequence[dict[str, Any]]], owners: dict[str, set[str
 
 
 def _table(comparison: dict[str, Any], owners: dict[str, set[str]]) -> Table:
-    title = "Test Dice (own: the site labels the organ; other: it does not)"
+    title = "Test Dice (own: the site labels the organ; other: another does)"
     table = Table(title=title, title_justify="left")
     table.add_column("organ", no_wrap=True)
-    table.add_column("labelled by")
+    table.add_column("by")
     for words, style in (("federated", "bold"), ("alone", ""), ("naive", "")):
         table.add_column(f"{words}\nown", justify="right", style=style)
         table.add_column(f"{words}\nother", justify="right", style=style)
