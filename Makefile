@@ -7,7 +7,7 @@ DOCS_READY := $(VENV)/.docs-ready
 PIP_QUIET := --quiet --disable-pip-version-check
 LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dev.txt
 
-.PHONY: help venv demo quick test lint docs sbom clean
+.PHONY: help venv demo quick test lint docs docs-version wheel sbom clean
 
 help:
 	@echo "make demo   train a phantom federation, compare, and write a report (minutes on two cores)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test   run all tests"
 	@echo "make lint   ruff, mypy and the import contract"
 	@echo "make docs   write build/site: the documentation as pages, all links checked"
+	@echo "make wheel  write build/dist: wheel and sdist, tried in an environment of their own"
 	@echo "make sbom   write build/sbom.cdx.json: what panorgan is made of, for the hospital's IT"
 	@echo "make venv   only create .venv"
 
@@ -61,6 +62,16 @@ $(DOCS_READY): requirements-docs.txt $(READY)
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python scripts/check_site.py build/site
+
+# The documentation of this version beside those of others, in a folder that a web server serves: SITE=folder.
+docs-version: docs
+	$(BIN)/python scripts/keep_docs.py build/site $(or $(SITE),build/versions)
+
+# hatchling is installed here already: nothing is downloaded. A wheel must not depend on when it was built.
+wheel: $(READY)
+	rm -rf build/dist
+	SOURCE_DATE_EPOCH=1700000000 $(BIN)/hatchling build -d build/dist
+	$(BIN)/python scripts/try_wheel.py build/dist
 
 sbom: $(READY)
 	$(BIN)/python scripts/sbom.py build/sbom.cdx.json

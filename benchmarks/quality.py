@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from panorgan.methods.registry import methods as all_methods
 
 ROOT = Path(__file__).resolve().parent.parent
 ALONE = "solo"
+# Data sets that lie beside the repository, unless it is said where they are.
+os.environ.setdefault("PANORGAN_DATA", str(ROOT.parent / "shared" / "data"))
 
 BUDGET = {
     "training.rounds": 40,

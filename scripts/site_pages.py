@@ -32,8 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         if files.get_file_from_path(page) is None:
             files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for path in sorted((ROOT / COPIED).glob("*.yaml")):
-        files.append(File.generated(config, COPIED + path.name, abs_src_path=str(path)))
+    for path in sorted((ROOT / COPIED).rglob("*.yaml")):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         notebook = json.loads(file.content_string)
         page = file.src_uri.replace(".ipynb", ".md")

@@ -19,6 +19,9 @@ from panorgan.federation import site
 
 torch.set_num_threads(1)
 
+# The examples name public data sets by this folder; tests that need one are skipped where it is not there.
+os.environ.setdefault("PANORGAN_DATA", str(Path(__file__).resolve().parents[2] / "shared" / "data"))
+
 TINY: dict[str, Any] = {
     "name": "tiny",
     "vocabulary": ["liver", "spleen", "kidney_left", "kidney_right"],

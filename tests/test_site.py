@@ -24,6 +24,7 @@ def script(name: str) -> ModuleType:
 
 
 pages, check, notebooks = script("site_pages"), script("check_site"), script("run_notebooks")
+versions = script("keep_docs")
 
 
 # -- links -----------------------------------------------------------------------------------------------------
@@ -88,6 +89,24 @@ def test_a_policy_and_styles_are_looked_at(tmp_path):
     assert len(built(tmp_path, GOOD.replace("default-src 'self'", "default-src https:"))) == 1
     assert len(built(tmp_path, GOOD.replace("http-equiv", "name"))) == 1
     assert len(built(tmp_path, GOOD, "@font-face { src: url('https://fonts.example.org/a.woff2') }")) == 1
+
+
+# -- versions --------------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_kept_beside_the_others_and_replaces_itself(tmp_path):
+    folder = tmp_path / "versions"
+    folder.mkdir()
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").write_text("old")
+    for version in ("0.9.0", "0.10.0"):
+        assert versions.keep(site, folder, version)[0] == version  # newest first, by number
+    (site / "index.html").write_text("new")
+    (site / "more.html").write_text("")
+    assert versions.keep(site, folder, "0.9.0") == ["0.10.0", "0.9.0"]
+    assert [(folder / v / "index.html").read_text() for v in ("0.9.0", "0.10.0")] == ["new", "old"]
+    assert (folder / "index.html").read_text().index("0.10.0") < (folder / "index.html").read_text().index("0.9.0")
 
 
 # -- notebooks -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from panorgan.anatomy import OwnOrgan, Vocabulary, declare_organs
 from panorgan.anatomy.own_organs import refuse_undeclared
 from panorgan.data.layouts import AUTO
+from panorgan.data.places import with_data_folder
 from panorgan.data.splits import SplitSettings
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.evaluation.forgetting import GLOBAL_MODEL
@@ -344,7 +345,7 @@ def load_experiment(
     Parameters
     ----------
     source : an experiment file, or its content as a dict. Folders in it are relative to the file, or to the working
-        directory.
+        directory; `$PANORGAN_DATA` at their beginning is the folder of public data sets.
     overrides : settings to change, as `["training.rounds=20"]` or `{"training.rounds": 20}`.
     """
     if isinstance(source, Mapping):
@@ -357,7 +358,7 @@ def load_experiment(
         for site in sites.values() if isinstance(sites, dict) else ():
             for key in ("folder", "withheld"):
                 if isinstance(site, dict) and isinstance(site.get(key), str | Path):
-                    site[key] = str((beside / site[key]).resolve())
+                    site[key] = str((beside / with_data_folder(site[key])).resolve())
         return parse_experiment(content, where)
 
     return read_overridden(content, as_assignments(overrides), where, read)

@@ -375,7 +375,7 @@ def test_methods_and_organs_come_from_the_registries(capfd, monkeypatch):
     assert {"liver", "heart_left_ventricle"} <= {entry["name"] for entry in json.loads(out)}
 
 
-def test_demo_compares_the_federation_with_naive_pooling(tiny, tmp_path, capfd, monkeypatch):
+def test_demo_compares_the_federation_with_sites_alone_and_naive_pooling(tiny, tmp_path, capfd, monkeypatch):
     from panorgan.cli import demo
 
     monkeypatch.setattr(demo, "demo_experiment", lambda seed: tiny(training={"rounds": 1}))
@@ -387,7 +387,10 @@ def test_demo_compares_the_federation_with_naive_pooling(tiny, tmp_path, capfd, 
     assert (tmp_path / "demo" / "fedavg" / "report.html").is_file()
     code, out, _ = invoke(capfd, monkeypatch, "demo", "--run", str(tmp_path / "demo"), "--resume", "--json")
     result = json.loads(out.splitlines()[-1])["result"]
-    assert set(result["all organs"]) == {"fedavg", "central_naive"}
+    assert set(result["all organs"]) == {"fedavg", "solo", "central_naive"}
+    page = (tmp_path / "demo" / "fedavg" / "report.html").read_text()
+    opening = page[: page.index("<nav")]  # the point comes before everything else
+    assert re.findall(r'data-beside="([^"]+)"', opening) == ["north alone", "south alone", "central_naive", "solo"]
 
 
 def test_compare_separates_own_organs_from_foreign_ones():

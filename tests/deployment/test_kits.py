@@ -262,4 +262,4 @@ def test_without_nvflare_the_error_says_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.delattr("panorgan.federation.transports.nvflare.provision", raising=False)
     with refused("nvflare-missing") as caught:
         make_kits(federation(), EXPERIMENT, tmp_path)
-    assert "panorgan[network]" in caught.value.fix
+    assert "[network]" in caught.value.fix

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from panorgan.evaluation.metrics import METRICS
-from panorgan.report.baselines import baseline_models, baseline_rows
+from panorgan.evaluation.statistics import summarise
+from panorgan.report.baselines import BaselineModel, baseline_models, baseline_rows, gains
 from panorgan.report.page import render
 from panorgan.workflows.execute import train
 from panorgan.workflows.run import Run
@@ -97,3 +98,15 @@ def test_an_unfinished_baseline_is_not_shown(run) -> None:
     half.mkdir(parents=True)
     (half / "manifest.json").write_text(json.dumps({}))
     assert list(run.baselines()) == ["solo"]
+
+
+def test_a_baseline_is_compared_on_the_organs_that_it_knows():
+    def model(name, **dice):
+        organs = {organ: summarise([value, value]) for organ, value in dice.items()}
+        return BaselineModel(name, "", organs, summarise(list(dice.values())), "1 of 1")
+
+    whole = model("all", liver=0.9, spleen=0.5)
+    found = gains([whole, model("pooled", liver=0.2, spleen=0.4), model("a alone", liver=0.904)])
+    assert [(gain.name, gain.known, gain.difference) for gain in found] == [("a alone", 1, 0.0), ("pooled", 2, 0.4)]
+    assert [round(gain.this_run, 3) for gain in found] == [0.9, 0.7]
+    assert gains([]) == []

@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from panorgan import Experiment, load_experiment, train, write_report
+from panorgan import Experiment, Run, load_experiment, train, write_report
 from panorgan.cli.console import Console
 from panorgan.cli.train import in_words
 from panorgan.cli.view import watch
 from panorgan.evaluation.statistics import organ_site_table
 
-FEDERATED, NAIVE = "fedavg", "central_naive"
+FEDERATED, ALONE, NAIVE = "fedavg", "solo", "central_naive"
 
 
 def demo_experiment(seed: int) -> Experiment:
@@ -28,7 +28,7 @@ def demo_experiment(seed: int) -> Experiment:
 
 
 def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
-    """Train the federation and the naive pooling on the same phantoms; print them side by side."""
+    """Train the federation, every hospital alone and the naive pooling on the same phantoms; print and report them."""
     experiment = demo_experiment(seed)
     owners = {site.name: set(site.annotated) for site in (experiment.phantom.sites if experiment.phantom else ())}
     console = Console(quiet=as_json)
@@ -36,22 +36,29 @@ def run_demo(folder: Path, seed: int, resume: bool, as_json: bool) -> None:
     for name, organs in owners.items():
         console.print(f"  {name:<8}{'labels ' + ', '.join(sorted(organs)) if organs else 'external: never trained on'}")
     rows: dict[str, Sequence[dict[str, Any]]] = {}
-    reports = {}
-    for method in (FEDERATED, NAIVE):
+    federation = Run(folder / FEDERATED)
+    for method in (FEDERATED, ALONE, NAIVE):
+        place = federation if method == FEDERATED else federation.baseline(method)
         with watch(f"demo · {method}", as_json) as listener:
-            run = train(experiment.with_method(method), folder / method, resume, (listener,))
+            run = train(
+                experiment.with_method(method),
+                place.path,
+                resume,
+                (listener,),
+                compared_with=None if method == FEDERATED else federation,
+            )
         rows[method] = run.scores
-        reports[method] = write_report(run)
+    report = write_report(federation)
     comparison = compare(rows, owners)
     if as_json:
-        print(json.dumps({"result": comparison, "report": str(reports[FEDERATED])}), flush=True)
+        print(json.dumps({"result": comparison, "report": str(report)}), flush=True)
         return
     console.print(_table(comparison, owners))
-    for method, words in ((FEDERATED, "Federated model"), (NAIVE, "Naive pooling")):
+    for method, words in ((FEDERATED, "Federated model"), (ALONE, "Own models together"), (NAIVE, "Naive pooling")):
         table = organ_site_table(rows[method])
         console.print(f"{words}: mean test Dice {in_words(table.overall)}")
         console.print(f"{'':<{len(words)}}  at the external site {in_words(table.external)}")
-    console.print(f"Report: {reports[FEDERATED]}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
 def compare(rows: dict[str, Sequence[dict[str, Any]]], owners: dict[str, set[str]]) -> dict[str, Any]:
@@ -75,11 +82,11 @@ def compare(rows: dict[str, Sequence[dict[str, Any]]], owners: dict[str, set[str
 
 
 def _table(comparison: dict[str, Any], owners: dict[str, set[str]]) -> Table:
-    title = "Test Dice (own: the site labels the organ; other: it does not)"
+    title = "Test Dice (own: the site labels the organ; other: another does)"
     table = Table(title=title, title_justify="left")
     table.add_column("organ", no_wrap=True)
-    table.add_column("labelled by")
-    for words, style in (("federated", "bold"), ("naive", "")):
+    table.add_column("by")
+    for words, style in (("federated", "bold"), ("alone", ""), ("naive", "")):
         table.add_column(f"{words}\nown", justify="right", style=style)
         table.add_column(f"{words}\nother", justify="right", style=style)
     for organ, scores in comparison.items():
@@ -87,7 +94,7 @@ def _table(comparison: dict[str, Any], owners: dict[str, set[str]]) -> Table:
             table.add_section()
         labelled_by = ", ".join(site for site, organs in owners.items() if organ in organs)
         cells = []
-        for method in (FEDERATED, NAIVE):
+        for method in (FEDERATED, ALONE, NAIVE):
             for where in ("labelled_here", "not_labelled_here"):
                 value = scores[method][where]
                 cells.append("–" if value is None else f"{value:.2f}" if value >= 0.5 else f"[red]{value:.2f}[/]")

@@ -14,7 +14,7 @@ import typer
 import panorgan
 from panorgan.cli.console import Console, say
 from panorgan.cli.federation import app as federation_app
-from panorgan.cli.methods import print_methods
+from panorgan.cli.methods import print_methods, print_yaml
 from panorgan.cli.organs import print_organs
 from panorgan.errors import PanorganError
 
@@ -56,7 +56,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer's code for Ctrl-C
             again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
-            again = " Continue with the same command." if {"compare", "ablate"} & set(sys.argv[1:2]) else again
+            again = " Continue with the same command." if {"compare", "ablate", "fetch"} & set(sys.argv[1:2]) else again
             Console(stderr=True, highlight=False).print(f"Stopped.{again}")
         raise
 
@@ -110,12 +110,12 @@ def _common(version: Annotated[bool, typer.Option("--version", help="Show the ve
 
 @app.command()
 def demo(
-    run: Annotated[Path, typer.Option(help="Folder for the two runs.")] = Path("runs/demo"),
+    run: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Another seed gives other phantoms.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Three generated hospitals with different labels: train a federation, and a naive pooling to compare."""
+    """Three generated hospitals with different labels: train a federation, each alone, and a naive pooling."""
     from panorgan.cli.demo import run_demo
 
     run_demo(run, seed, resume, as_json)
@@ -270,6 +270,27 @@ def phantom(
 
 
 @app.command()
+def fetch(
+    name: Annotated[str | None, typer.Argument(help="A data set; all are listed if left out.", metavar="NAME")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder for data sets; PANORGAN_DATA or 'data' if left out.", metavar="FOLDER")
+    ] = None,
+    source: Annotated[
+        str, typer.Option("--from", help="Another address of the same archive, or a file.", metavar="URL|FILE")
+    ] = "",
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="Do not ask: the licence is known and accepted.")
+    ] = False,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Do not remove the downloaded archive.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a public data set with its licence; a download that broke off is continued."""
+    from panorgan.cli.fetch import FetchRequest, run_fetch
+
+    run_fetch(FetchRequest(name, to, source, accept_licence, keep_archive, as_json))
+
+
+@app.command()
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
     """Score the model of a finished run again and rewrite metrics.csv."""
     from panorgan.cli.evaluate import evaluate_run
@@ -372,12 +393,30 @@ def methods(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
     ] = False,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="As an experiment file to start from, that of NAME's paper if it has one.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The methods to choose from under `method`."""
-    if as_json and as_markdown:
-        raise typer.BadParameter("choose either --json or --markdown")
+    if as_json + as_markdown + as_yaml > 1:
+        raise typer.BadParameter("choose one of --json, --markdown and --yaml")
+    if as_yaml:
+        if name is None:
+            raise typer.BadParameter("--yaml needs the NAME of a method")
+        print_yaml(name)
+        return
     print_methods(name, as_json, as_markdown)
+
+
+@app.command()
+def schema(
+    file: Annotated[str, typer.Argument(help="experiment, federation or site.", metavar="FILE")] = "experiment",
+) -> None:
+    """The JSON schema of a settings file, for editors that complete and check YAML."""
+    from panorgan.cli.schema import print_schema
+
+    print_schema(file)
 
 
 @app.command()

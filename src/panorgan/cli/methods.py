@@ -20,6 +20,14 @@ if TYPE_CHECKING:  # they import torch, and `--help` must be quick
 _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 
 
+def print_yaml(name: str) -> None:
+    """An experiment file to start from: the method's paper's, or the method on generated hospitals."""
+    from panorgan.methods.about.experiment import experiment_text
+    from panorgan.methods.registry import find_method
+
+    say_lines(experiment_text(find_method(name)))
+
+
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
     """Every registered method, or one in full."""
     from panorgan.methods.about.metadata import describe
@@ -123,6 +131,8 @@ def _show_method(console: Console, description: MethodDescription) -> None:
     if description.recipe:
         recipe = "\n".join(f"{name}: {as_yaml(value)}" for name, value in description.recipe.items())
         _show(console, "As the paper trained (settings of an experiment file)", Text(recipe))
+    console.print(_inline(f"`panorgan methods {description.name} --yaml` prints an experiment file with it."))
+    console.print()
     _show(console, "Leaves a site", _leaving(description))
 
 

@@ -317,7 +317,7 @@ def import_pydicom() -> ModuleType:
         raise DataError(
             "Reading these DICOM files needs pydicom, which is not installed.",
             code="pydicom-missing",
-            fix="pip install 'panorgan[dicom]'",
+            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[dicom]'",
         ) from error
     return pydicom
 

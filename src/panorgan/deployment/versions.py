@@ -28,7 +28,7 @@ def check_versions(agreed: Mapping[str, str]) -> list[Check]:
     """Compare with the machine that made the kit; the first two numbers count (2.9.0 matches 2.9.4)."""
     here = versions_here()
     if network_engine().package not in here:
-        fix = "pip install 'panorgan[network]'"
+        fix = "Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[network]'"
         what = f"The network engine ({network_engine().package}) is not installed here."
         return [Check("versions", "failed", what, fix, "nvflare-missing")]
     if not agreed:

@@ -44,7 +44,7 @@ def read_certificate(path: Path) -> Certificate:
             code="cryptography-missing",
             where=str(path),
             why="the package 'cryptography' is not installed",
-            fix="pip install 'panorgan[network]'",
+            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[network]'",
         ) from error
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())

@@ -55,6 +55,40 @@ def baseline_rows(models: Sequence[BaselineModel], organs: Sequence[str]) -> lis
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
 
 
+@dataclass(frozen=True)
+class Gain:
+    """A baseline beside this run's model, on the organs that the baseline knows: both means, and who is ahead."""
+
+    name: str
+    words: str
+    known: int
+    baseline: float
+    this_run: float
+
+    @property
+    def difference(self) -> float:
+        """What this run's model is ahead by, in the two digits that are shown."""
+        return round(round(self.this_run, 2) - round(self.baseline, 2), 2)
+
+
+def gains(models: Sequence[BaselineModel]) -> list[Gain]:
+    """Every baseline beside this run's model on the same organs of the same cases; sites alone come first."""
+    if not models:
+        return []
+    own, *others = models
+    found = []
+    for model in others:
+        known = [organ for organ in model.organs if organ in own.organs]
+        means = [_mean_over([m.organs[organ] for organ in known]) for m in (model, own)]
+        found.append(Gain(model.name, model.words, len(known), *means))
+    return sorted(found, key=lambda gain: (gain.known == len(own.organs), gain.name))
+
+
+def _mean_over(summaries: Sequence[Summary]) -> float:
+    scored = [summary for summary in summaries if summary.n]
+    return sum(summary.mean * summary.n for summary in scored) / max(1, sum(summary.n for summary in scored))
+
+
 def _own_models(run: Run, method: str) -> list[BaselineModel]:
     """Every site's own model, where the method kept them."""
     if not run.own_models_file.is_file():

@@ -16,7 +16,7 @@ from panorgan.federation.events import DAMAGED, Event
 from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
-from panorgan.report.baselines import baseline_models, baseline_rows
+from panorgan.report.baselines import baseline_models, baseline_rows, gains
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
@@ -67,6 +67,7 @@ def render(
         heat_scale=tables.heat_scale(),
         baselines=baselines,
         baseline_rows=baseline_rows(baselines, run.organs),
+        gains=gains(baselines),
         forgetting=forgetting_table(run),
         analyses=analysis_section(run),
         cost=tables.make_cost(run),

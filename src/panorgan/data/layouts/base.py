@@ -12,6 +12,7 @@ from pathlib import Path
 
 from panorgan.anatomy import Vocabulary, ancestors, children, find_organ
 from panorgan.data.dicom_seg import Segment
+from panorgan.data.places import is_in_data_folder
 from panorgan.errors import AnatomyError, DataError
 
 
@@ -207,6 +208,11 @@ def missing_folder(folder: Path) -> DataError:
     return DataError(
         "The data folder does not exist.",
         where=str(folder),
-        fix="Check the path, in the experiment file or in the hospital's site.yaml.",
+        fix="Check the path, in the experiment file or in the hospital's site.yaml."
+        + (
+            " A public data set is fetched by 'panorgan fetch', or PANORGAN_DATA says where it lies."
+            if is_in_data_folder(folder)
+            else ""
+        ),
         code="folder-missing",
     )

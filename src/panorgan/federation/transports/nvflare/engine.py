@@ -113,5 +113,5 @@ def _installed() -> Iterator[None]:
             "NVFlare is not installed.",
             code="nvflare-missing",
             why=f"there is no module {error.name!r}",
-            fix="pip install 'panorgan[network]'",
+            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[network]'",
         ) from error
