@@ -111,7 +111,9 @@ def test_what_is_made_of_air_keeps_its_whole_range() -> None:
 
 def test_three_sites_with_gas_in_the_stomach_pool_a_window_of_tissue() -> None:
     measured = [
-        CaseMeasurements((1, 1, 1), (10, 10, 10), True, {"stomach": counts(hu_m960=gas, hu_40=70), organ: counts(hu_90=9)})
+        CaseMeasurements(
+            (1, 1, 1), (10, 10, 10), True, {"stomach": counts(hu_m960=gas, hu_40=70), organ: counts(hu_90=9)}
+        )
         for gas, organ in ((30, "liver"), (90, "spleen"), (5, "kidney"))
     ]
     assert pooled_window({str(n): SiteStatistics.of([case]) for n, case in enumerate(measured)}) == (-256.0, 96.0)

@@ -25,8 +25,8 @@ _FIRST_HU, _BIN_HU, _BINS = -1024.0, 16.0, 256
 _LOW = "plan/hu_low/"
 # Share of a structure's voxels that the window may leave out at either end, as nnU-Net clips them.
 _LEFT_OUT = 0.005
-# Below is gas, well apart from fat near -100. A window from here shows gas darker than fat; one that reaches down to gas
-# spends most of its greys on what no tissue has.
+# Below is gas, well apart from fat near -100. A window from here shows gas darker than fat; one that reaches down to
+# gas spends most of its greys on what no tissue has.
 _GAS_HU = -256.0
 
 
@@ -166,8 +166,8 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
     """From the lowest to the highest range of any structure at any site.
 
     Structures do not compete by volume: a liver has a thousand times the voxels of a small vessel, and a window for the
-    bulk of the tissue would show the vessel as a flat patch. Gas that an organ holds is no part of its range: sites leave
-    it out where they measure (`_tissue_range`). Where three or more sites know a structure, the one that reaches
+    bulk of the tissue would show the vessel as a flat patch. Gas that an organ holds is no part of its range: sites
+    leave it out where they measure (`_tissue_range`). Where three or more sites know a structure, the one that reaches
     farthest is left out at either end: no single site widens the window for all.
     """
     measured: dict[str, list[tuple[float, float]]] = {}
