@@ -216,7 +216,10 @@ class Collector:
 
     def refuse(self, number: int, site: str, error: MessageError) -> None:
         """Record that an answer was refused, and why."""
-        self.events.record("refused", number=number, site=site, code=error.code, reason=error.what, why=error.why)
+        remedy = {"fix": error.fix} if error.fix else {}
+        self.events.record(
+            "refused", number=number, site=site, code=error.code, reason=error.what, why=error.why, **remedy
+        )
 
 
 def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:
