@@ -71,7 +71,7 @@ def _against_ct(values: Values, modality: str) -> Problem | None:
     """Doubts of a model that was trained on CT."""
     found = check_ct(values)
     if modality == "MR" or (found is not None and found.code == "modality-mismatch"):
-        said = "its DICOM header says MR" if modality == "MR" else "it holds neither air nor fat, as MR"
+        said = "its DICOM header says MR" if modality == "MR" else "it holds neither air nor fat, and looks like MR"
         return Problem(
             "modality-mismatch",
             "The model was trained on CT, and this scan is not CT.",
