@@ -221,6 +221,42 @@ def test_predict_finds_the_series_in_a_dicom_tree(finished, tmp_path, capfd, mon
     assert set(names["laterality"]) == {"kidney_left", "kidney_right"}
 
 
+def test_predict_tells_its_doubts_in_words_and_in_json(finished, tiny, tmp_path, capfd, monkeypatch):
+    """A folder with a CT, its label map, and what is no CT, segmented twice by a model of CT."""
+    case, scans, out = prepare(tiny()).sites[0].test[0], tmp_path / "scans", tmp_path / "o"
+    scans.mkdir()
+    image = nib.load(case.image)
+    hu = np.asarray(image.dataobj)
+    made = {"ct": hu, "seg": (hu > 0).astype(np.uint8), "mr": np.abs(hu).astype(np.int16) * 3}
+    for name, voxels in made.items():
+        nib.save(nib.Nifti1Image(voxels, image.affine), scans / f"scan_{name}.nii.gz")
+    predict = ("predict", str(finished), str(scans), "--out", str(out))
+    code, printed, err = invoke(capfd, monkeypatch, *predict, "--json")
+    assert code == 0, err
+    lines = {Path(line["scan"]).name: line for line in map(json.loads, printed.splitlines())}
+    assert {doubt["code"] for doubt in lines["scan_ct.nii.gz"]["doubts"]} <= {"nothing-found"}
+    assert lines["scan_seg.nii.gz"]["skipped"] == "looks-like-labels"
+    assert lines["scan_mr.nii.gz"]["doubts"][0]["code"] == "modality-mismatch"
+    beside = json.loads((out / "scan_mr.json").read_text())
+    assert beside["doubts"] == lines["scan_mr.nii.gz"]["doubts"]
+    assert not (out / "scan_seg.nii.gz").exists()
+    code, printed, err = invoke(capfd, monkeypatch, *predict)
+    assert code == 0
+    assert "scan_mr.nii.gz" in printed
+    assert err.count("[output-replaced]") == len(list(out.glob("*.nii.gz")))
+    assert err.count("[looks-like-labels]") == err.count("[modality-mismatch]") == 1
+
+
+def test_predict_overwrites_nothing_that_it_has_not_written(finished, tiny, tmp_path, capfd, monkeypatch):
+    case, out = prepare(tiny()).sites[0].test[0], tmp_path / "o"
+    out.mkdir()
+    mine = out / f"{case.image.name.removesuffix('.nii.gz')}.nii.gz"
+    mine.write_bytes(b"drawn by hand")
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished), str(case.image), "--out", str(out))
+    assert (code, "[overwrites-file]" in err) == (2, True)
+    assert mine.read_bytes() == b"drawn by hand"
+
+
 def test_predict_refuses_two_scans_of_one_name(tmp_path, capfd, monkeypatch):
     scans = [tmp_path / patient / "ct" / "scan.nii.gz" for patient in ("anna", "bert")]
     for scan in scans:

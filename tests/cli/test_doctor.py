@@ -305,6 +305,11 @@ def test_page_is_written_here_or_where_asked_or_not_at_all(doctor: Command, made
     assert (tmp_path / "pages" / "north.html").is_file()
     doctor(data, "--html", "pages")
     assert (tmp_path / "pages" / "doctor.html").is_file()
+    assert "doctor.html" in doctor(data)[2], "an earlier page is not replaced in silence"
+    (tmp_path / "doctor.html").write_text("<title>mine</title>")
+    code, _, err = doctor(data)
+    assert (code, "[page-overwrites]" in err) == (2, True)
+    assert (tmp_path / "doctor.html").read_text() == "<title>mine</title>"
     (tmp_path / "doctor.html").unlink()
     _, out, _ = doctor(data, "--no-html")
     assert not (tmp_path / "doctor.html").exists()

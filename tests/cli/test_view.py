@@ -12,18 +12,28 @@ from panorgan.federation.events import Event
 @pytest.mark.parametrize(
     ("sites", "reported"),
     [
-        ({"north": {"loss": 0.5, "cases": 3.0}, "south": {"cases": 2.0}}, "round 2/4  loss north 0.500"),
-        ({"north": {"cases": 3.0}}, "round 2/4"),
+        ({"north": {"loss": 0.5, "cases": 3.0}, "south": {"cases": 2.0}}, "round 2/4 (pretrain)  loss north 0.500"),
+        ({"north": {"cases": 3.0}}, "round 2/4 (pretrain)"),
     ],
     ids=["one trained", "a mere exchange"],
 )
 def test_a_round_in_which_not_everybody_trains(capsys, sites, reported):
     """A stage may have no steps, and a loss that is not finite is not sent."""
-    facts = {"number": 2, "total": 4, "sites": sites, "validation": None, "best": None}
+    facts = {"number": 2, "total": 4, "stage": "pretrain", "sites": sites, "validation": None, "best": None}
     PlainView("tiny")(Event("round", facts))
     line = capsys.readouterr().out
     assert line.startswith(f"tiny: {reported}  ")
     assert ("loss" in line) == ("loss" in reported)
+
+
+def test_a_refusal_says_what_to_do_where_that_is_known(capsys):
+    facts = {"number": 2, "site": "north", "code": "diverged", "reason": "Diverged.", "why": "NaN."}
+    PlainView("tiny")(Event("refused", facts))
+    PlainView("tiny")(Event("refused", {**facts, "fix": "Lower it."}))
+    assert capsys.readouterr().out == (
+        "tiny: refused an update of north: Diverged. NaN.\ntiny: refused an update of north: Diverged. NaN. Lower it.\n"
+    )
+    assert event_line(Event("refused", {**facts, "fix": "Lower it."})).endswith("NaN. Lower it.")
 
 
 def test_what_a_method_wants_people_to_know_is_shown(capsys):

@@ -121,6 +121,7 @@ def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, c
     coordinator.run()
     reported = [event.facts for event in heard if event.kind == "refused"]
     assert [(facts["site"], facts["code"]) for facts in reported] == [("north", code)]
+    assert ("learning_rate" in reported[0].get("fix", "")) == (code == "not-finite")
     # what remains is exactly the round of the other site alone
     transport = Tampering(make_workers(experiment, tmp_path), drop=("none",))
     alone = make_coordinator(experiment, tmp_path / "alone", transport)
@@ -128,6 +129,14 @@ def test_a_bad_update_is_refused_by_name_and_the_round_goes_on(tiny, tmp_path, c
     alone.run()
     assert same(coordinator.state.weights, alone.state.weights)
     assert all(torch.isfinite(v).all() for v in coordinator.state.weights.values())
+
+
+def test_a_run_that_diverged_says_to_lower_the_learning_rate(tiny, tmp_path):
+    experiment = tiny(training={"rounds": 1, "validate_every": 0, "local_steps": 1, "min_sites": 2})
+    transport = Tampering(make_workers(experiment, tmp_path), poisoned(float("nan")))
+    with refused("too-few-answers", RunError) as caught:
+        make_coordinator(experiment, tmp_path, transport).run()
+    assert "training.optimizer.learning_rate" in caught.value.fix
 
 
 def test_too_few_answers_stop_the_run_and_lose_nothing(tiny, tmp_path):

@@ -278,6 +278,14 @@ def slices_written_again(bench: Bench) -> Where:
     return bench.case
 
 
+@fault("one-slice")
+def one_slice_of_a_volume(bench: Bench) -> Where:
+    middle = int(np.argwhere(load(bench.label)[0] == bench.ids["liver"])[:, 2].mean())
+    for path in (bench.image, bench.label):
+        bench.edit(path, lambda v: v[:, :, middle : middle + 1])
+    return bench.case
+
+
 @fault("repeated-slices")
 def slice_not_written(bench: Bench) -> Where:
     middle = int(np.argwhere(load(bench.label)[0] == bench.ids["liver"])[:, 2].mean())

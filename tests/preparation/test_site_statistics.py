@@ -80,15 +80,43 @@ def test_a_site_tells_coarse_medians_and_ranges() -> None:
     np.testing.assert_array_equal(back.hu_counts["liver"], counts(hu_40=1))
 
 
-def test_a_range_leaves_out_half_a_percent_at_either_end() -> None:
-    def reported(**bins: int) -> tuple[float, float]:
-        case = CaseMeasurements((1, 1, 1), (10, 10, 10), True, {"liver": counts(**bins)})
-        return SiteStatistics.of([case]).hu_ranges["liver"]
+def reported(structure: str, **bins: int) -> tuple[float, float]:
+    """The range that a site sends of a structure with these voxels."""
+    case = CaseMeasurements((1, 1, 1), (10, 10, 10), True, {structure: counts(**bins)})
+    return SiteStatistics.of([case]).hu_ranges[structure]
 
+
+def test_a_range_leaves_out_half_a_percent_at_either_end() -> None:
     # 1000 voxels: five may be left out at an end. -100 lies in the bin from -112, 40 in the bin that ends at 48.
-    assert reported(hu_m1000=4, hu_m100=500, hu_40=492, hu_3000=4) == (-112.0, 48.0)
-    # Six are too many to leave out: -1000 lies in the bin from -1008.
-    assert reported(hu_m1000=6, hu_m100=500, hu_40=490, hu_3000=4) == (-1008.0, 48.0)
+    assert reported("liver", hu_m1000=4, hu_m100=500, hu_40=492, hu_3000=4) == (-112.0, 48.0)
+    # Six are too many to leave out: -200 lies in the bin from -208.
+    assert reported("liver", hu_m200=6, hu_m100=500, hu_40=490, hu_3000=4) == (-208.0, 48.0)
+
+
+@pytest.mark.parametrize("gas", [6, 300, 900])
+@pytest.mark.parametrize("structure", ["stomach", "colon", "colon_tumour", "oesophagus"])
+def test_gas_in_the_gut_does_not_widen_its_range_however_much_it_is(structure, gas) -> None:
+    assert reported(structure, hu_m960=gas, hu_40=1000 - gas) == (-256.0, 48.0)
+
+
+def test_what_is_made_of_air_keeps_its_whole_range() -> None:
+    for structure in ("lung", "lung_lower_lobe_left", "lung_tumour"):
+        assert reported(structure, hu_m850=300, hu_40=700) == (-864.0, 48.0)
+    # A name that the catalogue does not have is judged by its voxels: most of a bronchus is air.
+    assert reported("bronchus", hu_m850=501, hu_40=499) == (-864.0, 48.0)
+    assert reported("abscess", hu_m850=499, hu_40=501) == (-256.0, 48.0)
+    # No tissue at all: the range is what there is.
+    assert reported("stomach", hu_m960=10) == (-960.0, -944.0)
+
+
+def test_three_sites_with_gas_in_the_stomach_pool_a_window_of_tissue() -> None:
+    measured = [
+        CaseMeasurements(
+            (1, 1, 1), (10, 10, 10), True, {"stomach": counts(hu_m960=gas, hu_40=70), organ: counts(hu_90=9)}
+        )
+        for gas, organ in ((30, "liver"), (90, "spleen"), (5, "kidney"))
+    ]
+    assert pooled_window({str(n): SiteStatistics.of([case]) for n, case in enumerate(measured)}) == (-256.0, 96.0)
 
 
 def test_what_leaves_a_site_are_named_numbers_and_nothing_is_lost() -> None:

@@ -236,7 +236,7 @@ def test_a_folders_own_names_can_be_explained_or_left_out(folders, tiny_content,
 
 def test_a_missing_folder(folders, tiny_content, tmp_path):
     folders["north"]["folder"] += "-gone"
-    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "data folder does not exist")
+    refuse(on_folders(tiny_content, folders), tmp_path, DataError, "site north", code="folder-missing")
 
 
 def test_a_missing_label_file(folders, tiny_content, tmp_path):

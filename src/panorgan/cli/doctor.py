@@ -18,6 +18,8 @@ from panorgan.errors import DataError
 
 CLEAN, WARNED, FAILED = 0, 1, DataError.exit_code
 PAGE = Path("doctor.html")
+# The title of a page stands within its first bytes.
+_HEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def run_doctor(request: DoctorRequest) -> int:
     from panorgan.workflows.doctor import find_sources
 
     page = _page_path(request.html)
+    replaced = page is not None and page.exists()
     with reading() as show:
         if request.fix_headers is not None:  # before the long reading, not after it
             check_place(request.fix_headers, find_sources(request.paths, request.layout, show))
@@ -55,6 +58,8 @@ def run_doctor(request: DoctorRequest) -> int:
         print(doctor_view.as_json(checkup, page, fixed), flush=True)
     else:
         doctor_view.show(Console(), checkup, request, page, fixed)
+    if replaced:
+        say(f"{page} replaces the page of an earlier check; --html FILE keeps both.", file=sys.stderr)
     return exit_code(checkup, request.strict)
 
 
@@ -81,7 +86,21 @@ def _page_path(html: Path | None) -> Path | None:
             why="you may not write into this folder",
             fix="Choose another place with --html FILE, or leave the page out with --no-html.",
         )
+    if path.exists() and not _is_page(path):
+        raise DataError(
+            "The page would overwrite another file.",
+            code="page-overwrites",
+            where=str(path),
+            why="the file is there, and the doctor did not write it",
+            fix="Choose another place with --html FILE, or leave the page out with --no-html.",
+        )
     return path
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page of the doctor, by its title."""
+    with path.open("rb") as file:
+        return b"panorgan doctor</title>" in file.read(_HEAD)
 
 
 @contextmanager

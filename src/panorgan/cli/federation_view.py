@@ -244,7 +244,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",
     "late_join": _late_join_line,
     "round": _round_line,
-    "refused": lambda f: f"refused {f['site']}, {_round(f['number'])}: {f['reason']} {f.get('why') or ''}".rstrip(),
+    "refused": lambda f: (
+        f"refused {f['site']}, {_round(f['number'])}: {f['reason']} {f.get('why') or ''} {f.get('fix') or ''}".rstrip()
+    ),
     "failed": _failure_line,
     "notice": lambda facts: f"{_round(facts['number'])}: {facts['text']}",
     "missing": lambda facts: f"missing, {_round(facts['number'])}: {', '.join(facts['sites'])}",

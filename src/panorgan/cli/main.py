@@ -303,16 +303,24 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
     scans: Annotated[
         list[Path],
-        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a folder with one DICOM series."),
+        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a DICOM folder with any series."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the label maps.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    series: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--series",
+            help="A DICOM series, by number, description or UID. May be repeated; all series if left out.",
+            metavar="SERIES",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Segment scans: a label map on each scan's own grid, organ names in a JSON file beside it."""
-    from panorgan.cli.predict import predict_scans
+    """Segment scans: a label map on each scan's own grid, organ names and doubts in a JSON file beside it."""
+    from panorgan.cli.predict import PredictRequest, predict_scans
 
-    predict_scans(model, scans, out, device, as_json)
+    predict_scans(PredictRequest(model, scans, out, device, series or (), as_json))
 
 
 @app.command()

@@ -3,138 +3,170 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
-from panorgan.data.dicom import case_names, read_tree
-from panorgan.data.formats import ITK_ENDINGS, import_pydicom
-from panorgan.errors import DataError, PanorganError
+from panorgan.data.volume import read_scan
+from panorgan.data_doctor.files import Problem
+from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
-
-_ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
+from panorgan.workflows.input_doubts import LABELS
+from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
 
 
 @dataclass(frozen=True)
-class Scan:
-    """A scan to segment: a file, or the slices of a DICOM series. The label map is named after it."""
+class PredictRequest:
+    """The options of the command line. `series` chooses among DICOM series; all if empty."""
 
-    path: Path
-    name: str
-    slices: tuple[Path, ...] = ()
+    model: Path
+    scans: Sequence[Path]
+    out: Path
+    device: str = "auto"
+    series: Sequence[str] = ()
+    as_json: bool = False
 
 
-def predict_scans(model: Path, scans: Sequence[Path], out: Path, device: str, as_json: bool) -> None:
+def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
-    files = _found(scans)
-    _refuse_overwriting(files, out)
-    loaded = load_model(model, choose_device(device, "--device"))
-    out.mkdir(parents=True, exist_ok=True)
+    found = find_scans(request.scans, request.series)
+    _refuse_overwriting(found.scans, request.out)
+    loaded = load_model(request.model, choose_device(request.device, "--device"))
+    request.out.mkdir(parents=True, exist_ok=True)
+    view = _View(request.as_json)
+    view.left_out(found)
     failures: list[DataError] = []
-    for scan in files:
+    segmented = 0
+    for scan in found.scans:
         try:
-            shown = _predict_one(loaded, scan, out)
+            shown = _predict_one(loaded, scan, request.out)
         except DataError as error:
             failures.append(error)
             continue
-        if as_json:
+        segmented += "labels" in shown
+        view.result(scan, shown)
+    _report_failures(failures, len(found.scans), segmented)
+
+
+def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
+    """Write the label map and its names; a label map in a folder of scans is left out."""
+    volume = read_scan(scan.path, scan.slices)
+    doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
+    shown: dict[str, Any] = {"scan": str(scan.path)}
+    if scan.series:
+        series = scan.series
+        shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
+    if scan.listed and any(doubt.code == LABELS for doubt in doubts):
+        return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
+    target = _target(scan, out)
+    replaced = (_replaced(target),) if target.exists() else ()
+    prediction = model.segment(volume, scan.path.resolve().name, doubts)
+    side = prediction.save(target)
+    found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
+    return {**shown, "labels": str(target), "names": str(side), "doubts": found}
+
+
+class _View:
+    """One line per scan on standard output; doubts on the error output, explained once each."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._explained: set[str] = set()
+        self._words = Console(stderr=True, soft_wrap=True, highlight=False)
+
+    def left_out(self, found: Found) -> None:
+        """DICOM files that are no CT or MR series."""
+        for folder, own in found.left_out.items():
+            if self.as_json:
+                print(json.dumps({"folder": str(folder), "left_out": own}), flush=True)
+            else:
+                counts = ", ".join(f"{count} {what}" for what, count in own.items())
+                self._words.print(f"{folder}: left out {counts}", markup=False)
+
+    def result(self, scan: Scan, shown: dict[str, Any]) -> None:
+        """What became of a scan."""
+        if self.as_json:
             print(json.dumps(shown), flush=True)
-        else:
-            line = f"{scan.name} → {shown['labels']}"
-            Console(soft_wrap=True).print(line, markup=False, highlight=False)
+            return
+        if "labels" in shown:
+            Console(soft_wrap=True).print(f"{scan.name} → {shown['labels']}", markup=False, highlight=False)
+        sys.stdout.flush()
+        for doubt in shown["doubts"]:
+            self._doubt(scan.name, Problem(**doubt), left_out="skipped" in shown)
+
+    def _doubt(self, name: str, doubt: Problem, left_out: bool) -> None:
+        end = " It is left out." if left_out else ""
+        self._words.print(f"  doubt: {name}: {doubt.what}{end} [{doubt.code}]", markup=False, style="yellow")
+        if doubt.code not in self._explained:
+            self._explained.add(doubt.code)
+            for label, text in (("why", doubt.why), ("fix", doubt.fix)):
+                self._words.print(f"    {label}: {text}", markup=False)
+
+
+def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) -> None:
     if len(failures) == 1:
         raise failures[0]
     if failures:
         raise DataError(
-            f"{len(failures)} of {len(files)} scans could not be segmented.",
+            f"{len(failures)} of {scans} scans could not be segmented.",
             code="scans-failed",
             where="\n".join(error.where for error in failures),
             why="\n".join(error.what for error in failures),
             fix=failures[0].fix,
         )
+    if not segmented:
+        raise DataError(
+            "There is no scan to segment.",
+            code="only-label-maps",
+            why=f"all {scans} files look like label maps",
+            fix="Give the folder of the scans (of an nnU-Net folder: imagesTs or imagesTr).",
+        )
 
 
-def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, str]:
-    """Write the label map and its names."""
-    target = _target(scan, out)
-    side = model.predict(scan.path, slices=scan.slices).save(target)
-    return {"scan": str(scan.path), "labels": str(target), "names": str(side)}
-
-
-def _refuse_overwriting(files: Sequence[Scan], out: Path) -> None:
-    """A label map is named like its scan: in the same folder it would overwrite the scan."""
-    scans = {scan.path.resolve() for scan in files}
-    for scan in files:
-        if _target(scan, out).resolve() in scans:
+def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
+    """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
+    given = {scan.path.resolve() for scan in scans}
+    for scan in scans:
+        target = _target(scan, out)
+        if target.resolve() in given:
             raise DataError(
                 "A label map would overwrite a scan.",
                 code="overwrites-scan",
-                where=str(_target(scan, out)),
+                where=str(target),
                 why="--out is the folder of the scans",
                 fix="Choose another folder with --out.",
             )
+        if target.exists() and not _is_prediction(target):
+            raise DataError(
+                "A label map would overwrite another file.",
+                code="overwrites-file",
+                where=str(target),
+                why=f"{scan.name}.json beside it does not say that panorgan predicted it",
+                fix="Choose another folder with --out, or move the file away.",
+            )
+
+
+def _is_prediction(target: Path) -> bool:
+    """Whether the file beside a label map says which model made it."""
+    try:
+        about = json.loads(target.with_name(target.name.removesuffix(".nii.gz") + ".json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and {"model", "labels"} <= about.keys()
+
+
+def _replaced(target: Path) -> Problem:
+    return Problem(
+        "output-replaced",
+        "An earlier label map was replaced.",
+        f"{target} was there",
+        "Choose another folder with --out to keep both.",
+    )
 
 
 def _target(scan: Scan, out: Path) -> Path:
     return out / f"{scan.name}.nii.gz"
-
-
-def _found(scans: Sequence[Path]) -> list[Scan]:
-    """All requested scans, each with a unique name."""
-    found = [scan for path in scans for scan in _scans_at(path)]
-    if not found:
-        raise DataError(
-            "There is no scan to segment.",
-            code="no-scans",
-            where=", ".join(map(str, scans)),
-            why=f"no file ends in {', '.join(_ENDINGS)} and none is DICOM",
-            fix="Name scans, or a folder that holds some (of an nnU-Net folder: imagesTs or imagesTr).",
-        )
-    names = [scan.name for scan in found]
-    twice = {name for name in names if names.count(name) > 1}
-    # Series are often called CT, one per patient: the parent folder distinguishes them.
-    found = [replace(s, name=f"{s.path.resolve().parent.name}_{s.name}") if s.name in twice else s for s in found]
-    names = [scan.name for scan in found]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise DataError(
-            f"Two scans have the same name: {sorted(twice)[0]}.",
-            code="scan-names-clash",
-            why="their label maps would overwrite each other",
-            fix="Predict them into different folders.",
-        )
-    return found
-
-
-def _scans_at(path: Path) -> list[Scan]:
-    """A file, a folder with one DICOM series, a folder of files, or a DICOM tree."""
-    if not path.exists():
-        raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
-    if not path.is_dir() or _holds_slices(path):
-        return [Scan(path, _stem(path))]
-    files = sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS) and not p.name.startswith("."))
-    if files:
-        return [Scan(file, _stem(file)) for file in files]
-    try:
-        import_pydicom()
-    except PanorganError:
-        return []
-    return [Scan(series.folder, name, series.files) for name, series in case_names(read_tree(path)).items()]
-
-
-def _holds_slices(folder: Path) -> bool:
-    """Whether a folder holds DICOM slices, and so is one scan. Names do not tell: the first few files are opened."""
-    for path in [path for path in sorted(folder.iterdir()) if path.is_file()][:5]:
-        with path.open("rb") as file:
-            if file.read(132)[128:] == b"DICM":
-                return True
-    return False
-
-
-def _stem(path: Path) -> str:
-    for ending in _ENDINGS:
-        if path.name.endswith(ending):
-            return path.name.removesuffix(ending)
-    return path.name if path.is_dir() else path.stem

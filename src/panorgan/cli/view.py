@@ -74,6 +74,11 @@ def shared_in_words(facts: dict[str, Any]) -> str:
     return f"WARNING: scans are used twice (allow_shared_scans): {'; '.join(facts['scans'])}"
 
 
+def refused_in_words(facts: dict[str, Any]) -> str:
+    """Why an update was refused, and what to do where that is known."""
+    return " ".join(part for part in (facts["reason"], facts["why"], facts.get("fix", "")) if part)
+
+
 def duration(seconds: float) -> str:
     """`75` → `1:15`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -94,7 +99,7 @@ class PlainView:
             what = facts.get("what", "scoring test cases")
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
-            self._line(f"refused an update of {facts['site']}: {facts['reason']} {facts['why']}")
+            self._line(f"refused an update of {facts['site']}: {refused_in_words(facts)}")
         elif event.kind == "notice":
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
@@ -117,7 +122,7 @@ class PlainView:
             score = mean_validation(facts)
             validated = f"  validation Dice {score:.3f}" if score is not None else ""
             left = self._clock.left(facts["number"], facts["total"])
-            self._line(f"round {facts['number']}/{facts['total']}{losses}{validated}  {left}")
+            self._line(f"round {facts['number']}/{facts['total']} ({facts['stage']}){losses}{validated}  {left}")
 
     def _line(self, text: str) -> None:
         say(f"{self.title}: {text}")
@@ -151,7 +156,8 @@ class LiveView:
             self._show_work(f"scoring {facts['site']}", facts["done"], facts["total"])
         elif event.kind == "round_started":
             self._clock.round_started()
-            self._progress.update(self._rounds, completed=facts["number"] - 1, total=facts["total"])
+            stage = "rounds" if facts["stage"] == "train" else f"rounds ({facts['stage']})"
+            self._progress.update(self._rounds, description=stage, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
         elif event.kind == "split":
@@ -164,7 +170,7 @@ class LiveView:
             newcomer = joined_in_words({"sites": {facts["site"]: facts}})
             self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
-            self._notes.append(f"refused {facts['site']}: {facts['reason']} {facts['why']}")
+            self._notes.append(f"refused {facts['site']}: {refused_in_words(facts)}")
         elif event.kind == "notice":
             self._notes.append(facts["text"])
         elif event.kind == "round":

@@ -18,8 +18,9 @@ from panorgan.errors import DataError
 
 _MODALITIES = ("CT", "MR")
 _TAGS = [
-    "SOPClassUID", "ImageType", "Modality", "PatientID", "SeriesInstanceUID", "SeriesNumber", "FrameOfReferenceUID",
-    "NumberOfFrames", "ImagePositionPatient", "Rows", "ReferencedSeriesSequence", "SegmentSequence",
+    "SOPClassUID", "ImageType", "Modality", "PatientID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription",
+    "FrameOfReferenceUID", "NumberOfFrames", "ImagePositionPatient", "Rows", "ReferencedSeriesSequence",
+    "SegmentSequence",
 ]  # fmt: skip
 # Views to plan a scan on, by the third value of ImageType (and by what some scanners write elsewhere in it).
 _LOCALISERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVEY"}
@@ -45,6 +46,7 @@ class Series:
     frame_of_reference: str
     files: tuple[Path, ...]
     modality: str = ""
+    description: str = ""
 
     @property
     def folder(self) -> Path:
@@ -174,6 +176,7 @@ class _Slices:
             frame_of_reference=str(self.header.get("FrameOfReferenceUID") or ""),
             files=tuple(sorted(self.files)),
             modality=str(self.header.get("Modality") or ""),
+            description=str(self.header.get("SeriesDescription") or "").strip(),
         )
 
 

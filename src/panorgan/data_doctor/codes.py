@@ -60,6 +60,7 @@ CODES: dict[str, Code] = {
     "frame-of-reference": Code(_ERROR, "another frame", "A DICOM-SEG has another frame of reference than its scan."),
     "spacing-outlier": Code(_WARNING, "unusual voxel size", "The voxel size is far from that of the other cases."),
     # intensities
+    "one-slice": Code(_WARNING, "a single slice", "A scan is one slice: a scout view, or a volume that was cut."),
     "repeated-slices": Code(_WARNING, "repeated slices", "Slices are the same, or empty where something is labelled."),
     "hu-lost": Code(_ERROR, "no Hounsfield units", "A CT was stored as 8-bit or normalised grey values."),
     "hu-clipped": Code(_WARNING, "already windowed", "A CT was clipped to a display window before it was stored."),

@@ -1,4 +1,4 @@
-"""Slices that were written twice, or not at all: what a broken export leaves in a stack that is otherwise in order."""
+"""Slices written twice, or not at all: what a broken export leaves in a stack that is otherwise in order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from panorgan.data_doctor.files import Problem
 
 # Two slices may be equal by chance where next to nothing is shown; three are a copy.
 _IN_A_ROW = 3
+_WHOLE = "Give the whole series. Where slices are what you have, train with 'network.dimensions: 2'."
 _AGAIN = "Copy or convert the scan again from its source."
 
 
 def check_slices(voxels: NDArray[Any], labels: NDArray[np.uint8] | None, axis: int) -> Problem | None:
     """Look along the axis of a stack: equal slices one after the other, or one value where something is labelled."""
+    if 1 in voxels.shape:
+        shape = " × ".join(str(n) for n in voxels.shape)
+        return Problem("one-slice", "A scan is a single slice.", f"it has {shape} voxels", _WHOLE)
     planes = np.moveaxis(voxels, axis, 0)
     if len(planes) < _IN_A_ROW:
         return None

@@ -120,7 +120,8 @@ def check_envelope(meta: Mapping[str, Any], task: Task, site: str) -> None:
         raise MessageError(
             f"Site {site} has diverged.",
             code="diverged",
-            why="its loss or its own state is not finite; its next round starts from the last good one",
+            why="its loss or its own state is not finite; its next round starts from the last good one.",
+            fix="If it happens again, lower the learning rate (training.optimizer.learning_rate).",
         )
     if "failed" in meta:
         raise SiteFailedError(str(meta["failed"]) if meta["failed"] in CODES else "internal")
@@ -228,7 +229,10 @@ def _check_tensor(file: MessageFile, key: str, site: str, expected: Mapping[str,
         finite = math.isfinite(distance)
     if not finite:
         raise MessageError(
-            f"Site {site} sent values that are not finite.", code="not-finite", why=f"NaN or infinity in {key!r}"
+            f"Site {site} sent values that are not finite.",
+            code="not-finite",
+            why=f"NaN or infinity in {key!r}: its training has diverged.",
+            fix="If it happens again, lower the learning rate (training.optimizer.learning_rate).",
         )
     return distance
 

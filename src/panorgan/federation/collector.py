@@ -21,6 +21,7 @@ from panorgan.federation.checks import (
     refusal,
 )
 from panorgan.federation.events import EventLog
+from panorgan.federation.failures import DIVERGED
 from panorgan.federation.files import write_atomically
 from panorgan.federation.message import Message, MessageFile
 from panorgan.federation.message_files import refuse_damaged
@@ -60,17 +61,23 @@ class Request:
     traffic: Traffic = field(default_factory=Traffic)
 
 
+# Codes of refusals that mean that a site's training no longer gives finite numbers.
+_DIVERGED = (DIVERGED, "not-finite")
+
+
 @dataclass
 class Responses:
     """The outcome of a request: the sites that were refused, failed (with the code), or did not answer.
 
-    `sound`: sites with a sound update, even if it was an outlier. They have saved the round's state.
+    `sound`: sites with a sound update, even if it was an outlier. They have saved the round's state. `diverged`: those
+    that were refused because their training no longer gives finite numbers.
     """
 
     refused: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     sound: set[str] = field(default_factory=set)
+    diverged: set[str] = field(default_factory=set)
 
     @property
     def missing(self) -> list[str]:
@@ -132,7 +139,10 @@ class Collector:
                 if is_own_fault(error):
                     raise
                 responses.refused.add(site)
-                self.refuse(number, site, refusal(site, error))
+                refused = refusal(site, error)
+                if refused.code in _DIVERGED:
+                    responses.diverged.add(site)
+                self.refuse(number, site, refused)
             else:
                 self.events.transient("answered", site=site, seconds=round(time.perf_counter() - began, 3))
 
@@ -216,7 +226,10 @@ class Collector:
 
     def refuse(self, number: int, site: str, error: MessageError) -> None:
         """Record that an answer was refused, and why."""
-        self.events.record("refused", number=number, site=site, code=error.code, reason=error.what, why=error.why)
+        remedy = {"fix": error.fix} if error.fix else {}
+        self.events.record(
+            "refused", number=number, site=site, code=error.code, reason=error.what, why=error.why, **remedy
+        )
 
 
 def _out_of_proportion(norms: Mapping[str, Mapping[str, float]], factor: float | None) -> dict[str, str]:

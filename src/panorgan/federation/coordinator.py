@@ -265,7 +265,9 @@ class Coordinator:
                 sorted(set(self.members) - files.keys()),
                 code="too-few-answers",
                 why="see the 'refused' lines in events.jsonl",
-                fix="Repair the sites that were refused or did not answer, then resume. Nothing is lost.",
+                fix="Training has diverged: start again with a lower training.optimizer.learning_rate."
+                if responses.diverged
+                else "Repair the sites that were refused or did not answer, then resume. Nothing is lost.",
             )
         self.state.answered |= dict.fromkeys(responses.sound, (round_info.stage, round_info.round))
         return files

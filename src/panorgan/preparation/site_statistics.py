@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.anatomy.gas import is_aerated, is_gut
 from panorgan.errors import DataError
 from panorgan.preparation.pooling import MINORITY, capped, weighted_median, without_extremes
 
@@ -24,6 +25,9 @@ _FIRST_HU, _BIN_HU, _BINS = -1024.0, 16.0, 256
 _LOW = "plan/hu_low/"
 # Share of a structure's voxels that the window may leave out at either end, as nnU-Net clips them.
 _LEFT_OUT = 0.005
+# Below is gas, well apart from fat near -100. A window from here shows gas darker than fat; one that reaches down to
+# gas spends most of its greys on what no tissue has.
+_GAS_HU = -256.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class SiteStatistics:
             ct_cases=sum(case.is_ct for case in measured),
             spacing_mm=(round(sx, 2), round(sy, 2), round(sz, 2)),
             extent_mm=(_coarse(ex), _coarse(ey), _coarse(ez)),
-            hu_ranges={name: _range(own) for name, own in sorted(counts.items()) if own.any()},
+            hu_ranges={name: _tissue_range(name, own) for name, own in sorted(counts.items()) if own.any()},
         )
 
     def as_numbers(self) -> dict[str, float]:
@@ -162,8 +166,9 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
     """From the lowest to the highest range of any structure at any site.
 
     Structures do not compete by volume: a liver has a thousand times the voxels of a small vessel, and a window for the
-    bulk of the tissue would show the vessel as a flat patch. Where three or more sites know a structure, the one that
-    reaches farthest is left out at either end: no single site widens the window for all.
+    bulk of the tissue would show the vessel as a flat patch. Gas that an organ holds is no part of its range: sites
+    leave it out where they measure (`_tissue_range`). Where three or more sites know a structure, the one that reaches
+    farthest is left out at either end: no single site widens the window for all.
     """
     measured: dict[str, list[tuple[float, float]]] = {}
     for site in sites.values():
@@ -178,6 +183,16 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
             fix="Set 'plan: {window_hu: [-500, 500]}', or 'intensity: zscore' where the scans are not CT.",
         )
     return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _tissue_range(structure: str, counts: NDArray[np.int64]) -> tuple[float, float]:
+    """The range of a structure's voxels; where gas is not what it is made of, without the gas that it holds."""
+    low, high = _range(counts)
+    if low >= _GAS_HU or high <= _GAS_HU or is_aerated(structure):
+        return low, high
+    # Of the gut it is known, however much gas it holds; of any other structure most voxels must be tissue.
+    gas = counts[: int((_GAS_HU - _FIRST_HU) / _BIN_HU)].sum()
+    return (_GAS_HU if is_gut(structure) or gas < counts.sum() / 2 else low), high
 
 
 def _range(counts: NDArray[np.int64]) -> tuple[float, float]:

@@ -96,7 +96,7 @@ def describe_happening(event: Event) -> tuple[str, str]:
         what = "The run was interrupted and resumed."
     elif event.kind == "refused":
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
-        what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why")) if part)
+        what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why"), facts.get("fix")) if part)
     elif event.kind == DAMAGED:
         what = f"Line {facts['line']} of events.jsonl is damaged: its content is missing on this page."
     elif event.kind == "notice":

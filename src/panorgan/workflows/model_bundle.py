@@ -21,6 +21,7 @@ from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_ten
 from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array
+from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
 from panorgan.federation.checks import is_finite
@@ -31,7 +32,9 @@ from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.preparation.plan import Plan
+from panorgan.preparation.sampling import sliced_axis
 from panorgan.workflows.device import choose_device
+from panorgan.workflows.input_doubts import doubts_about, nothing_found
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
@@ -92,8 +95,20 @@ class Model:
             name, volume = Path(scan).name, read_scan(Path(scan), slices)
         else:
             name, volume = "array", scan_from_array(scan, np.asarray(affine))
+        return self.segment(volume, name)
+
+    def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
+        """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
+        return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality)
+
+    def segment(self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None) -> Prediction:
+        """Segment a scan that is in memory; `doubts` are those already known, `name` tells which scan it is."""
+        found = self.doubts(volume) if doubts is None else doubts
+        labels = self.label_map(volume)
         about = {"scan": name, "model": self.card["name"], "run": self.card["run"]}
-        return Prediction(self.label_map(volume), volume.affine, self.vocabulary, about)
+        if not labels.any():
+            found = (*found, nothing_found())
+        return Prediction(labels, volume.affine, self.vocabulary, about, tuple(found))
 
     def label_map(self, volume: Volume) -> NDArray[np.uint8]:
         """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies."""

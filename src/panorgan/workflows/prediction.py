@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary, catalogue
 from panorgan.data.volume import write_labels
+from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import label_ids, structure_mask
 from panorgan.federation.files import write_atomically
@@ -36,12 +37,14 @@ class Prediction:
     affine : [4, 4] from voxel indices to RAS millimetres, that of the scan.
     vocabulary : the organs; organ i has the label i + 1.
     about : the names of the scan, the model and the run.
+    doubts : what speaks against the model or the scan, each with a code (docs/predict.md lists them).
     """
 
     labels: NDArray[np.uint8]
     affine: NDArray[np.float64]
     vocabulary: Vocabulary
     about: Mapping[str, str]
+    doubts: tuple[Problem, ...] = ()
 
     @property
     def names(self) -> dict[str, int]:
@@ -78,10 +81,11 @@ class Prediction:
         return side
 
     def describe(self) -> dict[str, Any]:
-        """The meaning of the integers, with SNOMED CT codes."""
+        """The meaning of the integers, with SNOMED CT codes, and the doubts."""
         organs = catalogue()
         return {
             **self.about,
+            "doubts": [asdict(doubt) for doubt in self.doubts],
             "labels": self.names,
             "snomed": {
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}

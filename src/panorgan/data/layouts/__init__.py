@@ -84,8 +84,11 @@ def read_cases(
     restrict : keep only these structures of what the folder annotates.
     rename, ignore : see `LabelRules`.
     """
-    own_layout = find_layout(folder, layout)
     label_folder = labels_from or folder
+    for place in (folder, label_folder):
+        if not place.exists():
+            raise missing_folder(place, site)
+    own_layout = find_layout(folder, layout)
     label_layout = find_layout(label_folder) if labels_from else own_layout
     _refuse_problems(own_layout, folder)
     if labels_from:

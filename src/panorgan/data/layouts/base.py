@@ -203,10 +203,10 @@ def _covered(structure: str, organs: set[str]) -> bool:
     return structure in organs or (bool(parts) and all(_covered(part, organs) for part in parts))
 
 
-def missing_folder(folder: Path) -> DataError:
-    """The error for a folder that is not there."""
+def missing_folder(folder: Path, site: str = "") -> DataError:
+    """The error for a folder that is not there, of a site where that is known."""
     return DataError(
-        "The data folder does not exist.",
+        f"The data folder of site {site} does not exist." if site else "The data folder does not exist.",
         where=str(folder),
         fix="Check the path, in the experiment file or in the hospital's site.yaml."
         + (

@@ -1,0 +1,175 @@
+"""What a person means by the scans to segment: files, folders of them, and DICOM folders with their series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from panorgan.data.dicom import DicomTree, Series, case_names, is_dicom, read_tree
+from panorgan.data.formats import ITK_ENDINGS, import_pydicom
+from panorgan.data_doctor.files import Problem
+from panorgan.errors import DataError, PanorganError
+
+ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
+# Of so many files of a folder the first bytes are read: names do not tell whether they are slices.
+_LOOKED_AT = 5
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan to segment: a file, or a DICOM series. The label map is named after it.
+
+    `listed` scans lie in a folder that was given as a whole, so that not all of its files need be scans.
+    """
+
+    path: Path
+    name: str
+    series: Series | None = None
+    listed: bool = False
+    doubts: tuple[Problem, ...] = ()
+
+    @property
+    def slices(self) -> tuple[Path, ...]:
+        """The files of the series; empty for other scans."""
+        return self.series.files if self.series else ()
+
+    @property
+    def modality(self) -> str:
+        """CT or MR where DICOM says so."""
+        return self.series.modality if self.series else ""
+
+
+@dataclass
+class Found:
+    """Scans, and how much of each kind of DICOM file was left out, by folder."""
+
+    scans: list[Scan] = field(default_factory=list)
+    left_out: dict[Path, dict[str, int]] = field(default_factory=dict)
+
+
+def find_scans(paths: Sequence[Path], series: Sequence[str] = ()) -> Found:
+    """All requested scans, each with a unique name.
+
+    `series` chooses among DICOM series by number, description, UID or the name of the label map; all if left out.
+    """
+    found = Found()
+    for path in paths:
+        found.scans += _scans_at(path, found)
+    if not found.scans:
+        raise _no_scans(paths, found)
+    if series:
+        found.scans = _chosen(found.scans, series)
+    found.scans = _with_unique_names(found.scans)
+    return found
+
+
+def _no_scans(paths: Sequence[Path], found: Found) -> DataError:
+    others = [f"{count} {what}" for own in found.left_out.values() for what, count in own.items()]
+    return DataError(
+        "There is no scan to segment.",
+        code="no-scans",
+        where=", ".join(map(str, paths)),
+        why=f"no series of CT or MR slices; there are {', '.join(others)}"
+        if others
+        else f"no file ends in {', '.join(ENDINGS)} and none is DICOM",
+        fix="Name scans, or a folder that holds some (of an nnU-Net folder: imagesTs or imagesTr).",
+    )
+
+
+def _scans_at(path: Path, found: Found) -> list[Scan]:
+    """A file, a folder of files, or the series of a DICOM folder and its subfolders."""
+    if not path.exists():
+        raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
+    if not path.is_dir():
+        return [Scan(path, _stem(path))]
+    slices = _holds_slices(path)
+    files = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS) and not p.name.startswith("."))
+    if files and not slices:
+        return [Scan(file, _stem(file), listed=True) for file in files]
+    try:
+        import_pydicom()
+    except PanorganError:  # SimpleITK reads a single series alone
+        return [Scan(path, _stem(path))] if slices else []
+    tree = read_tree(path)
+    if slices and not tree.series:  # such as a single slice
+        return [Scan(path, _stem(path))]
+    if tree.others:
+        found.left_out[path] = dict(tree.others)
+    return list(_series_of(tree, path, alone=slices and len(tree.series) == 1))
+
+
+def _series_of(tree: DicomTree, path: Path, alone: bool) -> Iterator[Scan]:
+    """One scan per series; a folder that holds the slices of one series gives it its name."""
+    for name, series in case_names(tree).items():
+        doubts = (_incomplete(tree),) if series in tree.damaged else ()
+        yield Scan(path if alone else series.folder, _stem(path) if alone else name, series, doubts=doubts)
+
+
+def _incomplete(tree: DicomTree) -> Problem:
+    names = ", ".join(error.where for error in tree.problems[:3])
+    return Problem(
+        "series-incomplete",
+        "The series may lack a slice.",
+        f"a DICOM file beside it cannot be read: {names}",
+        "Copy the series again from its source.",
+    )
+
+
+def _chosen(scans: Sequence[Scan], wanted: Sequence[str]) -> list[Scan]:
+    """The series that a number, description, UID or name stands for; each must stand for one at least."""
+    kept = []
+    for text in wanted:
+        fitting = [scan for scan in scans if scan.series and text.strip().casefold() in _names_of(scan, scan.series)]
+        if not fitting:
+            there = [_in_words(scan, scan.series) for scan in scans if scan.series]
+            raise DataError(
+                f"There is no series {text!r}.",
+                code="no-such-series",
+                where="--series",
+                why=f"there are {'; '.join(there)}" if there else "the scans are not DICOM series",
+                fix="Give its number, description, UID or name; leave --series out for all of them.",
+            )
+        kept += fitting
+    return list(dict.fromkeys(kept))
+
+
+def _names_of(scan: Scan, series: Series) -> set[str]:
+    return {name.casefold() for name in (series.number, series.description, series.uid, scan.name) if name}
+
+
+def _in_words(scan: Scan, series: Series) -> str:
+    """`3 'Abdomen B30f' (CT, 120 files, p1_3)`."""
+    title = f" {series.description!r}" if series.description else ""
+    return f"{series.number or '–'}{title} ({series.modality}, {len(series.files)} files, {scan.name})"
+
+
+def _with_unique_names(scans: list[Scan]) -> list[Scan]:
+    # Series are often called CT, one per patient: the parent folder distinguishes them.
+    twice = _repeated(scans)
+    scans = [replace(s, name=f"{s.path.resolve().parent.name}_{s.name}") if s.name in twice else s for s in scans]
+    if twice := _repeated(scans):
+        raise DataError(
+            f"Two scans have the same name: {sorted(twice)[0]}.",
+            code="scan-names-clash",
+            why="their label maps would overwrite each other",
+            fix="Predict them into different folders.",
+        )
+    return scans
+
+
+def _repeated(scans: Sequence[Scan]) -> set[str]:
+    names = [scan.name for scan in scans]
+    return {name for name in names if names.count(name) > 1}
+
+
+def _holds_slices(folder: Path) -> bool:
+    """Whether DICOM slices lie in a folder itself."""
+    return any(is_dicom(path) for path in [path for path in sorted(folder.iterdir()) if path.is_file()][:_LOOKED_AT])
+
+
+def _stem(path: Path) -> str:
+    for ending in ENDINGS:
+        if path.name.endswith(ending):
+            return path.name.removesuffix(ending)
+    return path.resolve().name if path.is_dir() else path.stem
