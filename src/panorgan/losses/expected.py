@@ -3,19 +3,17 @@
 At a site that outlines the liver, a voxel outside it may be background or any other organ. The marginal loss,
 −log Σ p_c over what is allowed, shares such a voxel out by the model's *own* probabilities, anew in every step.
 Whatever looks a little like a spleen is pushed further towards the spleen, at a site without labels against it: an
-organ
-floods, or is forgotten, until the next average. Here the shares are those of the received model, fixed for the round.
-It is the same likelihood, maximised by EM: the received model makes the E-step, the local steps make the M-step. Where
-a round begins, the gradients of both losses are equal.
+organ floods, or is forgotten, until the next average. Here the shares are those of the received model, fixed for the
+round. It is the same likelihood, maximised by EM: the received model makes the E-step, the local steps make the M-step.
+Where a round begins, the gradients of both losses are equal.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.losses.unified_label import allowed_channels
+from panorgan.losses.soft_label import soft_cross_entropy, soft_label
 from panorgan.preparation.batch import Batch
 
 
@@ -27,8 +25,4 @@ def expected_cross_entropy(
     q is the received model's probability given what the annotation allows at the voxel. With one channel left it is
     ordinary cross-entropy. Where masks of exclusive structures overlap nothing is allowed: such voxels are left out.
     """
-    allowed = allowed_channels(batch, vocabulary)
-    some = allowed.any(dim=1)
-    shares = received.float().masked_fill(~(allowed | ~some.unsqueeze(1)), float("-inf")).softmax(dim=1)
-    loss = F.cross_entropy(logits.float(), shares, reduction="none").masked_fill(~some, 0.0)
-    return loss.flatten(1).sum(1) / some.flatten(1).sum(1).clamp(min=1)
+    return soft_cross_entropy(logits, soft_label(batch, vocabulary, received))

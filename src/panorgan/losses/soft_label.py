@@ -1,0 +1,64 @@
+"""Soft labels: at every voxel a probability of each channel, from the annotation and a teacher; Dice and cross-entropy.
+
+Where the annotation leaves one channel, the label is that channel. Where it leaves several, the teacher's probabilities
+share the voxel out among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from panorgan.anatomy import Vocabulary
+from panorgan.losses.unified_label import allowed_channels
+from panorgan.preparation.batch import Batch
+
+
+@dataclass(frozen=True)
+class SoftLabel:
+    """`shares` [B, C + 1, *S] sum to 1 over the channels, background first; `counted` [B, *S] bool is False where
+    masks of exclusive structures overlap, so that nothing is allowed."""
+
+    shares: torch.Tensor
+    counted: torch.Tensor
+
+
+def soft_label(batch: Batch, vocabulary: Vocabulary, teacher: torch.Tensor | None) -> SoftLabel:
+    """What the annotation says, and in the rest the teacher's logits [B, C + 1, *S].
+
+    Without a teacher (where the annotation leaves nothing open) the shares of what is allowed are equal.
+    """
+    allowed = allowed_channels(batch, vocabulary)
+    counted = allowed.any(dim=1)
+    logits = torch.zeros(allowed.shape, device=allowed.device) if teacher is None else teacher.float()
+    return SoftLabel(logits.masked_fill(~(allowed | ~counted.unsqueeze(1)), float("-inf")).softmax(dim=1), counted)
+
+
+def soft_cross_entropy(logits: torch.Tensor, label: SoftLabel) -> torch.Tensor:
+    """Per-sample [B] mean over the voxels that count of −Σ q_c log p_c."""
+    loss = F.cross_entropy(logits.float(), label.shares, reduction="none").masked_fill(~label.counted, 0.0)
+    return loss.flatten(1).sum(1) / label.counted.flatten(1).sum(1).clamp(min=1)
+
+
+def soft_dice(logits: torch.Tensor, label: SoftLabel, doubtful: bool = True) -> torch.Tensor:
+    """1 − (2 Σ p·q + 1)/(Σ p + Σ q + 1), sums over the batch's voxels; a weighted mean over organs, a scalar.
+
+    An organ counts by how sure its label is, Σ q² / Σ q: 1 where it is annotated, little where a teacher sees it
+    everywhere a bit, not at all where it is absent. With `doubtful=False` only organs without any doubt count.
+    """
+    counted = label.counted.unsqueeze(1)
+    p = logits.float().softmax(dim=1)[:, 1:] * counted
+    q = label.shares[:, 1:] * counted
+    over = (0, *range(2, p.ndim))
+    overlap, predicted, labelled, squared = (p * q).sum(over), p.sum(over), q.sum(over), (q * q).sum(over)
+    dice = (2 * overlap + 1) / (predicted + labelled + 1)
+    # An organ that fills less than a voxel is absent; what a teacher whispers about it must not become a label.
+    sure = torch.where(labelled >= 1, squared / labelled.clamp(min=1), torch.zeros_like(labelled))
+    if not doubtful:
+        sure = (sure > 1 - 1e-6).to(sure.dtype)
+    return ((1 - dice) * sure).sum() / sure.sum().clamp(min=1e-6)
+
+
+__all__ = ["SoftLabel", "soft_cross_entropy", "soft_dice", "soft_label"]

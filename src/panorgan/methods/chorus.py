@@ -1,0 +1,146 @@
+"""Chorus — every site learns all organs, from its own labels and from what the federation's model makes of the rest.
+
+What a hospital leaves unlabelled, the model that it received at the beginning of the round outlines for it; its own
+labels always win. No model of a single site teaches another: nothing leaves a site but its weights.
+
+- *Soft labels*: a voxel that the annotation leaves open is shared out among the channels that it allows, by the
+  received model's probabilities.
+- *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it.
+- *CutMix*: a box of one patch is replaced by the same box of the next one, image and label. The received model sees
+  both patches whole: what it recognises by the surroundings, the model in training must recognise without them. That is
+  where unlabelled voxels teach something new: without it, a label made by the model itself only holds it in place.
+
+The server is FedAvg's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice, soft_label
+from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.registry import register
+from panorgan.methods.shared.ablation import AblationRow
+from panorgan.networks import UNetSettings
+from panorgan.networks.settings import OrganParts
+from panorgan.preparation.batch import Batch
+
+
+class ChorusConfig(MethodConfig):
+    """Each ingredient is one switch."""
+
+    dice_over: Literal["batch"] = Field("batch", description="the Dice loss of an organ: over the batch")
+    unlabelled: Literal["received"] = Field(
+        "received", description="what a voxel is that the annotation leaves open: what the received model makes of it"
+    )
+    teacher_dice: bool = Field(True, description="whether Dice counts organs that only the received model outlines")
+    cutmix: float = Field(0.5, ge=0, le=1, description="share of the batches whose patches are mixed; 0 for none")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the model in training sees, and what it should say."""
+
+    image: torch.Tensor
+    label: SoftLabel
+
+
+@register("chorus", config=ChorusConfig)
+class Chorus(Method):
+    """The federation's model labels what a site does not, and CutMix makes it a lesson."""
+
+    paper: ClassVar[str] = "panorgan's own; CutMix: arXiv:1905.04899"
+    organs: ClassVar[OrganParts] = "channels"
+    config: ChorusConfig
+    ablation: ClassVar[tuple[AblationRow, ...]] = (
+        AblationRow("FedAvg", (), method="fedavg"),
+        AblationRow("+ teacher's Dice", ("teacher's Dice",), {"cutmix": 0.0}),
+        AblationRow("+ CutMix", ("CutMix",), {"teacher_dice": False}),
+        AblationRow("chorus", ("teacher's Dice", "CutMix")),
+    )
+
+    def network_settings(self, settings: UNetSettings) -> UNetSettings:
+        """Softmax channels, whatever the experiment says: a voxel is shared out among all of them."""
+        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
+
+    class Site(SiteRule):
+        """Learns from its labels and from the received model."""
+
+        config: ChorusConfig
+        lesson: Lesson
+
+        @property
+        def held_organs(self) -> tuple[str, ...]:
+            """All, unless every case has a mask of every organ. (A union's mask leaves open which organ it is.)"""
+            organs, counts = self.federation.vocabulary.organs, self.facts.annotated
+            return () if all(counts.get(organ) == self.facts.train_cases for organ in organs) else organs
+
+        def before_round(self) -> None:
+            """Take over the received model. The boxes of a round depend on nothing but its seed."""
+            super().before_round()
+            self.draws = torch.Generator().manual_seed(torch.initial_seed() ^ 2)
+
+        def prepare(self, batch: Batch) -> None:
+            """Label the patches as they are, then mix them."""
+            teacher = None
+            if self.received_model is not None:
+                with torch.no_grad(), self.tools.autocast():
+                    teacher = self.received_model(batch.image)
+            image, label = batch.image, soft_label(batch, self.federation.vocabulary, teacher)
+            if float(torch.rand((), generator=self.draws)) < self.config.cutmix:
+                box = random_box(image.shape[2:], self.draws)
+                image = with_box_of_next(image, box)
+                label = SoftLabel(with_box_of_next(label.shares, box), with_box_of_next(label.counted, box))
+            self.lesson = Lesson(image, label)
+
+        def loss(self, batch: Batch) -> torch.Tensor:
+            """Dice + cross-entropy to the soft label."""
+            config, label = self.config, self.lesson.label
+            logits = self.model(self.lesson.image)
+            loss = config.ce_weight * soft_cross_entropy(logits, label).mean()
+            return loss + config.dice_weight * soft_dice(logits, label, doubtful=config.teacher_dice)
+
+        def after_round(self) -> None:
+            """Release the last batch."""
+            vars(self).pop("lesson", None)
+
+    class Server(ServerRule):
+        """Inherited: FedAvg's; an organ's output row is averaged over its owners, then FedExP's step."""
+
+
+@register("central_chorus", config=ChorusConfig)
+class CentralChorus(Chorus):
+    """chorus on all labels in one place: the bound of a federation that needs no teacher."""
+
+    text: ClassVar[str] = (
+        "Central chorus — CutMix on full labels, all cases in one place: what chorus itself could reach at best, where "
+        "`central_full` has\nnone of its extras. With every organ labelled there is nothing for a teacher to say. "
+        "Possible only on a benchmark."
+    )
+    pooled: ClassVar[bool] = True
+    labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
+    ablation: ClassVar[tuple[AblationRow, ...]] = ()
+
+
+def random_box(shape: torch.Size, draws: torch.Generator) -> tuple[slice, ...]:
+    """A box of half to four fifths of the length of each axis, anywhere inside."""
+    box = []
+    for length in shape:
+        size = max(1, round(length * (0.5 + 0.3 * float(torch.rand((), generator=draws)))))
+        start = int(torch.randint(length - size + 1, (), generator=draws))
+        box.append(slice(start, start + size))
+    return tuple(box)
+
+
+def with_box_of_next(samples: torch.Tensor, box: tuple[slice, ...]) -> torch.Tensor:
+    """`samples` [B, …, *S], each with this box of the next sample, the last with that of the first."""
+    inside = torch.zeros(samples.shape[-len(box) :], dtype=torch.bool, device=samples.device)
+    inside[box] = True
+    return torch.where(inside, samples.roll(-1, dims=0), samples)
+
+
+__all__ = ["CentralChorus", "Chorus", "ChorusConfig", "Lesson", "random_box", "with_box_of_next"]

@@ -1,0 +1,147 @@
+"""chorus: FedAvg without its switches, boxes that move image and label together, who needs a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from panorgan.anatomy import Vocabulary
+from panorgan.methods.base import Payload, SiteTools
+from panorgan.methods.chorus import random_box, with_box_of_next
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork
+from panorgan.preparation.batch import Batch
+
+ORGANS = Vocabulary(["liver", "kidney_left", "kidney_right"])
+SHAPE = (8, 8)
+
+
+class Neighbourhood(SegmentationNetwork):
+    """Logits of a voxel from the 3 × 3 around it."""
+
+    def __init__(self) -> None:
+        super().__init__(ORGANS, "softmax")
+        self.output = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.output(image)
+
+
+def site_of(name: str, annotated: Mapping[str, int], **config: object):
+    here = SiteInfo("here", 2, annotated)
+    there = SiteInfo("there", 1, dict.fromkeys(ORGANS.organs, 1))
+    torch.manual_seed(5)
+    model, method = Neighbourhood(), find_method(name)
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    site = method.Site(method.Config(**config), here, Federation(ORGANS, {"here": here, "there": there}), tools)
+    site.round_info = RoundInfo("train", 1, 1)
+    site.received = Payload({key: value.clone() for key, value in model.state_dict().items()})
+    site.before_round()
+    return site
+
+
+def batch_of(*structures: str) -> Batch:
+    draws = torch.Generator().manual_seed(2)
+    image = torch.randn(2, 1, *SHAPE, generator=draws)
+    first = torch.rand(2, 1, *SHAPE, generator=draws) > 0.6
+    masks = torch.cat([first, ~first & (torch.rand(2, 1, *SHAPE, generator=draws) > 0.5)], dim=1)[:, : len(structures)]
+    annotated = torch.ones(2, len(structures), dtype=torch.bool)
+    return Batch(image, masks, annotated, structures, ("a", "b"))
+
+
+def test_without_its_switches_it_is_fedavg():
+    batch, losses, gradients = batch_of("liver"), [], []
+    for name, config in (("fedavg", {}), ("chorus", {"cutmix": 0, "teacher_dice": False})):
+        site = site_of(name, {"liver": 2}, **config)
+        site.prepare(batch)
+        loss = site.loss(batch)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(site.model.output.weight.grad.flatten().tolist())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("switch", [{"cutmix": 1}, {"teacher_dice": True}])
+def test_each_switch_changes_the_loss(switch):
+    batch, losses = batch_of("liver"), []
+    for config in ({"cutmix": 0, "teacher_dice": False}, {"cutmix": 0, "teacher_dice": False} | switch):
+        site = site_of("chorus", {"liver": 2}, **config)
+        site.prepare(batch)
+        losses.append(site.loss(batch).item())
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+def test_image_and_label_take_the_same_box():
+    """The label of a mixed voxel is that of the patch it came from."""
+    batch = batch_of("liver")
+    plain, mixed = (site_of("chorus", {"liver": 2}, cutmix=share) for share in (0, 1))
+    plain.prepare(batch)
+    mixed.prepare(batch)
+    whole, lesson = plain.lesson, mixed.lesson
+    moved = (lesson.image != whole.image).squeeze(1)
+    assert 0.2 * 64 <= moved[0].sum() <= 0.7 * 64
+    other = whole.image.flip(0)
+    assert torch.equal(lesson.image, torch.where(moved.unsqueeze(1), other, whole.image))
+    assert torch.equal(
+        lesson.label.shares, torch.where(moved.unsqueeze(1), whole.label.shares.flip(0), whole.label.shares)
+    )
+
+
+def test_the_same_round_draws_the_same_boxes():
+    lessons = []
+    for _ in range(2):
+        site = site_of("chorus", {"liver": 2}, cutmix=1)
+        site.prepare(batch_of("liver"))
+        lessons.append(site.lesson.image)
+    assert torch.equal(*lessons)
+
+
+@pytest.mark.parametrize(
+    ("annotated", "taught"),
+    [
+        ({"liver": 2}, True),
+        ({"liver": 2, "kidney": 2}, True),  # the union leaves open which kidney
+        ({"liver": 2, "kidney_left": 2, "kidney_right": 1}, True),
+        ({"liver": 2, "kidney_left": 2, "kidney_right": 2}, False),
+    ],
+)
+def test_a_teacher_is_kept_where_the_annotation_leaves_something_open(annotated, taught):
+    assert (site_of("chorus", annotated).received_model is not None) == taught
+
+
+def test_a_union_is_shared_out_by_the_received_model():
+    site = site_of("chorus", {"kidney": 2}, cutmix=0)
+    batch = batch_of("kidney")
+    site.prepare(batch)
+    received = site.received_model(batch.image).softmax(dim=1)
+    inside = batch.masks[:, 0]
+    left, right = (received[:, channel][inside] for channel in (2, 3))
+    torch.testing.assert_close(site.lesson.label.shares[:, 2][inside], left / (left + right))
+    assert site.lesson.label.shares[:, :2].transpose(0, 1)[:, inside].sum() == 0
+
+
+def test_nothing_of_a_batch_outlives_a_round():
+    site = site_of("chorus", {"liver": 2})
+    site.prepare(batch_of("liver"))
+    site.after_round()
+    assert not hasattr(site, "lesson")
+    assert not site.state().tensors
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (64, 64, 24), (5, 1, 3)])
+def test_a_box_is_half_to_four_fifths_long_and_inside(shape):
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        for side, length in zip(random_box(torch.Size(shape), draws), shape, strict=True):
+            assert 0 <= side.start < side.stop <= length
+            assert round(0.5 * length) <= max(side.stop - side.start, 1) <= max(1, round(0.8 * length))
+
+
+def test_a_batch_of_one_stays_as_it_is():
+    sample = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert torch.equal(with_box_of_next(sample, (slice(0, 2), slice(1, 3))), sample)
