@@ -63,6 +63,10 @@ SETS = {
     "acdc_2d": DataSet("examples/acdc_2d.yaml", {}),
     "acdc_3d": DataSet("examples/acdc.yaml", {}),
     "hippocampus": DataSet("examples/hippocampus.yaml", {}),
+    **{
+        f"hard_{sites}": DataSet(f"benchmarks/experiments/phantom_hard_{sites}.yaml", {})
+        for sites in ("3", "7", "21", "overlap", "twins")
+    },
 }
 
 

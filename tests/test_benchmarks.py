@@ -8,9 +8,14 @@ import platform
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+
+from panorgan import load_experiment
+from panorgan.data.splits import split_cases
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -188,3 +193,25 @@ def test_accelerators_measures_a_step_in_each_way(monkeypatch, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())["milliseconds"]
     assert found.keys() == {"plain"}
     assert found["plain"]["fedavg"] > 0
+
+
+def test_the_phantom_federations_are_as_written_and_large_enough(monkeypatch):
+    benchmark = loaded("phantom_benchmark", monkeypatch)
+    for name, labels in benchmark.FEDERATIONS.items():
+        file = BENCHMARKS / "experiments" / f"{name}.yaml"
+        assert yaml.safe_load(file.read_text()) == benchmark.experiment(name), (
+            "stale; write them anew: python benchmarks/phantom_benchmark.py"
+        )
+        experiment = load_experiment(file)
+        shares = experiment.splits
+        inside = [site for site in experiment.phantom.sites if not site.external]
+        counts = {tuple(len(split) for split in _split_of(site.cases, shares).values()) for site in inside}
+        ((train, validation, test),) = counts
+        assert (train, validation) == (8, 2)
+        assert test * len(inside) + 40 >= 200
+        assert {organ for site in inside for organ in site.annotated} == set(benchmark.ORGANS)
+        assert len(inside) == len(labels)
+
+
+def _split_of(count, settings):
+    return split_cases([SimpleNamespace(site="a", patient=str(n), id=str(n)) for n in range(count)], settings, 0)

@@ -184,10 +184,10 @@ def test_cells_draw_together_where_columns_are_many(copied: ComparisonPlan) -> N
         return [name for name in classes if name and name.startswith("compare")]
 
     results = compare_runs(copied)
-    assert tables_of(results) == ["compare", "compare", "compare distances", "compare"]
+    assert tables_of(results) == ["compare", "compare gains", "compare", "compare distances", "compare"]
     more = [replace(copied.entries[0], label=f"again {number}") for number in range(4)]
     wide = replace(results, plan=replace(copied, entries=(*copied.entries, *more)))
-    assert tables_of(wide) == ["compare", "compare many", "compare distances", "compare many"]
+    assert tables_of(wide) == ["compare", "compare gains", "compare many", "compare distances", "compare many"]
 
 
 def test_page_shows_distances_and_what_was_missed(copied: ComparisonPlan) -> None:
@@ -291,7 +291,7 @@ def test_every_table_says_which_round_is_delivered(copied: ComparisonPlan) -> No
     assert dict(shown) == wanted
     assert f"fedavg · seed 1: {notice}" in Page(files.page).text
     markdown = files.markdown.read_text()
-    summary = markdown[markdown.index("## Summary") : markdown.index("## Federation")]
+    summary = markdown[markdown.index("## Summary") : markdown.index("## Against every site alone")]
     rows = [line.strip("| ").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
     assert {row[0]: row[-1] for row in rows if "---" not in row[0]} == {"method": "delivered round", **wanted}
     assert r"- fedavg · seed 1: The delivered model is that of round 1 of 2 \<b\>." in summary

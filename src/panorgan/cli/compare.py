@@ -35,6 +35,8 @@ from panorgan.report.comparison_tables import (
     traffic,
 )
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_line
+from panorgan.report.gap_table import gain_headings, gain_rows, gains_as_json
+from panorgan.report.table_text import defined
 from panorgan.report.tables import NOTHING, number
 from panorgan.workflows.compare import ComparisonPlan, Failure, Planned
 
@@ -168,6 +170,7 @@ def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
         "missing": results.missing,
         "delivered": {label: [delivered_as_json(r) for r in some] for label, some in results.runs.items()},
         "methods": methods,
+        "gains": defined(gains_as_json(results)),
     }
 
 
@@ -177,6 +180,8 @@ def _defined(value: float) -> float | None:
 
 def _show(console: Console, results: Results, files: ComparisonFiles) -> None:
     console.print(summary_table(results, console.width))
+    if results.gains:
+        console.print(gain_table(results))
     for table in (organ_table(results, console.width), *metric_tables(results, console.width)):
         if table is not None:
             console.print(table)
@@ -227,6 +232,17 @@ def summary_table(results: Results, width: int) -> Table:
             " ".join(filter(None, (mark(whole), p_value(whole).removeprefix("p ").removeprefix("= ")))),
             *spent[: len(costs)],
         )
+    return table
+
+
+def gain_table(results: Results) -> Table:
+    """What every method gains over each site alone."""
+    table = Table(title="Against every site alone", title_justify="left")
+    table.add_column(results.plan.kind.thing, overflow="fold", min_width=8)
+    for heading in gain_headings(results):
+        table.add_column(heading.replace("at external sites", "external"), overflow="fold")
+    for method, cells in gain_rows(results):
+        table.add_row(Text(wrap_label(method, 16)), *(Text(cell) for cell in cells))
     return table
 
 

@@ -141,7 +141,16 @@ PRESETS = (
         paper="FLKD's comparison 'Sep. Enc' (its Fig. 3B)",
         organs="encoders",
     ),
-    # -- all cases in one place
+    # -- bounds: all labels, or all cases in one place
+    Preset(
+        "fed_full",
+        title="FedAvg, fully labelled",
+        description="FedAvg where every site has all labels: what is lost by averaging alone, without missing labels. "
+        "Possible only on a\nbenchmark.",
+        summary="Weighted average after local training on all labels, withheld ones included.",
+        paper="arXiv:1602.05629",
+        supervision=WITHHELD_LABELS,
+    ),
     Preset(
         "central_full",
         title="Central, fully labelled",

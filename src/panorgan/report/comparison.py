@@ -14,6 +14,7 @@ from panorgan.report import comparison_metrics as metrics
 from panorgan.report import comparison_tables as tables
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.delivered_rounds import delivered_columns, delivered_early, delivered_words
+from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows
 from panorgan.report.method_words import describe_method
 from panorgan.report.tables import FILTERS, heat_scale
 from panorgan.report.templates import fill_in
@@ -63,6 +64,9 @@ def render(results: Results, template: str = "comparison.html.j2", **more: Any) 
         table_places=tables.table_places(comparison),
         first_place=comparison.first_place,
         external=EXTERNAL,
+        gain_headings=gain_headings(results),
+        gain_rows=list(gain_rows(results)),
+        gap_note=GAP_NOTE,
         metrics_shown=metrics.metrics_shown(results),
         metric_groups=metrics.metric_groups(comparison),
         how=tables.how(results),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from panorgan.checksums import read_json
 from panorgan.errors import RunError
 from panorgan.evaluation.comparison import Comparison, Score, compare_scores, read_scores
 from panorgan.evaluation.forgetting import Forgetting, forgetting
+from panorgan.evaluation.gap import Gain, gain_over
 from panorgan.evaluation.metric_means import Means, compare_means
 from panorgan.evaluation.metrics import METRICS, further_metrics
 from panorgan.workflows.compare import ComparisonPlan, Failure
 from panorgan.workflows.compare_costs import Cost, InferenceTimes, measure_costs, patients_of, time_inference
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import Table, read_metrics
+
+ALONE, ALL_LABELS = "solo", "central_full"
+"""The methods between which a federation should lie."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Results:
 
     `runs` and `scores` by method, seeds in order. `patients_known` is false when the data was not available to say
     which cases belong to one patient; every case then counts as its own patient. `labelled` are the pairs of a site and
-    an organ that it labels itself.
+    an organ that it labels itself. `gains` are against every site alone, by method; none where that was not run.
     """
 
     plan: ComparisonPlan
@@ -111,6 +115,7 @@ class Results:
     failures: Mapping[str, str]
     patients_known: bool
     labelled: frozenset[tuple[str, str]]
+    gains: Mapping[str, Gain] = field(default_factory=dict)
 
     def labelled_here(self, site: str, organ: str) -> bool:
         """Whether a site labels an organ itself."""
@@ -183,7 +188,26 @@ def compare_runs(plan: ComparisonPlan, failures: Sequence[Failure] = (), cache: 
         failures={failure.run.title: failure.error.what for failure in failures},
         patients_known=patients is not None,
         labelled=frozenset((s.site, s.organ) for some in scores.values() for s in some if s.labelled),
+        gains=gains_over_alone(plan, scores),
     )
+
+
+def gains_over_alone(plan: ComparisonPlan, scores: Mapping[str, Sequence[Score]]) -> dict[str, Gain]:
+    """By method, what it gains over `solo`, and how much of the gap to `central_full` it closes.
+
+    Both as the experiment has them: entries with settings of their own are not the bounds of the others.
+    """
+    plain = {
+        entry.method: entry.label for entry in reversed(plan.entries) if not entry.settings and scores[entry.label]
+    }
+    alone, full = plain.get(ALONE), plain.get(ALL_LABELS)
+    if alone is None:
+        return {}
+    bound = None if full is None else scores[full]
+    gains = {
+        label: gain_over(some, scores[alone], bound, name=label) for label, some in scores.items() if label != alone
+    }
+    return {label: gain for label, gain in gains.items() if gain is not None}
 
 
 def metric_means(scores: Mapping[str, Sequence[Score]], comparison: Comparison) -> Means:

@@ -21,6 +21,7 @@ from panorgan.evaluation.comparison import (
 from panorgan.report.comparison_metrics import metric_as_json, metric_markdown, metrics_shown
 from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
+from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows, gains_as_json
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
 from panorgan.report.tables import NOTHING, heat_colour, number, size, title
 from panorgan.workflows.compare_costs import Cost
@@ -196,6 +197,8 @@ def markdown(results: Results, about: str = "", opening: Sequence[str] = ()) -> 
         parts += ["**Not finished:**", "", *(f"- {plain(text)}" for text in results.missing), ""]
     parts += opening
     parts += ["## Summary", "", *_summary_lines(results), ""]
+    if results.gains:
+        parts += ["## Against every site alone", "", *_gain_lines(results), ""]
     for place in sorted(table_places(comparison), key=lambda place: place.kind == "site"):  # single sites last
         parts += [f"## {plain(heading(comparison, place))}", "", *_place_lines(comparison, place), ""]
     for metric in metrics_shown(results):
@@ -231,6 +234,11 @@ def _summary_lines(results: Results) -> list[str]:
         rows.append([plain(method), *cells, difference, p, str(whole.seeds if whole else 0), delivered])
     early = [f"- {plain(text)}" for text in delivered_early(results.runs)]
     return [*table_lines(header, rows), *(["", "**Delivered early:**", "", *early] if early else [])]
+
+
+def _gain_lines(results: Results) -> list[str]:
+    rows = [[plain(method), *map(plain, cells)] for method, cells in gain_rows(results)]
+    return [*table_lines([results.plan.kind.thing, *gain_headings(results)], rows), "", GAP_NOTE]
 
 
 def _place_lines(comparison: Comparison, place: Place) -> list[str]:
@@ -355,6 +363,7 @@ def as_json(results: Results) -> dict[str, Any]:
             {"method": method, "organ": organ or "all", "place": place.kind, "site": place.site, **asdict(figure)}
             for (method, organ, place), figure in comparison.figures.items()
         ],
+        "gains": gains_as_json(results),
         **{metric.table_name: metric_as_json(results, metric) for metric in metrics_shown(results)},
         "costs": {method: asdict(cost) for method, cost in results.costs.items()},
         "inference": results.inference.as_json() if results.inference else None,
