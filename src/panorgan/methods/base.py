@@ -278,8 +278,12 @@ class ServerRule:
     def _stepped(self, updates: Updates, means: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         step = self.config.server_step
         if step == "fedexp":
-            step = extrapolation(updates, self.weights, means)
+            step = self.extrapolated(updates, means)
         return stepped(self.weights, means, step)
+
+    def extrapolated(self, updates: Updates, means: Mapping[str, torch.Tensor]) -> float:
+        """How far `server_step: fedexp` goes along the means."""
+        return extrapolation(updates, self.weights, means)
 
     def weight(self, site: str, key: str) -> float:
         """How much a site counts in the mean of a key."""

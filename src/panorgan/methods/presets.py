@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 
+from panorgan.losses.exclusion import exclusion
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
@@ -20,7 +22,10 @@ from panorgan.methods.shared.pseudo_labels import (
     PseudoLabelServer,
     PseudoLabelSite,
 )
+from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
+from panorgan.networks import UNetSettings
+from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
 
@@ -33,6 +38,54 @@ class HeldPartsConfig(MethodConfig):
         "what a site's features owe to organs without a label here: the other sites' parts, frozen, should go on "
         "saying what they said when the round began; or nothing",
     )
+
+
+class ReceivedConfig(MethodConfig):
+    """The received model shares out what is open, as in FedAvg; the server takes no longer step of its own."""
+
+    unlabelled: Literal["received", "marginal"] = Field(
+        "received", description="what a voxel is that the annotation leaves open, see `fedavg`"
+    )
+    server_step: Literal[1] = Field(1, description="momentum takes the place of a longer step")
+
+
+class MarginalConfig(MethodConfig):
+    """Partial labels as most of the literature has them: the model in training shares out what is open, every site
+    averages everything, the server takes the plain mean."""
+
+    unlabelled: Literal["marginal"] = Field("marginal", description="unlabelled organs are merged into the background")
+    organ_parts: Literal["everyone"] = Field("everyone", description="every site averages every output row")
+    server_step: Literal[1] = Field(1, description="the plain mean")
+
+
+class ExclusionConfig(MarginalConfig):
+    """The same, and exclusion."""
+
+    exclusion_weight: float = Field(1.0, ge=0, description="weight of the exclusion loss")
+
+
+class SoftmaxChannels(Method):
+    """One softmax over background and all organs, whatever the experiment says."""
+
+    organs: ClassVar[OrganParts | None] = "channels"
+
+    def network_settings(self, settings: UNetSettings) -> UNetSettings:
+        """With softmax channels."""
+        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
+
+
+class MarginalAndExclusion(SiteRule):
+    """Marginal Dice + cross-entropy, and exclusion Dice + cross-entropy."""
+
+    config: ExclusionConfig
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Both, as a mean over samples."""
+        vocabulary, weight = self.federation.vocabulary, self.config.exclusion_weight
+        logits = self.model(batch.image)
+        loss = self.supervised(logits, vocabulary, batch)
+        excluded = exclusion(logits, batch, vocabulary, self.config.dice_weight, self.config.ce_weight)
+        return (loss + weight * excluded).mean()
 
 
 class UnlabelledIsBackground(SiteRule):
@@ -53,13 +106,17 @@ class WithheldLabels(Method):
 PSEUDO_LABELS = Piece(PseudoLabelConfig, PseudoLabelSite, PseudoLabelServer, PseudoLabelMethod)
 HELD_PARTS = Piece(HeldPartsConfig)
 WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
+RECEIVED = Piece(ReceivedConfig)
 UNLABELLED_AS_BACKGROUND = Piece(MethodConfig, UnlabelledIsBackground)
+TARGET_ADAPTIVE = Piece(MarginalConfig, method=SoftmaxChannels)
+MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
 ASAM = Piece(ASAMSettings, ASAMSite)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
 SWA = Piece(SWASettings, server=AveragesRounds, method=SWAMethod)
+MOMENTUM = Piece(MomentumSettings, server=MomentumServer)
 
 _UFPS = (
     "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
@@ -140,6 +197,41 @@ PRESETS = (
         summary="A whole encoder per organ, shared decoder.",
         paper="FLKD's comparison 'Sep. Enc' (its Fig. 3B)",
         organs="encoders",
+    ),
+    # -- partial labels in one output for all organs
+    Preset(
+        "tal",
+        title="Target-adaptive loss",
+        description="FedAvg whose sites merge the organs that they do not label into the background, for the loss "
+        "alone. What a merged\nvoxel is, the model in training decides.",
+        summary="Unlabelled organs merged into the background, plain mean.",
+        paper="PIPO-FAN, arXiv:2001.00208",
+        equations={"section III-C": "`Site.loss`: `losses.partial`, cross-entropy of summed probabilities"},
+        supervision=TARGET_ADAPTIVE,
+    ),
+    Preset(
+        "meloss",
+        title="Marginal and exclusion loss",
+        description="the target-adaptive loss, and exclusion: an organ without a label is not where another one is "
+        "outlined.",
+        summary="Unlabelled organs merged into the background and kept off labelled ones, plain mean.",
+        paper="arXiv:2007.03868",
+        equations={
+            "marginal Dice and cross-entropy": "`losses.partial`",
+            "exclusion Dice and cross-entropy": "`losses.exclusion`",
+        },
+        supervision=MARGINAL_AND_EXCLUSION,
+    ),
+    # -- server averages
+    Preset(
+        "fedavgm",
+        title="FedAvgM",
+        description="FedAvg with momentum at the server.",
+        summary="Weighted average that goes on in the direction of earlier rounds.",
+        paper="arXiv:1909.06335",
+        equations={"v ← β·v + Δ": "`Server.aggregate`"},
+        supervision=RECEIVED,
+        average=MOMENTUM,
     ),
     # -- bounds: all labels, or all cases in one place
     Preset(

@@ -21,7 +21,7 @@ from panorgan.networks.organ_parts import group_of_key
 from panorgan.networks.unet import OUTPUT_KEYS
 
 Weight = Callable[[str, str], float]
-_STATISTICS = ("running_mean", "running_var")
+STATISTICS = ("running_mean", "running_var")
 """Of batch normalisation: a variance beyond the sites' own could be negative."""
 
 
@@ -57,7 +57,7 @@ def shared_keys(updates: Updates, means: Tensors) -> list[str]:
     return [
         key
         for key, value in means.items()
-        if senders.get(key, 0) > 1 and value.is_floating_point() and not key.endswith(_STATISTICS)
+        if senders.get(key, 0) > 1 and value.is_floating_point() and not key.endswith(STATISTICS)
     ]
 
 
@@ -68,7 +68,8 @@ def extrapolation(updates: Updates, old: Tensors, means: Tensors) -> float:
     choose the step. And where updates all but cancel out, what is left of them is noise, and the paper's step would go
     far along it: here the model never moves farther than a site does, η ‖mean‖ ≤ D.
     """
-    senders = [set(updates.keys(site)) & means.keys() for site in updates.sites]
+    # Sorted: the order of a set differs from process to process, and with it the last bit of a sum.
+    senders = [sorted(set(updates.keys(site)) & means.keys()) for site in updates.sites]
     moved = [
         sum(_squared(updates.tensor(site, key), old[key]) for key in keys)
         for site, keys in zip(updates.sites, senders, strict=True)
@@ -79,6 +80,16 @@ def extrapolation(updates: Updates, old: Tensors, means: Tensors) -> float:
         return 1.0
     ratio = statistics.median(moved) / common
     return max(1.0, min(ratio / 2, math.sqrt(ratio)))
+
+
+def published_extrapolation(updates: Updates, old: Tensors, means: Tensors, epsilon: float) -> float:
+    """FedExP's step as published: η = max(1, Σ ‖Δ_i‖² / (2M·(‖Δ‖² + ε)))."""
+    moved = [
+        sum(_squared(updates.tensor(site, key), old[key]) for key in sorted(set(updates.keys(site)) & means.keys()))
+        for site in updates.sites
+    ]
+    common = sum(_squared(value, old[key]) for key, value in means.items())
+    return max(1.0, sum(moved) / (2 * len(moved) * (common + epsilon))) if moved and common + epsilon else 1.0
 
 
 def stepped(old: Tensors, means: Mapping[str, torch.Tensor], step: float) -> dict[str, torch.Tensor]:

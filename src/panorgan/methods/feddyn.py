@@ -1,0 +1,128 @@
+"""FedDyn — a site's loss is bent so that its optimum agrees with that of all sites together. arXiv:2111.04263
+
+Site i minimises L_i(w) − ⟨h_i, w⟩ + α/2·‖w − w₀‖²; at its end h_i ← h_i − α·(w − w₀), which is ∇L_i where the local
+optimum is reached. The server keeps h ← h − α/m·Σ(w_i − w₀) over the sites that answered, m counting all, and the next
+model is the mean of those that answered − h/α.
+
+h_i stays at its site. A part that only some sites train has its own m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
+from panorgan.methods.fedavg import FedAvgConfig
+from panorgan.methods.fedprox import squared_distance
+from panorgan.methods.registry import register
+from panorgan.methods.shared.server_average import STATISTICS
+from panorgan.preparation.batch import Batch
+from panorgan.settings import Settings
+
+_H = "feddyn/"
+
+
+class DynamicSettings(Settings):
+    """The setting of FedDyn."""
+
+    alpha: float = published(0.01, "tuned: 10⁻³ to 10⁻¹", "strength α of the dynamic regularisation", gt=0)
+
+
+class FedDynConfig(DynamicSettings, FedAvgConfig):
+    """The settings of FedAvg and of the regularisation; the mean is without weights, and the server's step its own."""
+
+    weighting: Literal["uniform"] = Field("uniform", description="every site counts the same")
+    server_step: Literal[1] = Field(1, description="h takes the place of a longer step")
+
+
+class DynamicSite(SiteRule):
+    """Adds −⟨h_i, w⟩ + α/2·‖w − w₀‖² to the loss. Teachers are trained without."""
+
+    config: FedDynConfig
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.h: dict[str, torch.Tensor] = {}
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """The loss of the rule it extends, bent."""
+        loss = super().loss(batch)
+        if not self.in_training:
+            return loss
+        named = dict(self.model.named_parameters())
+        linear = [(h * named[key]).sum() for key, h in self.h.items() if key in named]
+        bent = loss + self.config.alpha / 2 * squared_distance(self.model, self.received.tensors)
+        return bent - torch.stack(linear).sum() if linear else bent
+
+    @torch.no_grad()
+    def after_round(self) -> None:
+        """h_i ← h_i − α·(w − w₀)."""
+        super().after_round()
+        if not self.in_training:
+            return
+        for key, value in self.model.named_parameters():
+            if value.requires_grad:
+                moved = value - self.received.tensors[key].to(value)
+                self.h[key] = self.h.get(key, torch.zeros_like(value)) - self.config.alpha * moved
+
+    def state(self) -> Payload:
+        """h_i stays at the site."""
+        whole = super().state()
+        return Payload({**whole.tensors, **{_H + key: value for key, value in self.h.items()}}, whole.scalars)
+
+    def load_state(self, state: Payload) -> None:
+        """Restore it."""
+        super().load_state(state)
+        self.h = {key.removeprefix(_H): value for key, value in state.tensors.items() if key.startswith(_H)}
+
+
+@register("feddyn", config=FedDynConfig)
+class FedDyn(Method):
+    """FedAvg with dynamic regularisation."""
+
+    paper: ClassVar[str] = "arXiv:2111.04263"
+    equations: ClassVar[Mapping[str, str]] = {
+        "Algorithm 1, at a site": "`Site.loss`, `Site.after_round`",
+        "Algorithm 1, at the server": "`Server.aggregate`",
+    }
+
+    class Site(DynamicSite):
+        """Local steps on the bent loss."""
+
+    class Server(ServerRule):
+        """The mean − h/α."""
+
+        config: FedDynConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.h: dict[str, torch.Tensor] = {}
+
+        def aggregate(self, updates: Updates) -> None:
+            """h ← h − α/m·Σ(w_i − w₀); w ← mean − h/α."""
+            before = dict(self.weights)
+            super().aggregate(updates)
+            for key in sorted({key for site in updates.sites for key in updates.keys(site)} & before.keys()):
+                mean = self.weights[key]
+                if not mean.is_floating_point() or key.endswith(STATISTICS):
+                    continue
+                answered = sum(key in updates.keys(site) for site in updates.sites)
+                share = answered / sum(key in self.weights_of(site) for site in self.federation.sites)
+                moved = share * (mean.double() - before[key].double())
+                h = self.h.get(key, torch.zeros_like(mean)).double() - self.config.alpha * moved
+                self.weights[key] = (mean.double() - h / self.config.alpha).to(mean.dtype)
+                self.h[key] = h.to(mean.dtype)
+
+        def state(self) -> Payload:
+            """h."""
+            whole = super().state()
+            return Payload({**whole.tensors, **{_H + key: value for key, value in self.h.items()}}, whole.scalars)
+
+        def load_state(self, state: Payload) -> None:
+            """Restore it."""
+            super().load_state(state)
+            self.h = {key.removeprefix(_H): value for key, value in state.tensors.items() if key.startswith(_H)}

@@ -1,0 +1,75 @@
+"""FedExP — the server goes the farther along the mean update, the less sites agree. arXiv:2301.09604
+
+η = max(1, Σ‖Δᵢ‖² / (2M·(‖Δ‖² + ε))), Δ the mean of the M updates Δᵢ. What is delivered is the mean of the last two
+models, because the steps are long. panorgan's other averaging methods take a more careful step (`server_step: fedexp`):
+there the median over sites stands for the mean of the norms, and no step is longer than a site's. This is the method
+as published.
+
+Parts and output rows that serve single organs are averaged over their owners, and not extrapolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from panorgan.methods.base import Method, Payload, ServerRule, Updates, published
+from panorgan.methods.fedavg import FedAvgConfig
+from panorgan.methods.registry import register
+from panorgan.methods.shared.server_average import published_extrapolation, stepped
+
+_BEFORE = "before/"
+
+
+class FedExPConfig(FedAvgConfig):
+    """The settings of FedAvg, and ε."""
+
+    epsilon: float = published(1e-3, "10⁻³", "ε beside ‖Δ‖², which keeps the step from growing without bound", ge=0)
+    server_step: Literal["fedexp"] = Field("fedexp", description="the step as published")
+
+
+@register("fedexp", config=FedExPConfig)
+class FedExP(Method):
+    """FedAvg with extrapolation at the server, as published."""
+
+    paper: ClassVar[str] = "arXiv:2301.09604"
+    equations: ClassVar[Mapping[str, str]] = {
+        "eq. 2, step": "`published_extrapolation`",
+        "section 3, last two iterates": "`Server.delivered`",
+    }
+
+    class Server(ServerRule):
+        """Extrapolates; delivers the mean of the last two models."""
+
+        config: FedExPConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.before: dict[str, torch.Tensor] = {}
+
+        def aggregate(self, updates: Updates) -> None:
+            """The step, and the model before it."""
+            self.before = dict(self.weights)
+            super().aggregate(updates)
+
+        def extrapolated(self, updates: Updates, means: Mapping[str, torch.Tensor]) -> float:
+            """η."""
+            return published_extrapolation(updates, self.weights, means, self.config.epsilon)
+
+        def delivered(self) -> Mapping[str, torch.Tensor]:
+            """The mean of the last two models."""
+            known = {key: value for key, value in self.before.items() if value.is_floating_point()}
+            return {**self.weights, **stepped(known, {key: self.weights[key] for key in known}, 0.5)}
+
+        def state(self) -> Payload:
+            """The model before the last step."""
+            whole = super().state()
+            return Payload({**whole.tensors, **{_BEFORE + k: v for k, v in self.before.items()}}, whole.scalars)
+
+        def load_state(self, state: Payload) -> None:
+            """Restore it."""
+            super().load_state(state)
+            self.before = {k.removeprefix(_BEFORE): v for k, v in state.tensors.items() if k.startswith(_BEFORE)}

@@ -1,0 +1,86 @@
+"""ConDist: conditional probabilities and their Dice by hand, who is asked, the ramp; the server's momentum by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from answers import Answers
+
+from panorgan.anatomy import Vocabulary
+from panorgan.methods.condist import conditional_distillation
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.methods.registry import find_method
+from panorgan.preparation.batch import Batch
+
+ORGANS = Vocabulary(["liver", "spleen"])
+
+
+def logits_of(*voxels: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor([[math.log(p) for p in voxel] for voxel in voxels]).T.unsqueeze(0)
+
+
+def liver_batch(*liver: int, annotated: bool = True) -> Batch:
+    masks = torch.tensor([[liver]], dtype=torch.bool)
+    return Batch(torch.zeros(1, 1, len(liver)), masks, torch.tensor([[annotated]]), ("liver",), ("case",))
+
+
+def test_the_loss_by_hand():
+    """Voxel 2 is not liver: student (0.2, 0.6, 0.2) gives (0.5, 0.5), teacher (0.6, 0.2, 0.2) gives (0.75, 0.25)."""
+    student, teacher = logits_of((0.1, 0.1, 0.8), (0.2, 0.6, 0.2)), logits_of((0.4, 0.3, 0.3), (0.6, 0.2, 0.2))
+    background = (2 * 0.5 * 0.75 + 1) / (0.5 + 0.75 + 1)
+    spleen = (2 * 0.5 * 0.25 + 1) / (0.5 + 0.25 + 1)
+    found = conditional_distillation(student, teacher, liver_batch(1, 0), ORGANS, 1.0)
+    assert found.item() == pytest.approx(1 - (background + spleen) / 2)
+
+
+def test_the_temperature_divides_both_logits():
+    student, teacher = logits_of((0.2, 0.6, 0.2)), logits_of((0.64, 0.2, 0.16))
+    given = 0.8 / (0.8 + 0.4)  # √0.64 : √0.16
+    background = (2 * 0.5 * given + 1) / (0.5 + given + 1)
+    spleen = (2 * 0.5 * (1 - given) + 1) / (0.5 + 1 - given + 1)
+    found = conditional_distillation(student, teacher, liver_batch(0), ORGANS, 2.0)
+    assert found.item() == pytest.approx(1 - (background + spleen) / 2)
+
+
+def test_what_is_labelled_liver_plays_no_part():
+    teacher = logits_of((0.4, 0.3, 0.3), (0.6, 0.2, 0.2))
+    first, second = (logits_of(voxel, (0.2, 0.6, 0.2)) for voxel in ((0.1, 0.1, 0.8), (0.8, 0.1, 0.1)))
+    losses = [conditional_distillation(s, teacher, liver_batch(1, 0), ORGANS, 1.0).item() for s in (first, second)]
+    assert losses[0] == losses[1]
+    assert conditional_distillation(first[..., :1], teacher[..., :1], liver_batch(1), ORGANS, 1.0).item() == 0
+
+
+def test_without_any_label_the_liver_counts_too():
+    student, teacher = logits_of((0.2, 0.6, 0.2)), logits_of((0.6, 0.2, 0.2))
+    dice = [(2 * p * q + 1) / (p + q + 1) for p, q in ((0.2, 0.6), (0.6, 0.2), (0.2, 0.2))]
+    found = conditional_distillation(student, teacher, liver_batch(0, annotated=False), ORGANS, 1.0)
+    assert found.item() == pytest.approx(1 - sum(dice) / 3)
+
+
+@pytest.mark.parametrize(("number", "weight"), [(1, 0.01), (3, 0.505), (5, 1.0)])
+def test_the_weight_rises_from_first_to_last_round(number, weight):
+    method = find_method("condist")
+    site = object.__new__(method.Site)
+    site.config, site.round_info = method.Config(), RoundInfo("train", number, 5)
+    assert site.weight() == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("name", ["condist", "fedavgm"])
+def test_momentum_by_hand_and_after_a_restart(name):
+    """Updates of +1 and +1 with β = 0.6: w = 1, then the sites add 1 again: v = 0.6 + 1, w = 2.6."""
+    method, sites = find_method(name), {"a": SiteInfo("a", 1, {"liver": 1})}
+
+    def server():
+        rule = method.Server(method.Config(), Federation(ORGANS, sites), {"encoder.w": torch.zeros(1)})
+        rule.round_info = RoundInfo("train", 1, 2)
+        return rule
+
+    first, second = server(), server()
+    first.aggregate(Answers({"a": {"encoder.w": torch.tensor([1.0])}}))
+    assert first.weights["encoder.w"].item() == 1.0
+    second.weights = dict(first.weights)
+    second.load_state(first.state())
+    second.aggregate(Answers({"a": {"encoder.w": torch.tensor([2.0])}}))
+    assert second.weights["encoder.w"].item() == pytest.approx(2.6)
