@@ -14,6 +14,7 @@ from panorgan.losses.exclusion import exclusion
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
+from panorgan.methods.moon import ContrastiveMethod, ContrastiveSettings, ContrastiveSite
 from panorgan.methods.scaffold import Scaffold
 from panorgan.methods.shared.composition import PARTIAL_LABELS, PLAIN, Piece, Preset, register_preset
 from panorgan.methods.shared.pseudo_labels import (
@@ -112,6 +113,7 @@ TARGET_ADAPTIVE = Piece(MarginalConfig, method=SoftmaxChannels)
 MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
+CONTRASTIVE = Piece(ContrastiveSettings, ContrastiveSite, method=ContrastiveMethod)
 ASAM = Piece(ASAMSettings, ASAMSite)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
@@ -152,6 +154,16 @@ PRESETS = (
         equations={"FedProx, eq. 2": "`Site.loss`: F(w) + μ/2·‖w − w₀‖², F on the unified label"},
         supervision=PSEUDO_LABELS,
         local_step=PROXIMAL,
+    ),
+    Preset(
+        "moon_pl",
+        title="MOON*",
+        description="MOON on pseudo labels, one of UFPS's starred baselines.",
+        summary="FedAvg* whose sites' features stay near those of the global model.",
+        paper="MOON* in Jiang et al., UFPS; arXiv:2103.16257",
+        equations={"MOON, eq. 4": "`Site.loss`: ℓ_sup + μ·ℓ_con, ℓ_sup on the unified label"},
+        supervision=PSEUDO_LABELS,
+        local_step=CONTRASTIVE,
     ),
     Preset(
         "fedasam_pl",
@@ -279,6 +291,7 @@ for _preset in PRESETS:
 
 __all__ = [
     "ASAM",
+    "CONTRASTIVE",
     "CONTROL_VARIATES",
     "PARTIAL_LABELS",
     "PLAIN",

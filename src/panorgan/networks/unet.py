@@ -33,5 +33,13 @@ class UNet(SegmentationNetwork):
         (logits,) = self.run_pass("logits", self._logits, image)
         return logits
 
+    def bottleneck_features(self, image: torch.Tensor) -> torch.Tensor:
+        """[B, 1, *S] → the features of the deepest level, averaged over space, [B, F]."""
+        (features,) = self.run_pass("bottleneck", self._bottleneck_features, image)
+        return features
+
+    def _bottleneck_features(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+        return (encode(self.encoder, self.bottleneck, image)[-1].flatten(2).mean(2),)
+
     def _logits(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.head(decode(self.decoder, encode(self.encoder, self.bottleneck, image))),)
