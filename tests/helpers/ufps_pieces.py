@@ -11,8 +11,8 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.methods.shared.readiness import READY
 from panorgan.methods.ufps import UFPS, UFPSConfig
-from panorgan.methods.ufps.readiness import READY
 from panorgan.methods.ufps.sparse_masks import GLOBAL
 from panorgan.networks import SegmentationNetwork
 from panorgan.preparation.batch import Batch

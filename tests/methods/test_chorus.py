@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import Payload, SiteTools
-from panorgan.methods.chorus import random_box, with_box_of_next
+from panorgan.methods.chorus import KNOWN, random_box, with_box_of_next
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
@@ -31,7 +31,7 @@ class Neighbourhood(SegmentationNetwork):
         return self.output(image)
 
 
-def site_of(name: str, annotated: Mapping[str, int], **config: object):
+def site_of(name: str, annotated: Mapping[str, int], known: Sequence[str] = (), **config: object):
     here = SiteInfo("here", 2, annotated)
     there = SiteInfo("there", 1, dict.fromkeys(ORGANS.organs, 1))
     torch.manual_seed(5)
@@ -39,7 +39,8 @@ def site_of(name: str, annotated: Mapping[str, int], **config: object):
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
     site = method.Site(method.Config(**config), here, Federation(ORGANS, {"here": here, "there": there}), tools)
     site.round_info = RoundInfo("train", 1, 1)
-    site.received = Payload({key: value.clone() for key, value in model.state_dict().items()})
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    site.received = Payload(weights, {f"{KNOWN}{organ}": 1.0 for organ in known})
     site.before_round()
     return site
 
@@ -66,10 +67,10 @@ def test_without_its_switches_it_is_fedavg():
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("switch", [{"cutmix": 1}, {"teacher_dice": True}])
+@pytest.mark.parametrize("switch", [{"cutmix": 1}, {"known": ("kidney_right",)}])
 def test_each_switch_changes_the_loss(switch):
     batch, losses = batch_of("liver"), []
-    for config in ({"cutmix": 0, "teacher_dice": False}, {"cutmix": 0, "teacher_dice": False} | switch):
+    for config in ({"cutmix": 0}, {"cutmix": 0} | switch):
         site = site_of("chorus", {"liver": 2}, **config)
         site.prepare(batch)
         losses.append(site.loss(batch).item())
@@ -145,3 +146,32 @@ def test_a_box_is_half_to_four_fifths_long_and_inside(shape):
 def test_a_batch_of_one_stays_as_it_is():
     sample = torch.arange(16.0).reshape(1, 1, 4, 4)
     assert torch.equal(with_box_of_next(sample, (slice(0, 2), slice(1, 3))), sample)
+
+
+def server(**config: object):
+    method = find_method("chorus")
+    sites = {"a": SiteInfo("a", 1, {"liver": 1}), "b": SiteInfo("b", 1, {"kidney": 1})}
+    return method.Server(method.Config(**config), Federation(ORGANS, sites), {"w": torch.zeros(1)})
+
+
+def known(rule) -> set[str]:
+    return {name.removeprefix(KNOWN) for name in rule.broadcast("a").scalars if name.startswith(KNOWN)}
+
+
+def test_an_organ_is_known_by_its_validation_dice():
+    rule = server()
+    assert known(rule) == set()
+    rule.validated({"a": {"liver": 0.49}, "b": {"kidney": 0.6}})
+    assert known(rule) == {"kidney_left", "kidney_right"}
+    rule.validated({"a": {"liver": 0.8}, "b": {"kidney": 0.3}})
+    assert known(rule) == {"liver"}, "what it has forgotten it does not know"
+    again = server()
+    again.load_state(rule.state())
+    assert known(again) == {"liver"}
+
+
+def test_the_switch_and_a_limit_of_nought():
+    rule = server(teacher_dice=False)
+    rule.validated({"a": {"liver": 0.9}})
+    assert known(rule) == set()
+    assert known(server(known_from=0)) == set(ORGANS.organs)

@@ -42,11 +42,12 @@ def soft_cross_entropy(logits: torch.Tensor, label: SoftLabel) -> torch.Tensor:
     return loss.flatten(1).sum(1) / label.counted.flatten(1).sum(1).clamp(min=1)
 
 
-def soft_dice(logits: torch.Tensor, label: SoftLabel, doubtful: bool = True) -> torch.Tensor:
+def soft_dice(logits: torch.Tensor, label: SoftLabel, known: torch.Tensor) -> torch.Tensor:
     """1 − (2 Σ p·q + 1)/(Σ p + Σ q + 1), sums over the batch's voxels; a weighted mean over organs, a scalar.
 
     An organ counts by how sure its label is, Σ q² / Σ q: 1 where it is annotated, little where a teacher sees it
-    everywhere a bit, not at all where it is absent. With `doubtful=False` only organs without any doubt count.
+    everywhere a bit, not at all where it is absent. Of organs that the teacher does not know (`known` [C] bool) only
+    labels without any doubt count.
     """
     counted = label.counted.unsqueeze(1)
     p = logits.float().softmax(dim=1)[:, 1:] * counted
@@ -56,8 +57,7 @@ def soft_dice(logits: torch.Tensor, label: SoftLabel, doubtful: bool = True) -> 
     dice = (2 * overlap + 1) / (predicted + labelled + 1)
     # An organ that fills less than a voxel is absent; what a teacher whispers about it must not become a label.
     sure = torch.where(labelled >= 1, squared / labelled.clamp(min=1), torch.zeros_like(labelled))
-    if not doubtful:
-        sure = (sure > 1 - 1e-6).to(sure.dtype)
+    sure = torch.where(known, sure, (sure > 1 - 1e-6).to(sure.dtype))
     return ((1 - dice) * sure).sum() / sure.sum().clamp(min=1e-6)
 
 

@@ -5,16 +5,19 @@ labels always win. No model of a single site teaches another: nothing leaves a s
 
 - *Soft labels*: a voxel that the annotation leaves open is shared out among the channels that it allows, by the
   received model's probabilities.
-- *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it.
+- *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it, once the
+  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from`. Before, a label without
+  the organ would keep it from being learned. (Without validation, `training.validate_every: 0`, it never begins.)
 - *CutMix*: a box of one patch is replaced by the same box of the next one, image and label. The received model sees
   both patches whole: what it recognises by the surroundings, the model in training must recognise without them. That is
   where unlabelled voxels teach something new: without it, a label made by the model itself only holds it in place.
 
-The server is FedAvg's.
+The server averages as FedAvg's does, and names the organs that its model knows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,9 +25,10 @@ import torch
 from pydantic import Field
 
 from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice, soft_label
-from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, Payload, Scalars, ServerRule, SiteRule
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
+from panorgan.methods.shared.readiness import Readiness
 from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
@@ -38,7 +42,14 @@ class ChorusConfig(MethodConfig):
         "received", description="what a voxel is that the annotation leaves open: what the received model makes of it"
     )
     teacher_dice: bool = Field(True, description="whether Dice counts organs that only the received model outlines")
+    known_from: float = Field(
+        0.5, ge=0, le=1, description="validation Dice of the received model from which it does; 0 for at once"
+    )
     cutmix: float = Field(0.5, ge=0, le=1, description="share of the batches whose patches are mixed; 0 for none")
+
+
+KNOWN = "known/"
+"""Numbers in a request: `known/<organ>` for every organ that the model knows."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,8 @@ class Chorus(Method):
         def before_round(self) -> None:
             """Take over the received model. The boxes of a round depend on nothing but its seed."""
             super().before_round()
+            known = [f"{KNOWN}{organ}" in self.received.scalars for organ in self.federation.vocabulary]
+            self.known = torch.tensor(known, device=next(self.model.parameters()).device)
             self.draws = torch.Generator().manual_seed(torch.initial_seed() ^ 2)
 
         def prepare(self, batch: Batch) -> None:
@@ -102,14 +115,41 @@ class Chorus(Method):
             config, label = self.config, self.lesson.label
             logits = self.model(self.lesson.image)
             loss = config.ce_weight * soft_cross_entropy(logits, label).mean()
-            return loss + config.dice_weight * soft_dice(logits, label, doubtful=config.teacher_dice)
+            return loss + config.dice_weight * soft_dice(logits, label, self.known)
 
         def after_round(self) -> None:
             """Release the last batch."""
             vars(self).pop("lesson", None)
 
     class Server(ServerRule):
-        """Inherited: FedAvg's; an organ's output row is averaged over its owners, then FedExP's step."""
+        """FedAvg's: output rows averaged over owners, then FedExP's step. Says which organs the model knows."""
+
+        config: ChorusConfig
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            self.readiness = Readiness(self.config.known_from, gain=1.0)
+
+        def broadcast(self, site: str) -> Payload:
+            """The weights, and the organs that they know."""
+            whole = super().broadcast(site)
+            organs = self.readiness.ready(self.federation) if self.config.teacher_dice else ()
+            return Payload(whole.tensors, {**whole.scalars, **{f"{KNOWN}{organ}": 1.0 for organ in organs}})
+
+        def validated(self, scores: Mapping[str, Scalars]) -> None:
+            """Take the validation Dice of the sites."""
+            super().validated(scores)
+            self.readiness.validated(scores, self.federation)
+
+        def state(self) -> Payload:
+            """The last validation Dice."""
+            whole = super().state()
+            return Payload(whole.tensors, {**whole.scalars, **self.readiness.numbers()})
+
+        def load_state(self, state: Payload) -> None:
+            """Restore it."""
+            super().load_state(state)
+            self.readiness.load(state.scalars)
 
 
 @register("central_chorus", config=ChorusConfig)

@@ -10,8 +10,8 @@ from overhearing import overheard
 from panorgan.anatomy import Vocabulary
 from panorgan.federation.events import read_events
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.methods.shared.readiness import READY, Readiness
 from panorgan.methods.ufps import UFPS, UFPSConfig
-from panorgan.methods.ufps.readiness import READY, Readiness
 
 FACTS = {
     "a": SiteInfo("a", 1, {"liver": 1}),

@@ -57,11 +57,11 @@ from panorgan.methods.base import Notice, Payload, Scalars, Updates
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
+from panorgan.methods.shared.readiness import READY, Readiness
 from panorgan.methods.shared.sharpness import ascend, flat_gradient, preserve_statistics
 from panorgan.methods.shared.teacher_stages import TEACHERS
 from panorgan.methods.ufps.cmidg import cmidg
 from panorgan.methods.ufps.phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of, starts
-from panorgan.methods.ufps.readiness import READY, Readiness
 from panorgan.methods.ufps.reverse_ce import adaptive_rce
 from panorgan.methods.ufps.settings import UFPSConfig
 from panorgan.methods.ufps.sparse_masks import GLOBAL, LOCAL, ServerMasks, SiteMasks, parameter_count
