@@ -158,14 +158,24 @@ def known(rule) -> set[str]:
     return {name.removeprefix(KNOWN) for name in rule.broadcast("a").scalars if name.startswith(KNOWN)}
 
 
-def test_an_organ_is_known_by_its_validation_dice():
+def test_an_organ_is_known_once_its_validation_dice_stops_rising():
     rule = server()
+    rule.validated({"a": {"liver": 0.78}})
+    assert known(rule) == set(), "it may have risen from nothing"
+    rule.validated({"a": {"liver": 0.85}})
+    assert known(rule) == set()
+    rule.validated({"a": {"liver": 0.86}})
+    assert known(rule) == {"liver"}
+
+
+def test_what_is_known_follows_validation_and_survives():
+    rule = server(known_gain=1)
     assert known(rule) == set()
     rule.validated({"a": {"liver": 0.49}, "b": {"kidney": 0.6}})
     assert known(rule) == {"kidney_left", "kidney_right"}
     rule.validated({"a": {"liver": 0.8}, "b": {"kidney": 0.3}})
     assert known(rule) == {"liver"}, "what it has forgotten it does not know"
-    again = server()
+    again = server(known_gain=1)
     again.load_state(rule.state())
     assert known(again) == {"liver"}
 

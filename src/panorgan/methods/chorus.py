@@ -6,8 +6,9 @@ labels always win. No model of a single site teaches another: nothing leaves a s
 - *Soft labels*: a voxel that the annotation leaves open is shared out among the channels that it allows, by the
   received model's probabilities.
 - *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it, once the
-  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from`. Before, a label without
-  the organ would keep it from being learned. (Without validation, `training.validate_every: 0`, it never begins.)
+  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from` and has stopped rising.
+  Before, an organ that the model still mistakes for another (a stomach for a liver) would be kept from being learned.
+  (Without validation, `training.validate_every: 0`, it never begins.)
 - *CutMix*: a box of one patch is replaced by the same box of the next one, image and label. The received model sees
   both patches whole: what it recognises by the surroundings, the model in training must recognise without them. That is
   where unlabelled voxels teach something new: without it, a label made by the model itself only holds it in place.
@@ -43,7 +44,10 @@ class ChorusConfig(MethodConfig):
     )
     teacher_dice: bool = Field(True, description="whether Dice counts organs that only the received model outlines")
     known_from: float = Field(
-        0.5, ge=0, le=1, description="validation Dice of the received model from which it does; 0 for at once"
+        0.5, ge=0, le=1, description="validation Dice of an organ from which the received model knows it; 0 for at once"
+    )
+    known_gain: float = Field(
+        0.02, ge=0, le=1, description="most that a validation may still have gained then; 1 for any gain"
     )
     cutmix: float = Field(0.5, ge=0, le=1, description="share of the batches whose patches are mixed; 0 for none")
 
@@ -128,7 +132,7 @@ class Chorus(Method):
 
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.readiness = Readiness(self.config.known_from, gain=1.0)
+            self.readiness = Readiness(self.config.known_from, self.config.known_gain)
 
         def broadcast(self, site: str) -> Payload:
             """The weights, and the organs that they know."""
