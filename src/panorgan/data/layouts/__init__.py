@@ -162,7 +162,7 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
     if isinstance(found, FoundSegments):
         return _segment_masks(found, rules, folder)
     # A file for every organ that a program knows: those that the catalogue lacks are left out.
-    structures = rules.structures(tuple(name for name in found.files if rules.knows(name)), str(folder))
+    structures = rules.structures(tuple(n for n in found.files if found.listed or rules.knows(n)), str(folder))
     files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
     return MaskFiles(files) if files else None
 
