@@ -1,8 +1,9 @@
 """A plain CSV: `case,image,label,annotated` (and, if wanted, `patient` and `modality`), for data without a convention.
 
 `image` and `label` are paths relative to the file. `annotated` says what the label's integers mean and which structures
-are known in that case: `liver=1;spleen=2`. Where every structure has a file of its own, `label` is empty and `annotated`
-names the files: `liver=masks/a_liver.nii.gz;spleen=masks/a_spleen.nii.gz`. A case without either is unlabelled.
+are known in that case: `liver=1;spleen=2`. Where every structure has a file of its own, `label` is empty and
+`annotated` names the files: `liver=masks/a_liver.nii.gz;spleen=masks/a_spleen.nii.gz`. A case without either is
+unlabelled.
 `modality` is CT or MR.
 """
 
