@@ -15,15 +15,16 @@ from panorgan.errors import AnatomyError
 
 Words = tuple[str, ...]
 
-_LABEL_WORDS = frozenset(
-    "seg segs segm segmentation segmentations mask masks label labels labelstr labelsts lbl lbls gt gts ground truth "
-    "groundtruth annotation annotations annot roi rois contour contours manual labelmap labelmaps delineation "
-    "delineations dseg organs".split()
-)
-_SCAN_WORDS = frozenset(
-    "image images imagestr imagests img imgs imaging scan scans volume volumes vol vols ct cts cect ncct mr mri mrs "
-    "orig original raw input dicom dicoms dcm nifti nii series data".split()
-)
+_LABEL_TEXT = """
+seg segs segm segmentation segmentations dseg mask masks label labels labelstr labelsts labelmap labelmaps lbl lbls
+gt gts ground truth groundtruth annotation annotations annot roi rois contour contours delineation delineations manual
+organs
+"""
+_SCAN_TEXT = """
+image images imagestr imagests img imgs imaging scan scans volume volumes vol vols ct cts cect ncct mr mri mrs orig
+original raw input data dicom dicoms dcm nifti nii series
+"""
+_LABEL_WORDS, _SCAN_WORDS = frozenset(_LABEL_TEXT.split()), frozenset(_SCAN_TEXT.split())
 # The longest names of organs have a few words: left lower lobe of the lung.
 _LONGEST_ORGAN = 6
 

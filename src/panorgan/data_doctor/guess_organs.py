@@ -31,7 +31,8 @@ class Shape:
     """What one label looks like in one case. `size_mm` is its bounding box; positions are shares of the body.
 
     `side` runs from −0.5 (the patient's left) to 0.5 (right), `depth` from −0.5 (back) to 0.5 (front); both are NaN
-    where the scan does not hold the whole body. `cut` ones reach the first or last slice. `around` are the labels that it encloses in its slices.
+    where the scan does not hold the whole body. `cut` ones reach the first or last slice. `around` are the labels that
+    it encloses in its slices.
     """
 
     volume_ml: float
@@ -182,7 +183,9 @@ def _spleen(look: Look, known: Mapping[str, str]) -> dict[str, str]:
     def fits(shape: Shape) -> bool:
         solid = look.modality != "CT" or 0 < shape.median < 300
         compact = shape.largest_piece > 0.8 and max(shape.size_mm) < 220
-        return _beyond(kidney, shape) and solid and compact and 40 < shape.volume_ml < 1200 and -0.27 < shape.depth < 0.02
+        return (
+            _beyond(kidney, shape) and solid and compact and 40 < shape.volume_ml < 1200 and -0.27 < shape.depth < 0.02
+        )
 
     return _only({n: s for n, s in look.shapes.items() if n not in known and s.side < 0}, fits, "spleen")
 
