@@ -15,6 +15,7 @@ from rich.text import Text
 
 from panorgan.cli.console import Console, say, say_lines
 from panorgan.cli.doctor import reading
+from panorgan.data_doctor.guess_organs import in_ml
 from panorgan.errors import AnatomyError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
             Text(label.name),
             ", ".join(map(str, label.ids)),
             f"{label.cases} of {label.looked_at}",
-            f"{label.volume_ml:.3g}" if label.volume_ml < 1000 else f"{label.volume_ml:.0f}",
+            in_ml(label.volume_ml),
             Text(label.organ or ("left out" if label.source == "given" else "?")),
             Text(because),
         )
@@ -99,7 +100,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
 
 def _asked(surveys: Sequence[SiteSurvey]) -> list[SiteSurvey]:
     """The surveys with what a person answers for labels that neither their name nor an option settles."""
-    found = []
+    found: list[SiteSurvey] = []
     for survey in surveys:
         open_ones = [label for label in survey.labels if label.cases and label.source not in ("name", "given")]
         if open_ones and not found:
@@ -114,7 +115,7 @@ def _answer(survey: SiteSurvey, label: LabelFacts) -> LabelFacts:
     from panorgan.workflows.draft import organ_of
 
     while True:
-        say_lines(f"{survey.site}, {label.name} ({label.volume_ml:.3g} ml) [{label.organ or '-'}]: ")
+        say_lines(f"{survey.site}, {label.name} ({in_ml(label.volume_ml)} ml) [{label.organ or '-'}]: ")
         line = sys.stdin.readline()
         if not line.strip():
             if not line:
@@ -143,10 +144,7 @@ def _show_draft(console: Console, surveys: Sequence[SiteSurvey], draft: Draft, s
     for survey in surveys:
         left = [label.name for label in survey.labels if label.cases and not label.organ]
         if left and (not survey.layout or len(left) < 10):
-            line(
-                f"{survey.site}: not used are {', '.join(left)}. --labels, or 'labels' in the file, names them.",
-                "yellow",
-            )
+            line(f"{survey.site}: not used are {', '.join(left)}; 'labels' in the file may name them.", "yellow")
     for site in draft.external:
         line(f"{site} has one patient: it is scored and not trained on (external).", "yellow")
     if draft.refusal:

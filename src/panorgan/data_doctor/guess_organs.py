@@ -16,10 +16,15 @@ from scipy import ndimage
 
 from panorgan.data.volume import Volume
 from panorgan.data_doctor.masks import Mask, describe
-from panorgan.data_doctor.organ_positions import Body, find_body
+from panorgan.data_doctor.organ_positions import find_body
 
 # Kidneys lie at one height; a spleen is farther above a right kidney.
 _LEVEL_MM = 38.0
+_OF_A_HEART = {
+    "heart_myocardium": "a ring",
+    "heart_left_ventricle": "within a ring",
+    "heart_right_ventricle": "beside a ring",
+}
 # A mask with a share of so much in one piece is one piece.
 _ONE = 0.9
 # Of the cases with the label, so many must agree.
@@ -215,12 +220,15 @@ def _only(shapes: Mapping[str, Shape], fits: Callable[[Shape], bool], organ: str
 
 
 def _reason(organ: str, shapes: Sequence[Shape]) -> str:
-    volume = median(shape.volume_ml for shape in shapes)
-    if organ.startswith("heart"):
-        return f"{volume:.0f} ml, of a ring, the cavity in it and one beside it"
+    if organ in _OF_A_HEART:
+        return _OF_A_HEART[organ]
     sides = [shape.side for shape in shapes if not np.isnan(shape.side)]
-    where = "in the middle" if not sides or abs(median(sides)) < 0.07 else "right" if median(sides) > 0 else "left"
-    return f"{volume:.0f} ml, {where}"
+    return "both sides" if not sides or abs(median(sides)) < 0.07 else "right" if median(sides) > 0 else "left"
+
+
+def in_ml(volume: float) -> str:
+    """A volume with as many digits as mean something."""
+    return f"{volume:.0f}" if volume >= 10 else f"{volume:.2g}"
 
 
 def _largest(mask: Mask) -> Mask:
@@ -281,6 +289,3 @@ def _touching(outer: Mask, inner: Mask) -> float:
     # Slices without the ring are the base of the heart, where the cavity opens.
     border &= ring.any(axis=(0, 1))
     return float((border & ring).sum() / max(border.sum(), 1))
-
-
-__all__ = ["Body", "Guess", "Look", "Shape", "guess_organs", "look_at"]

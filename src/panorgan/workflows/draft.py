@@ -16,6 +16,7 @@ from panorgan.anatomy import OwnOrgan, ancestors, children, declare_organs, find
 from panorgan.anatomy.catalogue import built_in
 from panorgan.config import load_experiment, parse_experiment
 from panorgan.data.layouts.base import FoundLabelMap, FoundMasks
+from panorgan.data_doctor.guess_organs import in_ml
 from panorgan.errors import ConfigError, DataError
 from panorgan.federation.files import write_atomically
 from panorgan.workflows.sources import refusal_of
@@ -168,7 +169,7 @@ def _nothing_named(survey: SiteSurvey, several: bool) -> DataError:
         f"It is not known what the labels of site {survey.site} are.",
         code="labels-unknown",
         where=str(survey.folder),
-        why=", ".join(f"{_shown(label)} ({label.volume_ml:.3g} ml)" for label in survey.labels if label.cases)
+        why=", ".join(f"{_shown(label)} ({in_ml(label.volume_ml)} ml)" for label in survey.labels if label.cases)
         or "no label is drawn in any case",
         fix=f"Say it: --labels {prefix}{','.join(f'{key}=ORGAN' for key in keys[:3]) or '1=ORGAN'} "
         f"(`panorgan organs` lists names; {OWN}name is an organ that it lacks).",
@@ -231,7 +232,8 @@ def table_of(survey: SiteSurvey, beside: Path) -> str:
 
 def place(path: Path, beside: Path) -> str:
     """Relative to a folder where the path lies below it, else absolute."""
-    whole, start = path.resolve(), beside.resolve()
+    # Not resolved: a link is where the user keeps the scan.
+    whole, start = Path(os.path.abspath(path)), Path(os.path.abspath(beside))
     return os.path.relpath(whole, start) if whole.is_relative_to(start) else str(whole)
 
 
@@ -270,7 +272,7 @@ def _text(
 def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> list[str]:
     kind = f", {survey.modality}" if survey.modality else ""
     folder = place(table, out) if table else place(survey.folder, out)
-    read = f"drafted from {survey.folder.resolve()}" if table else f"layout {survey.layout}"
+    read = f"drafted from {os.path.abspath(survey.folder)}" if table else f"layout {survey.layout}"
     lines = [
         f"  {survey.site}:  # {len(survey.cases)} scans of {survey.patients} patients{kind}; labels "
         + (", ".join(survey.organs) or "nothing known"),
@@ -295,8 +297,8 @@ def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> 
 
 def _comment(label: LabelFacts) -> str:
     """Volume and cases, and why it is taken for what it is."""
-    seen = f"{label.volume_ml:.3g} ml, in {label.cases} of {label.looked_at} cases"
-    said = {"guess": f"guessed: {label.why.split(', ')[-1]}, check it", "given": "as given"}.get(label.source, "")
+    seen = f"{in_ml(label.volume_ml)} ml, in {label.cases} of {label.looked_at} cases"
+    said = {"guess": f"guessed ({label.why}): check it", "given": "as given"}.get(label.source, "")
     return f"{seen}; {said}" if said else seen
 
 
