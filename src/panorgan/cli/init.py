@@ -76,9 +76,12 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
     kind = f", {survey.modality}" if survey.modality else ""
     what = f"layout {survey.layout}" if survey.layout else "no layout: scans and labels paired by name"
     title = f"{survey.site}: {len(survey.cases)} scans of {survey.patients} patients{kind} ({what})"
-    table = Table(title=title, title_justify="left")
-    for column in ("label", "id", "in cases", "ml (median)", "organ", "because"):
-        table.add_column(column, justify="right" if column in ("id", "in cases", "ml (median)") else "left")
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    table = Table("label", "id")
+    for column in ("in cases", "ml (median)"):
+        table.add_column(column, justify="right")
+    table.add_column("organ", no_wrap=True)
+    table.add_column("because")
     drawn = [label for label in survey.labels if label.cases]
     for label in drawn:
         because = _SOURCES.get(label.source, "not recognised") + (f": {label.why}" if label.why else "")

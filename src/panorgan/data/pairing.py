@@ -63,7 +63,7 @@ def pair(scans: Sequence[Candidate], labels: Sequence[Candidate]) -> Pairing:
         else:
             orphans.append(label.path)
     names = _unique_names(list(own))
-    patients = _patients(list(own), names)
+    patients, by_folder = _patients(list(own), names)
     cases = []
     for scan, files in own.items():
         named = _by_structure(files)
@@ -75,7 +75,6 @@ def pair(scans: Sequence[Candidate], labels: Sequence[Candidate]) -> Pairing:
         cases.append(PairedCase(names[scan], image, named))
     doubtful = {path for _, paths in unclear for path in paths}
     unlabelled = tuple(scan.path for scan in scans if scan not in own and scan.path not in doubtful)
-    by_folder = any(patients[scan] != names[scan] for scan in own)
     return Pairing(tuple(sorted(cases, key=lambda c: c.name)), unlabelled, tuple(orphans), tuple(unclear), by_folder)
 
 
@@ -178,8 +177,8 @@ def _whole_name(scan: Candidate) -> str:
     return re.sub(r"[^\w.-]+", "-", "_".join(scan.parts)) or "case"
 
 
-def _patients(scans: Sequence[Candidate], names: Mapping[Candidate, str]) -> dict[Candidate, str]:
-    """A folder of few scans is a patient's; otherwise DICOM says it, or every scan is a patient of its own."""
+def _patients(scans: Sequence[Candidate], names: Mapping[Candidate, str]) -> tuple[dict[Candidate, str], bool]:
+    """DICOM says it, or a folder of few scans; else every scan is a patient. And whether folders say it."""
     folders = {scan: next(_case_folders(scan), "") for scan in scans}
     counts = Counter(filter(None, folders.values()))
     # All scans in one folder, or many in each: a folder of a study, or of a batch.
@@ -189,7 +188,7 @@ def _patients(scans: Sequence[Candidate], names: Mapping[Candidate, str]) -> dic
         said = scan.series.patient if scan.series else ""
         return said or ("" if crowded else folders[scan]) or names[scan]
 
-    return {scan: of(scan) for scan in scans}
+    return {scan: of(scan) for scan in scans}, bool(counts) and not crowded
 
 
 def _case_folders(scan: Candidate) -> Iterator[str]:
