@@ -75,7 +75,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
     """What lies there, and a line per label."""
     kind = f", {survey.modality}" if survey.modality else ""
     what = f"layout {survey.layout}" if survey.layout else "no layout: scans and labels paired by name"
-    title = f"{survey.site}: {len(survey.cases)} scans of {survey.patients} patients{kind} ({what})"
+    title = f"{survey.site}: {survey.extent}{kind} ({what})"
     console.print(Text(title, style="bold"), soft_wrap=True)
     table = Table("label", "id")
     for column in ("in cases", "ml (median)"):
@@ -97,7 +97,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
     empty = [label.name for label in survey.labels if not label.cases]
     if empty:
         console.print(Text(f"Drawn in none of the cases that were read: {', '.join(empty)}."), soft_wrap=True)
-    for note in survey.notes:
+    for note in (*survey.notes, *survey.troubles):
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
@@ -168,7 +168,7 @@ def _as_json(surveys: Sequence[SiteSurvey], draft: Draft, steps: Sequence[str]) 
             "modality": survey.modality,
             "external": survey.site in draft.external,
             "labels": [{**asdict(label), "ids": list(label.ids)} for label in survey.labels],
-            "notes": list(survey.notes),
+            "notes": [*survey.notes, *survey.troubles],
         }
         for survey in surveys
     }

@@ -52,9 +52,9 @@ class Candidate:
         return tuple(word for part in kept for word in part)
 
     @property
-    def all_words(self) -> Words:
-        """Every word of its folders and name."""
-        return tuple(word for part in self.parts for word in words_of(part))
+    def chunks(self) -> frozenset[str]:
+        """What separators leave of its folders and name, as a person names a file: t1, not t and 1."""
+        return frozenset(chunk for part in self.parts for chunk in chunks_of(part))
 
     def like(self) -> tuple[Words, ...]:
         """Equal for files that differ in numbers alone."""
@@ -74,6 +74,11 @@ def series_candidate(series: Series, folder: Path) -> Candidate:
 def words_of(text: str) -> Words:
     """Words and numbers of a name, in lower case."""
     return tuple(re.findall(r"[^\W\d_]+|\d+", text.lower()))
+
+
+def chunks_of(text: str) -> list[str]:
+    """What separators leave of a name, in lower case."""
+    return re.findall(r"[^\W_]+", text.lower())
 
 
 def pieces(words: Words) -> frozenset[Words]:

@@ -63,6 +63,7 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
                     where=f"--labels {text}",
                     fix="Write --labels 1=liver,2=spleen, with ids or names of labels on the left.",
                 )
+            organ_of(organ)  # before the long reading, not after it
             for one in [site] if colon else sites:
                 found[one][name] = organ
     return found
@@ -164,13 +165,14 @@ def write_draft(surveys: Sequence[SiteSurvey], out: Path, organs: Sequence[str] 
 
 def _nothing_named(survey: SiteSurvey, several: bool) -> DataError:
     prefix = f"{survey.site}:" if several else ""
+    labels = ", ".join(f"{_shown(label)} ({in_ml(label.volume_ml)} ml)" for label in survey.labels if label.cases)
     keys = [str(label.ids[0]) if label.ids else label.name for label in survey.labels if label.cases]
     return DataError(
         f"It is not known what the labels of site {survey.site} are.",
         code="labels-unknown",
         where=str(survey.folder),
-        why=", ".join(f"{_shown(label)} ({in_ml(label.volume_ml)} ml)" for label in survey.labels if label.cases)
-        or "no label is drawn in any case",
+        why=f"{labels or 'no label is drawn in any case'}"
+        + (f"; nothing could be guessed: {survey.troubles[0]}" if survey.troubles else ""),
         fix=f"Say it: --labels {prefix}{','.join(f'{key}=ORGAN' for key in keys[:3]) or '1=ORGAN'} "
         f"(`panorgan organs` lists names; {OWN}name is an organ that it lacks).",
     )
@@ -274,8 +276,7 @@ def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> 
     folder = place(table, out) if table else place(survey.folder, out)
     read = f"drafted from {os.path.abspath(survey.folder)}" if table else f"layout {survey.layout}"
     lines = [
-        f"  {survey.site}:  # {len(survey.cases)} scans of {survey.patients} patients{kind}; labels "
-        + (", ".join(survey.organs) or "nothing known"),
+        f"  {survey.site}:  # {survey.extent}{kind}; labels " + (", ".join(survey.organs) or "nothing known"),
         f"    folder: {_flow(folder)}  # {read}",
     ]
     if external:

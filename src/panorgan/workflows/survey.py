@@ -16,14 +16,14 @@ from statistics import median
 
 from panorgan.anatomy import find_organ
 from panorgan.data.dicom import read_tree
-from panorgan.data.file_roles import Candidate, file_candidate, series_candidate, sort_by_role, words_of
+from panorgan.data.file_roles import Candidate, chunks_of, file_candidate, series_candidate, sort_by_role
 from panorgan.data.folder_contents import DICOM, FolderContents, list_contents, subfolders
 from panorgan.data.layouts import find_layout, layouts
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundMasks, Layout
 from panorgan.data.pairing import PairedCase, Pairing, pair, site_folders
 from panorgan.data_doctor.guess_organs import Guess, guess_organs
 from panorgan.data_doctor.labels import label_names
-from panorgan.errors import AnatomyError
+from panorgan.errors import AnatomyError, DataError
 from panorgan.workflows.label_files import LabelFile, holds_labels, look_at_case, read_label_file
 from panorgan.workflows.survey_errors import (
     folder_of_sites,
@@ -71,7 +71,10 @@ class SurveyedCase:
 
 @dataclass(frozen=True)
 class SiteSurvey:
-    """What one folder holds. `layout` is empty where a table of cases has to be written; `notes` are for the user."""
+    """What one folder holds. `layout` is empty where a table of cases has to be written.
+
+    `notes` are for the user; `troubles` are cases that were read and cannot be used as they are.
+    """
 
     site: str
     folder: Path
@@ -80,11 +83,21 @@ class SiteSurvey:
     labels: tuple[LabelFacts, ...]
     modality: str
     notes: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
 
     @property
     def patients(self) -> int:
         """How many patients the cases are of."""
         return len({case.image.patient for case in self.cases})
+
+    @property
+    def extent(self) -> str:
+        """`12 scans of 10 patients`."""
+
+        def count(number: int, what: str) -> str:
+            return f"{number} {what}{'s' * (number != 1)}"
+
+        return f"{count(len(self.cases), 'scan')} of {count(self.patients, 'patient')}"
 
     @property
     def organs(self) -> tuple[str, ...]:
@@ -115,7 +128,7 @@ def survey(folder: Path, site: str, choice: Choice | None = None, progress: OnPr
     files = _label_files(pairing, show)
     cases, notes = _usable(pairing, files)
     if not cases:
-        raise unusable_labels(folder, [file for file in files.values() if file.trouble])
+        raise _unusable(pairing, files, folder)
     cases = _with_ids(cases, files)
     facts = _facts(cases, files)
     return _looked_at(SiteSurvey(site, folder, "", cases, facts, "", (*_notes(pairing, folder), *notes)), show)
@@ -180,8 +193,7 @@ def _paired(folder: Path, contents: FolderContents, choice: Choice) -> Pairing:
 
 def _chosen(candidates: Sequence[Candidate], word: str) -> list[Candidate]:
     """Those with the word in their name."""
-    wanted = words_of(word)
-    return [one for one in candidates if not wanted or set(wanted) <= set(one.all_words)]
+    return [one for one in candidates if one.chunks.issuperset(chunks_of(word))]
 
 
 def _label_files(pairing: Pairing, show: OnProgress) -> dict[Path, LabelFile]:
@@ -209,6 +221,14 @@ def _usable(pairing: Pairing, files: Mapping[Path, LabelFile]) -> tuple[tuple[Su
             cases.append(SurveyedCase(case.name, case.image, _as_found(case, files)))
     more = [f"And {len(notes) - _SOME} more cases are left out."] if len(notes) > _SOME else []
     return tuple(cases), (*notes[:_SOME], *more)
+
+
+def _unusable(pairing: Pairing, files: Mapping[Path, LabelFile], folder: Path) -> DataError:
+    """Why no case is left: bad label files, or several label maps for each."""
+    bad = [file for file in files.values() if file.trouble]
+    if bad:
+        return unusable_labels(bad)
+    return several_files_fit(folder, [(case.name, tuple(case.labels.values())) for case in pairing.cases])
 
 
 def _as_found(case: PairedCase, files: Mapping[Path, LabelFile]) -> FoundLabels:
@@ -256,12 +276,12 @@ def _looked_at(found: SiteSurvey, show: OnProgress) -> SiteSurvey:
     """Read some cases with their scans: modality, volumes where they are not known yet, and guesses by anatomy."""
     step = max(1, len(found.cases) // _LOOKED_AT)
     some = found.cases[::step][:_LOOKED_AT]
-    looks, volumes, notes = [], [], []
+    looks, volumes, troubles = [], [], []
     for done, case in enumerate(some, start=1):
         seen = look_at_case(case.image, case.labels)
         show("looking at scans", done, len(some))
         if isinstance(seen, str):
-            notes.append(f"Case {case.name}: {seen}")
+            troubles.append(f"Case {case.name}: {seen}")
         else:
             looks.append(seen[0])
             volumes.append(seen[1])
@@ -275,7 +295,7 @@ def _looked_at(found: SiteSurvey, show: OnProgress) -> SiteSurvey:
         found,
         labels=tuple(label if label.organ else _guessed(label, guesses.get(label.name)) for label in named),
         modality=modalities.pop() if len(modalities) == 1 else "",
-        notes=(*found.notes, *notes),
+        troubles=tuple(troubles),
     )
 
 
@@ -325,7 +345,7 @@ def _notes(pairing: Pairing, folder: Path) -> tuple[str, ...]:
             f"Several files fit, not used: {len(pairing.unclear)} cases, such as {name} ({some(paths)}); "
             "--scan-file WORD or --label-file WORD says which to take."
         )
-    if not pairing.by_folder and not any(case.image.slices for case in pairing.cases):
+    if len(pairing.cases) > 1 and not pairing.by_folder and not any(case.image.slices for case in pairing.cases):
         notes.append(
             "Every scan is taken for a patient of its own: where a patient has several, correct the column 'patient'."
         )

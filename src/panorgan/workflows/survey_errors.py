@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from panorgan.data.file_roles import words_of
+from panorgan.data.file_roles import chunks_of
 from panorgan.data.folder_contents import ARRAYS, PICTURES, FolderContents, without_ending
 from panorgan.errors import DataError
 from panorgan.workflows.label_files import LabelFile
@@ -68,9 +68,8 @@ def nothing_paired(folder: Path, scans: Sequence[Path], labels: Sequence[Path]) 
 def several_files_fit(folder: Path, unclear: Sequence[tuple[str, tuple[Path, ...]]]) -> DataError:
     """Several scans for a label, or several labels for a scan."""
     name, paths = unclear[0]
-    stems = [words_of(without_ending(path)) for path in paths]
-    own = [[word for word in stem if sum(word in other for other in stems) == 1] for stem in stems]
-    words = [next((word for word in mine if not word.isdigit()), mine[0]) for mine in own if mine]
+    stems = [chunks_of(without_ending(path)) for path in paths]
+    words = [word for stem in stems for word in stem if sum(word in other for other in stems) == 1]
     return DataError(
         "Several files fit every case.",
         where=str(folder),
@@ -93,12 +92,12 @@ def folder_of_sites(folder: Path, sites: Sequence[str]) -> DataError:
     )
 
 
-def unusable_labels(folder: Path, files: Sequence[LabelFile]) -> DataError:
+def unusable_labels(files: Sequence[LabelFile]) -> DataError:
     """Label files that are none."""
     return DataError(
         "None of the label files can be used.",
-        where=str(files[0].path if files else folder),
-        why=files[0].trouble if files else "",
+        where=str(files[0].path),
+        why=files[0].trouble,
         fix="Export them again as label maps of whole numbers (nearest-neighbour interpolation), 0 for background.",
         code="labels-not-usable",
     )
