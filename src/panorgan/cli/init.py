@@ -121,9 +121,8 @@ def _answer(survey: SiteSurvey, label: LabelFacts) -> LabelFacts:
         say_lines(f"{survey.site}, {label.name} ({in_ml(label.volume_ml)} ml) [{label.organ or '-'}]: ")
         line = sys.stdin.readline()
         if not line.strip():
-            if not line:
-                say("")
-            return label
+            # An empty line confirms; the end of the input confirms nothing.
+            return replace(label, source="given") if line and label.organ else label
         try:
             return replace(label, organ=organ_of(line.strip()), source="given", why="")
         except AnatomyError as error:
@@ -145,7 +144,7 @@ def _show_draft(console: Console, surveys: Sequence[SiteSurvey], draft: Draft, s
     if guessed:
         line(f"Guessed by anatomy, check them in {draft.experiment.name}: {'; '.join(guessed)}.", "yellow")
     for survey in surveys:
-        left = [label.name for label in survey.labels if label.cases and not label.organ]
+        left = [label.name for label in survey.labels if label.cases and not label.organ and label.source != "given"]
         if left and (not survey.layout or len(left) < 10):
             line(f"{survey.site}: not used are {', '.join(left)}; 'labels' in the file may name them.", "yellow")
     for site in draft.external:

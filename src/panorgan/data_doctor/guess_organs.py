@@ -54,11 +54,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Look:
-    """One case: CT, MR or unknown, and its labels by name."""
+    """One case: CT, MR or unknown, its labels by name, the body's width, and the value that air lies below."""
 
     modality: str
     shapes: Mapping[str, Shape]
     width_mm: float = float("nan")
+    air_below: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def look_at(image: Volume, masks: Mapping[str, Mask], modality: str, air_below: 
             whole.start[2] == 0 or whole.start[2] + whole.inside.shape[2] == whole.shape[2],
             tuple(other for other, inner in drawn.items() if other != name and _encloses(mask, inner)),
         )
-    return Look(modality, shapes, body.width_mm if body else float("nan"))
+    return Look(modality, shapes, body.width_mm if body else float("nan"), air_below)
 
 
 def guess_organs(looks: Sequence[Look]) -> dict[str, Guess]:
@@ -132,7 +133,7 @@ def _liver(look: Look, known: Mapping[str, str]) -> dict[str, str]:
     """The largest solid organ, on the right."""
 
     def fits(shape: Shape) -> bool:
-        solid = look.modality != "CT" or -20 < shape.median < 220
+        solid = -20 < shape.median < 220 if look.modality == "CT" else not shape.median < 1.5 * look.air_below
         large = 600 < shape.volume_ml < 4500 and max(shape.size_mm) < 350
         return large and shape.side > 0.05 and shape.largest_piece > 0.8 and solid
 
@@ -164,7 +165,8 @@ def _kidneys(look: Look, known: Mapping[str, str]) -> dict[str, str]:
 
 def _is_kidney(shape: Shape) -> bool:
     x, y, z = shape.size_mm
-    sized = 60 < shape.volume_ml < 450 and 35 < x < 110 and 35 < y < 120 and 60 < z < 175
+    # Upright, other than most spleens.
+    sized = 60 < shape.volume_ml < 450 and 35 < min(x, y) and 1.1 * max(x, y) < z < 175
     return sized and shape.depth < 0.03 and shape.largest_piece > 0.8 and not shape.cut
 
 
@@ -176,7 +178,8 @@ def _beyond(kidney: Shape, other: Shape) -> bool:
 def _mirrored(left: Shape, right: Shape) -> bool:
     alike = 0.4 < left.volume_ml / right.volume_ml < 2.5
     near = abs(left.height_mm - right.height_mm) < _LEVEL_MM and abs(left.depth - right.depth) < 0.15
-    return alike and near and abs(left.side + right.side) < 0.12
+    # The spleen lies farther out than a right kidney.
+    return alike and near and -0.12 < abs(left.side) - right.side < 0.08
 
 
 def _spleen(look: Look, known: Mapping[str, str]) -> dict[str, str]:

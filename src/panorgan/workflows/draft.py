@@ -299,8 +299,9 @@ def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> 
 def _comment(label: LabelFacts) -> str:
     """Volume and cases, and why it is taken for what it is."""
     seen = f"{in_ml(label.volume_ml)} ml, in {label.cases} of {label.looked_at} cases"
-    said = {"guess": f"guessed ({label.why}): check it", "given": "as given"}.get(label.source, "")
-    return f"{seen}; {said}" if said else seen
+    guessed = f"guessed ({label.why}): check it"
+    said = {"guess": guessed, "given": "as given" if label.organ else "left out as asked", "": "not recognised"}
+    return "; ".join(filter(None, [seen, said.get(label.source, "")]))
 
 
 def _flow(value: Any) -> str:
