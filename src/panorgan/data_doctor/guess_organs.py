@@ -166,7 +166,7 @@ def _kidneys(look: Look, known: Mapping[str, str]) -> dict[str, str]:
 def _is_kidney(shape: Shape) -> bool:
     x, y, z = shape.size_mm
     # Upright, other than most spleens.
-    sized = 60 < shape.volume_ml < 450 and 35 < min(x, y) and 1.1 * max(x, y) < z < 175
+    sized = 60 < shape.volume_ml < 450 and min(x, y) > 35 and 1.1 * max(x, y) < z < 175
     return sized and shape.depth < 0.03 and shape.largest_piece > 0.8 and not shape.cut
 
 
