@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pydicom
 import pytest
 import yaml
 from invoking import invoke
 from ordinary_folders import (
     Patient,
+    dicom_and_contours,
     dicom_and_labels,
     folder_per_patient,
     known_layout,
@@ -40,6 +42,14 @@ def init(capfd, monkeypatch, tmp_path):
         return invoke(capfd, monkeypatch, "init", *map(str, arguments), *out)
 
     return run
+
+
+def change_name(path: Path, old: str, new: str) -> None:
+    """Rename a region of an RTSTRUCT file."""
+    contours = pydicom.dcmread(path)
+    for roi in contours.StructureSetROISequence:
+        roi.ROIName = new if roi.ROIName == old else roi.ROIName
+    contours.save_as(path)
 
 
 def answer(monkeypatch, text: str) -> None:
@@ -158,6 +168,33 @@ def test_a_mask_that_is_missing_is_unknown_and_an_empty_one_absent(init, patient
     assert (spleen["organ"], spleen["cases"], spleen["looked_at"]) == ("spleen", 1, 2)
     rows = list(csv.DictReader((tmp_path / "exp" / "cases.csv").open()))
     assert ["spleen=" in row["annotated"] for row in rows] == [True, False, True]
+
+
+def test_names_that_yaml_would_read_as_something_else(init, patients, tmp_path):
+    suffix(tmp_path / "007", patients[:2], ("liver",))
+    suffix(tmp_path / "no", patients[2:], ("liver",))
+    assert init(tmp_path / "007", tmp_path / "no", "--labels", "3=+on")[0] == 0
+    experiment = load_experiment(tmp_path / "exp" / "experiment.yaml")
+    assert list(experiment.sites) == ["007", "no"]
+    assert experiment.vocabulary == ("on",)
+
+
+def test_unknown_names_of_a_layout_are_guessed_or_left_out(init, patients, tmp_path):
+    known_layout(tmp_path / "north", patients[:3], ("liver", "pancreas"))
+    path = tmp_path / "north" / "dataset.json"
+    path.write_text(path.read_text().replace('"liver"', '"Leberchen"').replace('"pancreas"', '"Ding"'))
+    assert init(tmp_path / "north")[0] == 0
+    site = load_experiment(tmp_path / "exp" / "experiment.yaml").sites["north"]
+    assert (site.labels, site.ignore) == ({"Leberchen": "liver"}, ("Ding",))
+    assert (site.folder, site.layout) == (tmp_path / "north", "auto")
+
+
+def test_contours_of_other_things_are_left_out(init, patients, tmp_path):
+    dicom_and_contours(tmp_path / "site", patients[:2], ("liver",))
+    change_name(tmp_path / "site" / "pid0" / "rs.dcm", "liver", "PTV 60 Gy")
+    assert init(tmp_path / "site")[0] == 0  # as large as a liver, and where the liver is
+    site = load_experiment(tmp_path / "exp" / "experiment.yaml").sites["site"]
+    assert site.ignore == ("PTV 60 Gy",)
 
 
 # ---------------------------------------------------------------- what it asks

@@ -19,6 +19,7 @@ from panorgan.data.layouts.base import FoundLabelMap, FoundMasks
 from panorgan.data_doctor.guess_organs import in_ml
 from panorgan.errors import ConfigError, DataError
 from panorgan.federation.files import write_atomically
+from panorgan.printable import one_line
 from panorgan.workflows.sources import refusal_of
 from panorgan.workflows.survey import LabelFacts, SiteSurvey
 
@@ -252,7 +253,7 @@ def _text(
     lines = [
         "# Drafted by 'panorgan init'. Check what every label is taken for; 'panorgan doctor' reads every scan.",
         f"name: {_flow(name)}",
-        *(["organs:", *(f"  {organ}: {{}}" for organ in own)] if own else []),
+        *(["organs:", *(f"  {_flow(organ)}: {{}}" for organ in own)] if own else []),
         f"vocabulary: {_flow(list(vocabulary))}",
         "",
         "sites:",
@@ -274,9 +275,9 @@ def _text(
 def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> list[str]:
     kind = f", {survey.modality}" if survey.modality else ""
     folder = place(table, out) if table else place(survey.folder, out)
-    read = f"drafted from {os.path.abspath(survey.folder)}" if table else f"layout {survey.layout}"
+    read = one_line(f"drafted from {os.path.abspath(survey.folder)}" if table else f"layout {survey.layout}")
     lines = [
-        f"  {survey.site}:  # {survey.extent}{kind}; labels " + (", ".join(survey.organs) or "nothing known"),
+        f"  {_flow(survey.site)}:  # {survey.extent}{kind}; labels " + (", ".join(survey.organs) or "nothing known"),
         f"    folder: {_flow(folder)}  # {read}",
     ]
     if external:
@@ -284,11 +285,12 @@ def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> 
     named = [label for label in survey.labels if label.organ and label.cases and label.source != "name"]
     if named:
         lines.append("    labels:")
-        lines += [f"      {_flow(label.name)}: {label.organ}  # {_comment(label)}" for label in named]
+        lines += [f"      {_flow(label.name)}: {_flow(label.organ)}  # {_comment(label)}" for label in named]
     rest = [label for label in survey.labels if not label.organ or not label.cases]
     # A layout's own mask files of unknown structures are left out without being named.
-    if survey.layout and all(isinstance(case.labels, FoundMasks) for case in survey.cases):
+    if all(isinstance(case.labels, FoundMasks) and not case.labels.listed for case in survey.cases):
         rest = [label for label in rest if label.source == "given"]
+    # A known organ that none of the cases that were read holds may be in others; a table is made of all of them.
     rest = [label for label in rest if not (label.source == "name" and survey.layout)]
     if rest:
         lines.append(f"    ignore: {_flow([label.name for label in rest])}  # not used:")

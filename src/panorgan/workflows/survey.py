@@ -215,6 +215,8 @@ def _usable(pairing: Pairing, files: Mapping[Path, LabelFile]) -> tuple[tuple[Su
         trouble = next((f"{file.path.name}: {file.trouble}" for file in own if file.trouble), "")
         if not trouble and len(own) > 1 and any(len(file.volumes) > 1 for file in own):
             trouble = "it has several label maps; --label-file WORD says which to take"
+        if not trouble and len(own) > 1 and any(";" in str(file.path) for file in own):
+            trouble = "the path of a mask holds a semicolon, which separates masks in a table"
         if trouble:
             notes.append(f"Case {case.name} is left out: {trouble}")
         else:

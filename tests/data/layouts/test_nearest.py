@@ -71,3 +71,9 @@ def test_sites_within_a_folder_are_named(tmp_path):
     save(tmp_path / "east" / "a.nii.gz", numbered(1))
     why = refusal(tmp_path).why
     assert "north (nnunet), south (acdc)" in why
+
+
+def test_a_file_that_is_no_table(tmp_path):
+    (tmp_path / "list.txt").write_text("a,b\n")
+    error = refusal(tmp_path / "list.txt")
+    assert "init" not in error.fix
