@@ -24,8 +24,19 @@ from ordinary_folders import (
     save,
     suffix,
 )
+from refusing import refused as refusing
 
+from panorgan.anatomy.catalogue import remove_added
 from panorgan.config import load_experiment
+from panorgan.workflows.draft import write_draft
+from panorgan.workflows.survey import survey
+
+
+@pytest.fixture(autouse=True)
+def no_own_organs():
+    """Organs that one test names must not be known to the next."""
+    yield
+    remove_added()
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +165,8 @@ def test_nothing_is_overwritten(init, patients, tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "experiment.yaml").write_text("mine")
     refused(init, "draft-exists", tmp_path / "north")
+    with refusing("draft-exists"):
+        write_draft([survey(tmp_path / "north", "north")], tmp_path / "exp")
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["experiment.yaml"]
     assert (tmp_path / "exp" / "experiment.yaml").read_text() == "mine"
 
@@ -187,6 +200,15 @@ def test_unknown_names_of_a_layout_are_guessed_or_left_out(init, patients, tmp_p
     site = load_experiment(tmp_path / "exp" / "experiment.yaml").sites["north"]
     assert (site.labels, site.ignore) == ({"Leberchen": "liver"}, ("Ding",))
     assert (site.folder, site.layout) == (tmp_path / "north", "auto")
+
+
+def test_an_organ_that_a_name_says_is_not_guessed_again(init, patients, tmp_path):
+    known_layout(tmp_path / "north", patients[:3], ("liver", "pancreas"))
+    path = tmp_path / "north" / "dataset.json"
+    path.write_text(path.read_text().replace('"liver"', '"Leberchen"').replace('"pancreas"', '"liver"'))
+    assert init(tmp_path / "north")[0] == 0
+    site = load_experiment(tmp_path / "exp" / "experiment.yaml").sites["north"]
+    assert (site.labels, site.ignore) == ({}, ("Leberchen",))
 
 
 def test_contours_of_other_things_are_left_out(init, patients, tmp_path):

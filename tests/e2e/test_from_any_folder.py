@@ -9,6 +9,7 @@ from invoking import invoke
 from ordinary_folders import SHAPES, Patient, make_patients, suffix
 
 import panorgan
+from panorgan.anatomy.catalogue import remove_added
 from panorgan.data_doctor import Severity
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,13 @@ TINY = {
     "training.overlap": 0.0,
     "training.sampling.patch_size": [16, 16, 16],
 }
+
+
+@pytest.fixture(autouse=True)
+def no_own_organs():
+    """Organs that one test names must not be known to the next."""
+    yield
+    remove_added()
 
 
 @pytest.fixture(scope="module")

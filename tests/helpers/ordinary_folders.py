@@ -16,7 +16,7 @@ from rtstruct_files import outlines, write_contours
 from panorgan.phantom import PhantomConfig, write_federation
 
 ORGANS = ("liver", "spleen", "kidney_left", "kidney_right", "pancreas")
-# What the integers of a label mean is known to nobody but the person who drew it.
+# What the integers of a label mean is known only to the person who drew it.
 IDS = {"liver": 3, "spleen": 7, "kidney_left": 1, "kidney_right": 2, "pancreas": 9}
 
 

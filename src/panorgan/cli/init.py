@@ -31,7 +31,7 @@ _ASKING = (
 
 @dataclass(frozen=True)
 class InitRequest:
-    """The options of the command line; `ask` is false where nobody should be asked."""
+    """The options of the command line; `ask` is false where no question may be asked."""
 
     folders: tuple[Path, ...]
     out: Path

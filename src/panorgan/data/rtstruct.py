@@ -27,7 +27,7 @@ _ENOUGH_SLICES = 4
 
 
 def outlined_regions(dataset: Any) -> dict[int, Any]:
-    """Regions with a closed contour, by number. The others are unknown: templates list organs that nobody drew."""
+    """Regions with a closed contour, by number. The others are unknown: templates list organs that were never drawn."""
     drawn = {int(item.ReferencedROINumber) for item in dataset.get("ROIContourSequence") or [] if _closed(item)}
     return {int(roi.ROINumber): roi for roi in dataset.get("StructureSetROISequence") or [] if roi.ROINumber in drawn}
 

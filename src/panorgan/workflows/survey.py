@@ -331,7 +331,7 @@ def _guessed(label: LabelFacts, guess: Guess | None) -> LabelFacts:
 
 
 def _notes(pairing: Pairing, folder: Path) -> tuple[str, ...]:
-    """What is left out, and how patients were told apart."""
+    """What is left out, and how patients were distinguished."""
 
     def some(paths: Sequence[Path]) -> str:
         return ", ".join(str(path.relative_to(folder)) for path in paths[:_SOME]) + (" …" if len(paths) > _SOME else "")

@@ -55,7 +55,7 @@ def no_labels(folder: Path, scans: Sequence[Path], layout: str = "") -> DataErro
 def nothing_paired(folder: Path, scans: Sequence[Path], labels: Sequence[Path]) -> DataError:
     """Names that agree nowhere."""
     return DataError(
-        "No label can be told to belong to a scan.",
+        "No label can be matched to a scan.",
         where=str(folder),
         why=f"the names of scans ({_relative(scans, folder)}) and labels ({_relative(labels, folder)}) agree in no "
         "case name or number",
