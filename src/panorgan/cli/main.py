@@ -153,6 +153,42 @@ def doctor(
     raise typer.Exit(run_doctor(request))
 
 
+@app.command("init")
+def init_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with scans and labels, one per site.", metavar="FOLDER...")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for experiment.yaml and the tables of cases.", metavar="FOLDER")
+    ] = Path("experiment"),
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What labels are: 1=liver,2=spleen; of one site: SITE:1=liver. '-' leaves a label out, +NAME is an "
+            "organ that the catalogue lacks. May be repeated.",
+            metavar="LABELS",
+        ),
+    ] = None,
+    organs: Annotated[
+        str, typer.Option(help="Organs to segment, separated by commas; all that are labelled.", metavar="ORGANS")
+    ] = "",
+    scan_file: Annotated[
+        str, typer.Option(help="A word in the name of the right scan, where a case has several.", metavar="WORD")
+    ] = "",
+    label_file: Annotated[
+        str, typer.Option(help="A word in the name of the right label file, where a case has several.", metavar="WORD")
+    ] = "",
+    one_site: Annotated[bool, typer.Option("--one-site", help="Folders within the folder are no sites.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the guesses.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draft an experiment from ordinary folders: finds scans and labels, says what the labels may be."""
+    from panorgan.cli.init import InitRequest, run_init
+
+    chosen = (tuple(folders), out, tuple(labels or ()), organs, scan_file, label_file, one_site)
+    run_init(InitRequest(*chosen, ask=not yes, as_json=as_json))
+
+
 @app.command()
 def train(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],

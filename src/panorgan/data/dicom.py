@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from panorgan.data.dicom_seg import segment_names
+from panorgan.data.dicom_seg import region_names, segment_names
 from panorgan.data.formats import import_pydicom
+from panorgan.data.rtstruct import frame_of_reference, referenced_series
 from panorgan.errors import DataError
 
 _MODALITIES = ("CT", "MR")
@@ -56,18 +57,19 @@ class Series:
 
 @dataclass(frozen=True)
 class SegmentationFile:
-    """One DICOM-SEG file: the series it refers to, and its segments' names by number."""
+    """One DICOM-SEG or RTSTRUCT file: the series it refers to, and its segments' (regions') names by number."""
 
     path: Path
     patient: str
     frame_of_reference: str
     refers_to: tuple[str, ...]
     names: tuple[tuple[int, str], ...]
+    contours: bool = False
 
 
 @dataclass(frozen=True)
 class DicomTree:
-    """What a folder holds. `contours` are RTSTRUCT files; `others` counts what is no case, by reason.
+    """What a folder holds. `contours` are RTSTRUCT files that outline nothing; `others` counts what else is no case.
 
     `problems` are files that cannot be understood; the series that they may belong to are `damaged`.
     """
@@ -215,7 +217,11 @@ class _Sorter:
         if header.get("Modality") == "SEG":
             self.segmentations.append(_segmentation(path, header, self.folder))
         elif header.get("Modality") == "RTSTRUCT":
-            self.contours.append(path)
+            regions = _regions(path, self.folder)
+            if regions.names:
+                self.segmentations.append(regions)
+            else:
+                self.contours.append(path)
         elif reason:
             self.others[reason] += 1
             self.other_uids.add(uid)
@@ -316,6 +322,19 @@ def _segmentation(path: Path, header: Any, folder: Path) -> SegmentationFile:
         str(header.get("FrameOfReferenceUID") or ""),
         tuple(str(item.get("SeriesInstanceUID") or "") for item in references),
         tuple(segment_names(header).items()),
+    )
+
+
+def _regions(path: Path, folder: Path) -> SegmentationFile:
+    """Contours: what belongs together lies deep within them, so all is read."""
+    dataset = import_pydicom().dcmread(path)
+    return SegmentationFile(
+        path,
+        _patient(path, dataset, folder),
+        frame_of_reference(dataset),
+        referenced_series(dataset),
+        tuple(region_names(dataset).items()),
+        contours=True,
     )
 
 

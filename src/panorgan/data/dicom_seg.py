@@ -1,4 +1,4 @@
-"""DICOM segmentation objects (DICOM-SEG): what their segments are called, and their masks on the image's grid."""
+"""DICOM labels: what segments (DICOM-SEG) and contoured regions (RTSTRUCT) are called, and their masks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from panorgan.anatomy import Organ, ancestors, catalogue, find_organ
 from panorgan.data.case import Mask, another_grid
 from panorgan.data.formats import LPS_TO_RAS, POSITION_ROUNDING_MM, SLICE_TOLERANCE, functional_group, import_pydicom
+from panorgan.data.rtstruct import outlined_regions, read_regions, region_codes
 from panorgan.data.scan_size import check_room
 from panorgan.data.volume import Volume
 from panorgan.errors import AnatomyError, DataError
@@ -28,15 +29,16 @@ _SIDES = {"left": "7771000", "right": "24028007"}
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """One segment of one file."""
+    """One segment of one file; with `contours`, one region of an RTSTRUCT file."""
 
     path: Path
     number: int
+    contours: bool = False
 
 
 @dataclass(frozen=True)
 class SegmentMasks:
-    """Masks kept as segments of DICOM-SEG files: a voxel belongs where any of the segments holds it.
+    """Masks kept as segments of DICOM-SEG or regions of RTSTRUCT files: a voxel belongs where any of them holds it.
 
     Binary, fractional (one half or more counts) and label-map segmentations. Frames are put where they lie in the
     world; slices without a frame are empty.
@@ -56,20 +58,33 @@ class SegmentMasks:
 
     def recipe(self) -> str:
         """File names and segment numbers per structure."""
-        return repr(sorted((name, [(s.path.name, s.number) for s in found]) for name, found in self.segments.items()))
+        return repr(sorted((name, [_recipe(segment) for segment in found]) for name, found in self.segments.items()))
 
     def read(self, image: Volume) -> Iterator[tuple[str, Mask]]:
         """Name and mask of every structure, on the grid of the image."""
         masks = {name: np.zeros(image.voxels.shape, dtype=bool) for name in self.segments}
         to_voxels = np.linalg.inv(image.affine)
         for path in self.paths:
-            numbers = {s.number for segments in self.segments.values() for s in segments if s.path == path}
+            wanted = {s for segments in self.segments.values() for s in segments if s.path == path}
+            numbers = {segment.number for segment in wanted}
+            if any(segment.contours for segment in wanted):
+                for number, mask in read_regions(path, numbers, image):
+                    for name in self._held_by(Segment(path, number, contours=True)):
+                        masks[name] |= mask
+                continue
             for number, place, pixels in _frames(path, numbers):
                 window, inside = _on_grid(to_voxels @ place, pixels, image, path)
-                for name, segments in self.segments.items():
-                    if Segment(path, number) in segments:
-                        masks[name][window] |= inside
+                for name in self._held_by(Segment(path, number)):
+                    masks[name][window] |= inside
         yield from masks.items()
+
+    def _held_by(self, segment: Segment) -> list[str]:
+        return [name for name, segments in self.segments.items() if segment in segments]
+
+
+def _recipe(segment: Segment) -> tuple[Any, ...]:
+    """A segment without its folder; contours are filled, which is another way to a mask."""
+    return (segment.path.name, segment.number, *(["filled"] if segment.contours else []))
 
 
 def _on_grid(place: NDArray[np.float64], pixels: Mask, image: Volume, path: Path) -> tuple[tuple[Any, ...], Mask]:
@@ -154,6 +169,20 @@ def segment_names(dataset: Any) -> dict[int, str]:
     """Name of every segment, by number; the background of a label map is none."""
     segments = [s for s in dataset.get("SegmentSequence") or [] if int(s.SegmentNumber) != 0]
     return {int(segment.SegmentNumber): segment_name(segment) for segment in segments}
+
+
+def region_names(dataset: Any) -> dict[int, str]:
+    """Name of every region of an RTSTRUCT file that has a closed contour, by number."""
+    from pydicom.dataset import Dataset
+
+    codes = region_codes(dataset)
+    names = {}
+    for number, roi in outlined_regions(dataset).items():
+        segment = Dataset()
+        segment.SegmentNumber, segment.SegmentLabel = number, str(roi.get("ROIName") or f"region {number}")
+        segment.SegmentedPropertyTypeCodeSequence = codes.get(number, [])
+        names[number] = segment_name(segment)
+    return names
 
 
 def segment_name(segment: Any) -> str:

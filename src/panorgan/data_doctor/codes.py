@@ -127,6 +127,8 @@ FINDING_OF = {
     **dict.fromkeys(_FOLDER_UNREADABLE, "folder-unreadable"),
     "several-series-fit": "labels-unusable",
     "labels-in-several-places": "labels-unusable",
+    "contours-off-slices": "grid-mismatch",
+    "contours-skip-slices": "labels-unusable",
 }
 """Errors of reading that a program distinguishes, and that are one kind of finding for those who mend the folder."""
 

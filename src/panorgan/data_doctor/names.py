@@ -35,8 +35,8 @@ def name_organs(opened: OpenedSource, labels: Mapping[str, FoundLabels]) -> dict
 
 def _report_unknown(opened: OpenedSource, labels: Mapping[str, FoundLabels], unknown: Mapping[str, str]) -> None:
     """Names in a label map must all be known; files of their own may be there for other uses of the folder."""
-    own_file = {name for found in labels.values() if isinstance(found, FoundMasks) for name in found.files}
-    mixed = {name for found in labels.values() if not isinstance(found, FoundMasks) for name in label_names(found)}
+    own_file = {name for found in labels.values() if _unasked(found) for name in label_names(found)}
+    mixed = {name for found in labels.values() if not _unasked(found) for name in label_names(found)}
     needed = [name for name in unknown if name in mixed or name in opened.source.rename]
     folder = opened.source.folder
     if needed:
@@ -56,6 +56,11 @@ def _report_unknown(opened: OpenedSource, labels: Mapping[str, FoundLabels], unk
         what = f"Mask files that are not used: {_some(others)}."
         fix = "Nothing has to be done; 'labels: {<name>: <organ>}' under the site would use one."
         opened.add("unused-masks", what, f"{len(others)} names are no organs that panorgan knows", fix, folder)
+
+
+def _unasked(found: FoundLabels) -> bool:
+    """Whether a program wrote a file for every structure it knows, and no person listed them."""
+    return isinstance(found, FoundMasks) and not found.listed
 
 
 def _near(name: str) -> str:

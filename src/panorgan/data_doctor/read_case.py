@@ -27,7 +27,7 @@ from panorgan.data_doctor.slices import check_slices
 # So many structures with the same trouble, and so large a share of all, are one trouble of the whole label.
 _SEVERAL, _MOST = 3, 0.5
 # In MR, air is as dark as noise: a small share of the bright tissue.
-_MR_AIR = 0.1
+MR_AIR = 0.1
 _DAMAGED = "Open its files in a viewer; copy them again from their source, or remove the case."
 
 
@@ -177,7 +177,7 @@ def _read_image(task: CaseTask, facts: CaseFacts, report: _Report) -> tuple[_Ima
     if problem_found:
         report.add(problem_found, task.image)
         return _Image(stored, ras, ct=False, usable=True, stack=stack), facts
-    air_below = {"CT": plausible.AIR_HU, "MR": _MR_AIR * values.percentiles["p99"]}.get(facts.modality, float("nan"))
+    air_below = {"CT": plausible.AIR_HU, "MR": MR_AIR * values.percentiles["p99"]}.get(facts.modality, float("nan"))
     return _Image(stored, ras, facts.modality == "CT", usable=True, air_below=air_below, stack=stack), facts
 
 

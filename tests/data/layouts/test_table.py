@@ -6,9 +6,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from layout_folders import ABDOMEN, write_csv
+from layout_folders import ABDOMEN, marks, numbered, save, write_csv
 from refusing import refused
 
+from panorgan import doctor
 from panorgan.data.layouts import find_layout, find_problems, read_cases
 
 
@@ -132,3 +133,43 @@ def test_other_separators_are_understood(tmp_path, delimiter):
         csv.writer(file, delimiter=delimiter).writerows(rows)  # quotes "liver=1;spleen=2", as a spreadsheet does
     cases = {case.id: case.annotated for case in read_cases(tmp_path, "here", ABDOMEN)}
     assert cases["a"] == ("liver", "spleen")
+
+
+def write_masks(folder: Path, annotated: str, label: str = "") -> None:
+    for name, ids in (("liver", (1, 0, 1)), ("left", (0, 1))):
+        save(folder / "masks" / f"a_{name}.nii.gz", numbered(*ids))
+    save(folder / "scans" / "a.nii.gz")
+    (folder / "cases.csv").write_text(f"case,image,label,annotated\na,scans/a.nii.gz,{label},{annotated}\n")
+
+
+def test_a_file_of_its_own_for_every_structure(tmp_path):
+    write_masks(tmp_path, "liver=masks/a_liver.nii.gz; kidney_left=masks/a_left.nii.gz")
+    (case,) = read_cases(tmp_path, "here", ABDOMEN)
+    assert case.annotated == ("kidney_left", "liver")
+    assert marks(case, "liver") == [True, False, True, False]
+    assert marks(case, "kidney_left") == [False, True, False, False]
+
+
+def test_a_listed_mask_of_something_unknown_is_no_slip_to_overlook(tmp_path):
+    write_masks(tmp_path, "liver=masks/a_liver.nii.gz;lump=masks/a_left.nii.gz")
+    with refused("unknown-name"):
+        read_cases(tmp_path, "here", ABDOMEN)
+    assert "unknown-name" in [f.code for f in doctor(tmp_path).findings]
+    (case,) = read_cases(tmp_path, "here", ABDOMEN, rename={"lump": "spleen"})
+    assert case.annotated == ("liver", "spleen")
+
+
+@pytest.mark.parametrize(
+    ("annotated", "label"),
+    [
+        ("liver=masks/a_liver.nii.gz;spleen=2", ""),
+        ("liver=masks/a_liver.nii.gz", "masks/a_liver.nii.gz"),
+        ("masks/a_liver.nii.gz", ""),
+        ("liver=masks/a_liver.nii.gz;liver=masks/a_left.nii.gz", ""),
+    ],
+    ids=["a file and an id", "files and a label", "no name", "twice"],
+)
+def test_masks_that_cannot_be_understood(tmp_path, annotated, label):
+    write_masks(tmp_path, annotated, label)
+    with refused("row-unreadable"):
+        read_cases(tmp_path, "here", ABDOMEN)

@@ -19,6 +19,7 @@ from panorgan.data.layouts.base import (
     Layout,
     missing_folder,
 )
+from panorgan.data.layouts.nearest import no_layout
 from panorgan.errors import ConfigError, DataError, did_you_mean
 
 AUTO = "auto"
@@ -56,14 +57,7 @@ def find_layout(folder: Path, name: str = AUTO) -> Layout:
             fix="Say which, with 'layout: <name>' under the site or with '--layout <name>' on the command line.",
             code="several-layouts",
         )
-    known = "; ".join(f"{layout.name} ({layout.title})" for layout in layouts().values())
-    raise DataError(
-        "A data folder fits no layout that panorgan knows.",
-        where=str(folder),
-        why=f"known are: {known}",
-        fix="Point to the folder that holds the case folders or dataset.json, or list the cases in a cases.csv.",
-        code="no-layout",
-    )
+    raise no_layout(folder, layouts())
 
 
 def read_cases(
@@ -162,7 +156,7 @@ def _mask_source(found: FoundLabels, rules: LabelRules, folder: Path) -> MaskSou
     if isinstance(found, FoundSegments):
         return _segment_masks(found, rules, folder)
     # A file for every organ that a program knows: those that the catalogue lacks are left out.
-    structures = rules.structures(tuple(name for name in found.files if rules.knows(name)), str(folder))
+    structures = rules.structures(tuple(n for n in found.files if found.listed or rules.knows(n)), str(folder))
     files = {s: tuple(found.files[n] for n in names) for s, names in structures.items()}
     return MaskFiles(files) if files else None
 

@@ -40,9 +40,13 @@ class FoundLabelMap:
 
 @dataclass(frozen=True)
 class FoundMasks:
-    """One file per structure, by the names that the folder uses. A structure without a file is unknown."""
+    """One file per structure, by the names that the folder uses. A structure without a file is unknown.
+
+    Where files were not `listed` by a person, those of structures that the catalogue lacks are left out.
+    """
 
     files: Mapping[str, Path]
+    listed: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A tree of DICOM files: CT and MR series with labels as DICOM-SEG, or as NIfTI beside them.
+"""A tree of DICOM files: CT and MR series with labels as DICOM-SEG or contours (RTSTRUCT), or as NIfTI beside them.
 
 Folders may be laid out in any way; headers say what belongs together. A series is a case. Where a patient has labels,
 only the series they were drawn on are cases. Label maps are found in three places, and `labels.json` at the root,
@@ -66,9 +66,10 @@ def labels(folder: Path) -> dict[str, FoundLabels]:
     found = _look_up(tree, case_names(tree))
     if not found.labels and not found.problems and tree.contours:
         raise DataError(
-            "The labels of a DICOM folder are contours (RTSTRUCT), which panorgan does not read.",
+            "The contours of a DICOM folder (RTSTRUCT) outline nothing.",
             where=str(tree.contours[0]),
-            fix="Convert them to DICOM-SEG or NIfTI, for example in 3D Slicer or with 'plastimatch convert'.",
+            why="none of their regions has a closed contour",
+            fix="Export the contours again, or give the labels as DICOM-SEG or NIfTI.",
             code="contours-only",
         )
     return found.labels
@@ -110,7 +111,7 @@ def _look_up(tree: DicomTree, cases: dict[str, Series]) -> _LookedUp:
                 continue
             own = segments.setdefault(names[series], {})
             for number, name in file.names:
-                own[name] = (*own.get(name, ()), Segment(file.path, number))
+                own[name] = (*own.get(name, ()), Segment(file.path, number, file.contours))
             _refuse_other_space(file, series)
         except DataError as error:
             found.refuse(error, [names[series] for series in tree.candidates(file)])
@@ -187,4 +188,6 @@ def _ids(folder: Path, label_map: Path) -> dict[str, tuple[int, ...]]:
         ) from error
 
 
-LAYOUT = Layout("dicom", "a tree of DICOM files, with DICOM-SEG or NIfTI labels", fits, images, labels, problems)
+LAYOUT = Layout(
+    "dicom", "a tree of DICOM files, with DICOM-SEG, RTSTRUCT or NIfTI labels", fits, images, labels, problems
+)

@@ -1,7 +1,10 @@
 """A plain CSV: `case,image,label,annotated` (and, if wanted, `patient` and `modality`), for data without a convention.
 
 `image` and `label` are paths relative to the file. `annotated` says what the label's integers mean and which structures
-are known in that case: `liver=1;spleen=2`. A case without a label is unlabelled. `modality` is CT or MR.
+are known in that case: `liver=1;spleen=2`. Where every structure has a file of its own, `label` is empty and
+`annotated` names the files: `liver=masks/a_liver.nii.gz;spleen=masks/a_spleen.nii.gz`. A case without either is
+unlabelled.
+`modality` is CT or MR.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import csv
 from collections import Counter
 from pathlib import Path
 
-from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout
+from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundMasks, Layout
 from panorgan.errors import DataError
 
 _COLUMNS = ("case", "image", "label", "annotated")
@@ -41,13 +44,16 @@ def images(folder: Path) -> dict[str, FoundImage]:
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
-    """Every row that has a label."""
+    """Every row that has a label, or masks."""
     path = _file(folder)
-    return {
-        row["case"]: FoundLabelMap(path.parent / row["label"], _ids(row, path))
-        for row in _sorted(folder)[0]
-        if row["label"]
-    }
+    return {row["case"]: _labels(row, path) for row in _sorted(folder)[0] if row["label"] or row["annotated"]}
+
+
+def _labels(row: _Row, path: Path) -> FoundLabels:
+    if row["label"]:
+        return FoundLabelMap(path.parent / row["label"], _ids(row, path))
+    files = {name: path.parent / file for name, file in _entries(row, path).items()}
+    return FoundMasks(files, listed=True)
 
 
 def problems(folder: Path) -> tuple[DataError, ...]:
@@ -120,30 +126,44 @@ def _check(row: _Row, line: int, path: Path) -> None:
     elif row["label"] and not row["annotated"]:
         why = "it has a label, but nothing says what the label's integers mean"
         fix = "Write it under annotated, like liver=1;spleen=2."
-    elif row["annotated"] and not row["label"]:
+    elif not row["label"] and any(map(_is_ids, _entries(row, path).values())):
         why, fix = f"annotated is {row['annotated']!r}, but there is no label", "Name the label, or leave both empty."
     elif _modality(row) not in _MODALITIES:
         why, fix = f"modality is {row['modality']!r}", "Write CT or MR, or leave it empty."
     else:
-        _ids(row, path)
+        _labels(row, path)
         return
     raise _not_understood(row, path, why, fix)
 
 
 def _ids(row: _Row, path: Path) -> dict[str, tuple[int, ...]]:
     """`liver=1;kidney=2,3` → ids by name."""
-    ids: dict[str, tuple[int, ...]] = {}
+    entries = _entries(row, path)
+    if not all(map(_is_ids, entries.values())):
+        fix = "Write it like liver=1;spleen=2 (or kidney=2,3 for several ids)."
+        raise _not_understood(row, path, f"annotated is {row['annotated']!r}", fix)
+    return {name: tuple(int(number) for number in values.split(",")) for name, values in entries.items()}
+
+
+def _is_ids(values: str) -> bool:
+    """Whether these are ids, `2,3`, and no file."""
+    numbers = [number.strip() for number in values.split(",")]
+    return all(number.isdecimal() and int(number) > 0 for number in numbers)
+
+
+def _entries(row: _Row, path: Path) -> dict[str, str]:
+    """What stands behind every name of `annotated`."""
+    found: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in row["annotated"].split(";"))):
-        name, _, values = (part.strip() for part in entry.partition("="))
-        numbers = [value.strip() for value in values.split(",")]
-        if not name or not all(value.isdecimal() and int(value) > 0 for value in numbers):
-            fix = "Write it like liver=1;spleen=2 (or kidney=2,3 for several ids)."
+        name, _, value = (part.strip() for part in entry.partition("="))
+        if not name or not value:
+            fix = "Write it like liver=1;spleen=2; for masks in files of their own like liver=liver.nii.gz."
             raise _not_understood(row, path, f"annotated is {row['annotated']!r}", fix)
-        if name in ids:
+        if name in found:
             fix = f"Write several ids of a structure like {name}=1,2."
             raise _not_understood(row, path, f"annotated names {name} twice: {row['annotated']!r}", fix)
-        ids[name] = tuple(int(value) for value in numbers)
-    return ids
+        found[name] = value
+    return found
 
 
 def _not_understood(row: _Row, path: Path, why: str, fix: str) -> DataError:
