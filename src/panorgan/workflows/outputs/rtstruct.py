@@ -126,6 +126,8 @@ def _contours(number: int, organ: str, value: int, slices: SourceSlices) -> Any:
 
 
 def _slice_contours(slices: SourceSlices, value: int) -> Iterator[Any]:
+    from pydicom.charset import default_encoding
+
     for header, labels in zip(slices.headers, slices.labels, strict=True):
         origin, column, row = plane_of(header)
         for ring in outlines(labels == value):
@@ -134,6 +136,7 @@ def _slice_contours(slices: SourceSlices, value: int) -> Iterator[Any]:
             contour.ContourGeometricType = "CLOSED_PLANAR"
             contour.NumberOfContourPoints = len(ring)
             contour[_CONTOUR_DATA] = _numbers(origin + ring[:, :1] * column + ring[:, 1:] * row)
+            contour.set_original_encoding(True, True, default_encoding)  # so that the numbers are written as they are
             yield contour
 
 
