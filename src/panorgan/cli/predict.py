@@ -66,7 +66,7 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
     check_source(request.formats, source)
     volume = read_scan(scan.path, source)
     doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
-    shown: dict[str, Any] = {"scan": str(scan.path)}
+    shown: dict[str, Any] = {"scan": request.web.place_of(scan.path)}
     if scan.series:
         series = scan.series
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}

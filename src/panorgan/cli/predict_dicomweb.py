@@ -35,6 +35,10 @@ class DicomWebRequest:
         with DicomWebServer(self.origin, self._access).fetched(self.study, series) as folder:
             yield [folder], ()
 
+    def place_of(self, scan: Path) -> str:
+        """Where a scan came from: its path, or its address at the server, after whose UID its folder is named."""
+        return f"{self.origin.rstrip('/')}/studies/{self.study}/series/{scan.name}" if self.origin else str(scan)
+
     def store(self, files: Mapping[str, Path]) -> None:
         """Store the DICOM files among those of one scan."""
         if self.to:

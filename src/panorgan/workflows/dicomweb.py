@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from panorgan.workflows.dicomweb_access import Access, check_address
 
 # Seconds until a connection is there, and until the next bytes of an answer.
 _TIMEOUT = (10.0, 120.0)
+_UID = re.compile(r"\d+(\.\d+)*")
 _MODALITIES = ("CT", "MR")
 # As it is stored: nothing is decompressed or converted on the way.
 _ANY_SYNTAX = (("application/dicom", "*"),)
 _NO_ACCESS = (401, 403)
-_CONFLICT = 409
+# Answers to a request to store that say: these objects not, and not later either.
+_NOT_STORED = (400, 409, 413, 415, 422)
+_STORING = "store the results"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class DicomWebServer:
     def store(self, files: Sequence[Path]) -> None:
         """Store DICOM files (STOW-RS); raises unless the server has accepted all of them."""
         datasets = [import_pydicom().dcmread(path) for path in files]
-        with self._translated("store the results") as client:
+        with self._translated(_STORING) as client:
             answer = client.store_instances(datasets)
         failed = {str(item.ReferencedSOPInstanceUID): item for item in answer.get("FailedSOPSequence") or []}
         accepted = {str(item.ReferencedSOPInstanceUID) for item in answer.get("ReferencedSOPSequence") or []}
@@ -143,7 +147,7 @@ class DicomWebServer:
         status = error.response.status_code
         if status in _NO_ACCESS:
             return self._error(doing, "dicomweb-refused", f"it answered {status}", _CREDENTIALS)
-        if status == _CONFLICT:
+        if doing == _STORING and status in _NOT_STORED:
             return self._error(doing, "dicomweb-not-stored", _failures(error.response), _ARCHIVE)
         return self._error(doing, "dicomweb-failed", f"it answered {status} {error.response.reason}", _ADDRESS)
 
@@ -194,6 +198,8 @@ def _import_dicomweb() -> tuple[Any, Any]:
 
 
 def _remote(listed: Any) -> RemoteSeries:
+    if not _UID.fullmatch(str(listed.SeriesInstanceUID)):  # it becomes the name of a folder
+        raise ValueError("it lists a series whose UID is none")
     count = listed.get("NumberOfSeriesRelatedInstances")
     return RemoteSeries(
         uid=str(listed.SeriesInstanceUID),
