@@ -22,7 +22,7 @@ from refusing import refused
 from stub_archive import answering, stored
 
 from panorgan.data.volume import read_scan
-from panorgan.workflows.dicomweb import DicomWebServer
+from panorgan.workflows.dicomweb import DicomWebServer, RemoteSeries
 from panorgan.workflows.dicomweb_access import Access
 
 KNOWN = Access(user=USER, password=PASSWORD)
@@ -243,6 +243,35 @@ def test_a_series_that_arrives_short_is_refused(tmp_path):
         with refused("dicomweb-incomplete") as caught:
             server._fetch("1.2.3", series, tmp_path / "got")
     assert caught.value.why.startswith("1 of 5 ")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"--b\r\nContent-Type: application/dicom\r\n\r\nno DICOM\r\n--b--\r\n", "multipart/related; boundary=b"),
+        (b"<html>", "text/html"),
+    ],
+)
+def test_what_arrives_and_is_no_dicom_is_refused(tmp_path, body, kind):
+    series = RemoteSeries("1.2.3.4", "CT", "1", "", None)
+    with answering(body=body, kind=kind) as stub, refused("dicomweb-failed"):
+        DicomWebServer(stub.url, Access())._fetch("1.2.3", series, tmp_path / "got")
+
+
+def test_a_full_disk_is_not_the_servers_fault(tmp_path, monkeypatch):
+    made = made_prediction(tmp_path / "ct")
+    body = b"--b\r\nContent-Type: application/dicom\r\n\r\n" + made.series.files[0].read_bytes() + b"\r\n--b--\r\n"
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pydicom.Dataset, "save_as", full)
+    series = RemoteSeries("1.2.3.4", "CT", "1", "", None)
+    with (
+        answering(body=body, kind='multipart/related; type="application/dicom"; boundary=b') as stub,
+        pytest.raises(OSError, match="No space"),
+    ):
+        DicomWebServer(stub.url, Access())._fetch("1.2.3", series, tmp_path / "got")
 
 
 def test_a_token_is_sent_as_such_and_nothing_without_one(tmp_path, monkeypatch):

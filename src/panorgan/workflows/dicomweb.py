@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.data.formats import import_pydicom
-from panorgan.errors import DataError
+from panorgan.errors import DataError, PanorganError
 from panorgan.workflows.dicomweb_access import Access, check_address
 
 # Seconds until a connection is there, and until the next bytes of an answer.
@@ -96,10 +96,10 @@ class DicomWebServer:
         for text in wanted:
             kept += [one for one in there if one.is_called(text)]
             if not any(one.is_called(text) for one in there):
-                raise self._no_series(f"There is no series {text!r} at the server.", study, there)
+                raise self._no_series(f"series {text!r}", study, there)
         kept = kept if wanted else [one for one in there if one.modality in _MODALITIES]
         if not kept:
-            raise self._no_series("The server has no CT or MR series of this study.", study, there)
+            raise self._no_series("CT or MR series", study, there)
         return list(dict.fromkeys(kept))
 
     def _fetch(self, study: str, series: RemoteSeries, folder: Path) -> None:
@@ -129,30 +129,53 @@ class DicomWebServer:
             # It would repeat a request whose body it has used up.
             client.set_http_retry_params(retry=False)
             yield client
-        except failed.SSLError as error:
-            raise self._error(doing, "dicomweb-certificate", error, _CERTIFICATE) from error
-        except failed.Timeout as error:
-            raise self._error(doing, "dicomweb-timeout", error, _LATER) from error
-        except failed.ConnectionError as error:
-            raise self._error(doing, "dicomweb-unreachable", error, _LATER) from error
         except failed.HTTPError as error:
             raise self._answered(doing, error) from error
-        except (failed.RequestException, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise self._error(doing, "dicomweb-failed", error, _ADDRESS) from error
+        except failed.RequestException as error:
+            raise self._disturbed(doing, error, failed) from error
+        except (PanorganError, OSError):
+            raise
+        except Exception as error:  # what is no DICOM fails in many ways
+            raise self._failed(doing, error) from error
         finally:
             session.close()
 
+    def _disturbed(self, doing: str, error: Exception, kinds: Any) -> DataError:
+        """No answer, or none that could be believed."""
+        what = f"The DICOMweb server did not {doing}."
+        if isinstance(error, kinds.SSLError):  # before ConnectionError, which it is too
+            fix = "Name the file of your hospital's certificate authority as 'ca' in the file of --credentials."
+            return self._error(what, code="dicomweb-certificate", why=error, fix=fix)
+        fix = "Check the address, the network and that the server runs, and try again."
+        if isinstance(error, kinds.Timeout):
+            return self._error(what, code="dicomweb-timeout", why=error, fix=fix)
+        if isinstance(error, kinds.ConnectionError | kinds.ChunkedEncodingError):
+            return self._error(what, code="dicomweb-unreachable", why=error, fix=fix)
+        return self._failed(doing, error)
+
     def _answered(self, doing: str, error: Any) -> DataError:
         """The server's refusal."""
-        status = error.response.status_code
+        what, status = f"The DICOMweb server did not {doing}.", error.response.status_code
+        answer = f"it answered {status} {error.response.reason}"
         if status in _NO_ACCESS:
-            return self._error(doing, "dicomweb-refused", f"it answered {status}", _CREDENTIALS)
+            fix = "Set the credentials in the environment or in the file of --credentials (docs/predict.md)."
+            return self._error(what, code="dicomweb-refused", why=answer, fix=fix)
         if doing == _STORING and status in _NOT_STORED:
-            return self._error(doing, "dicomweb-not-stored", _failures(error.response), _ARCHIVE)
-        return self._error(doing, "dicomweb-failed", f"it answered {status} {error.response.reason}", _ADDRESS)
+            fix = "The files are in --out. Ask who runs the archive whether it takes such objects."
+            return self._error(what, code="dicomweb-not-stored", why=_failures(error.response) or answer, fix=fix)
+        return self._failed(doing, answer)
 
-    def _error(self, doing: str, code: str, why: object, fix: str) -> DataError:
-        what = f"The DICOMweb server did not {doing}."
+    def _failed(self, doing: str, why: object) -> DataError:
+        """Anything else."""
+        return DataError(
+            f"The DICOMweb server did not {doing}.",
+            code="dicomweb-failed",
+            where=self.url,
+            why=str(why),
+            fix="Check that the address is the root of a DICOMweb service, such as https://pacs.example/dicom-web.",
+        )
+
+    def _error(self, what: str, *, code: str, why: object, fix: str) -> DataError:
         return DataError(what, code=code, where=self.url, why=str(why), fix=fix)
 
     def _not_stored(self, reasons: dict[Path, str], sent: int) -> DataError:
@@ -162,26 +185,17 @@ class DicomWebServer:
             code="dicomweb-partly-stored" if some else "dicomweb-not-stored",
             where=self.url,
             why="; ".join(f"{path.name}: {reason}" for path, reason in reasons.items()),
-            fix=_ARCHIVE,
+            fix="The files are in --out. Ask who runs the archive whether it takes such objects.",
         )
 
-    def _no_series(self, what: str, study: str, there: Sequence[RemoteSeries]) -> DataError:
+    def _no_series(self, wanted: str, study: str, there: Sequence[RemoteSeries]) -> DataError:
         return DataError(
-            what,
+            f"The DICOMweb server has no {wanted} of this study.",
             code="dicomweb-no-such-series",
             where=f"{self.url}, study {study}",
             why=f"there are {'; '.join(map(str, there))}" if there else "it lists no series of this study",
             fix="Give the study's UID and a series by number, description or UID, as the archive shows them.",
         )
-
-
-_LATER = "Check the address, the network and that the server runs, and try again."
-_ADDRESS = "Check that the address is the root of a DICOMweb service, such as https://pacs.example/dicom-web."
-_CERTIFICATE = (
-    "Name the file of your hospital's certificate authority as 'ca' in --credentials, or in REQUESTS_CA_BUNDLE."
-)
-_CREDENTIALS = "Set the credentials in the environment or in the file of --credentials (docs/predict.md)."
-_ARCHIVE = "The files are in --out. Ask who runs the archive whether it takes segmentations, and store them again."
 
 
 def _import_dicomweb() -> tuple[Any, Any]:
@@ -217,9 +231,9 @@ def _reason(item: Any) -> str:
 
 
 def _failures(response: Any) -> str:
-    """What a server says when it has stored nothing."""
+    """The reasons of a server that has stored nothing; empty where it names none."""
     try:
         failed = import_pydicom().Dataset.from_json(response.json()).get("FailedSOPSequence") or []
     except (ValueError, KeyError, TypeError, AttributeError):
         failed = []
-    return "; ".join(_reason(item) for item in failed) or f"it answered {response.status_code} {response.reason}"
+    return "; ".join(_reason(item) for item in failed)

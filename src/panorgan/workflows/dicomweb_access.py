@@ -75,10 +75,11 @@ def read_access(file: Path | None = None, environ: Mapping[str, str] = os.enviro
         return Access(**given)
     except ValidationError as error:
         first = error.errors()[0]
+        reason = first.get("ctx", {}).get("error")
         # Names and reasons, never the values: they are secrets.
         raise DataError(
             "The credentials of the DICOMweb server cannot be used.",
-            code=getattr(first.get("ctx", {}).get("error"), "code", "bad-credentials"),
+            code=reason.code if isinstance(reason, SettingError) else "bad-credentials",
             where=": ".join([where, *map(str, first["loc"])]),
             why=first["msg"],
             fix="Give user and password, or token; and ca where the server's certificate is your hospital's own.",

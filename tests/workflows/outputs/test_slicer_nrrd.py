@@ -56,7 +56,7 @@ def test_segments_are_described_as_slicer_reads_them(tmp_path):
     red, green, blue = map(float, header["Segment0_Color"].split())
     assert (red, green, blue) == pytest.approx((0xD5 / 255, 0x5E / 255, 0), abs=1e-5)
     assert header["Segment3_Tags"] == (
-        "Segmentation.Status:completed|TerminologyEntry:Segmentation category and type - DICOM master list"
+        "Segmentation.Status:inprogress|TerminologyEntry:Segmentation category and type - DICOM master list"
         "~SCT^91723000^Anatomical Structure~SCT^64033007^Kidney~SCT^7771000^Left"
         "~Anatomic codes - DICOM master list~^^~^^|"
     )

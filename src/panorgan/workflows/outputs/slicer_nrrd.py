@@ -53,7 +53,7 @@ def _segment(organ: str, value: int, labels: NDArray[np.uint8]) -> dict[str, str
         "LabelValue": str(value),
         "Layer": "0",
         "Extent": _extent(labels == value),
-        "Tags": f"Segmentation.Status:completed|TerminologyEntry:{_terminology(organ)}|",
+        "Tags": f"Segmentation.Status:inprogress|TerminologyEntry:{_terminology(organ)}|",
     }
 
 
