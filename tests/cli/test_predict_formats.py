@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import nibabel as nib
@@ -18,7 +20,10 @@ from orthanc import PASSWORD, USER, needs_orthanc, running
 from stub_archive import answering
 from typer.testing import CliRunner
 
+from panorgan import load_model
 from panorgan.cli import main as cli
+from panorgan.cli.predict_dicomweb import DicomWebRequest
+from panorgan.workflows.dicomweb import DicomWebServer
 from panorgan.workflows.outputs import FORMATS
 
 EVERYTHING = ",".join(FORMATS)
@@ -132,6 +137,32 @@ def test_results_that_could_not_be_stored_are_kept(finished, tmp_path, capfd, mo
     with answering(status=403) as stub:
         code, _, err = predict(capfd, monkeypatch, finished, *arguments[:-1], stub.url)
     assert "[dicomweb-refused]" in err
+
+
+def test_a_model_remembers_the_series_that_it_predicted_on(finished, tmp_path):
+    write_ct(tmp_path / "ct")
+    prediction = load_model(finished, "cpu").predict(tmp_path / "ct")
+    prediction.save(tmp_path / "scan", "dicom-seg")
+    found = read_seg(tmp_path / "scan.seg.dcm", prediction.affine, prediction.labels.shape)
+    np.testing.assert_array_equal(found, prediction.labels)
+
+
+def test_fetched_scans_are_removed_when_the_command_is_told_to_end(monkeypatch):
+    monkeypatch.setattr(DicomWebServer, "_chosen", lambda *_: [])
+    request, folders = DicomWebRequest(origin="http://127.0.0.1:9/", study="1.2.3"), []
+    before = signal.getsignal(signal.SIGTERM)
+
+    def told_to_end() -> None:
+        with request.opened([], [], ["nifti"]) as (scans, _):
+            folders.extend(scans)
+            (folders[0] / "patient").write_text("x")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as left:
+        told_to_end()
+    assert left.value.code == 143
+    assert not folders[0].exists()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @needs_orthanc

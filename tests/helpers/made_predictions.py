@@ -27,6 +27,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "sagittal": {"orientation": SAGITTAL},
     "thick": {"spacing": (1.25, 1.25, 7.7)},
     "from head to feet": {"orientation": (1, 0, 0, 0, -1, 0)},
+    "of MR": {"modality": "MR"},
     "long pixels": {"spacing": (0.5, 1.7, 3.0)},
     "odd numbers": {"spacing": (0.683594, 0.683594, 1.0 / 3), "origin": (-174.658203, 1.23456789, -1000.1)},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,20 @@ from panorgan.errors import DataError
 from panorgan.workflows.dicomweb import DicomWebServer
 from panorgan.workflows.dicomweb_access import Access, read_access
 from panorgan.workflows.outputs import FORMATS
+
+
+@contextmanager
+def _ended_properly() -> Iterator[None]:
+    """A command that is told to end removes the scans that it fetched."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class DicomWebRequest:
         if not self.origin:
             yield scans, series
             return
-        with DicomWebServer(self.origin, self._access).fetched(self.study, series) as folder:
+        with _ended_properly(), DicomWebServer(self.origin, self._access).fetched(self.study, series) as folder:
             yield [folder], ()
 
     def place_of(self, scan: Path) -> str:

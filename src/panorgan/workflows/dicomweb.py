@@ -57,6 +57,7 @@ class DicomWebServer:
 
     def __post_init__(self) -> None:
         check_address(self.url, self.access)
+        _import_dicomweb()  # before the work, not after it
 
     def store(self, files: Sequence[Path]) -> None:
         """Store DICOM files (STOW-RS); raises unless the server has accepted all of them."""

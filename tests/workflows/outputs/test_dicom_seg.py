@@ -10,8 +10,8 @@ import nibabel as nib
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import cases_of, change, masks_of
-from made_predictions import GEOMETRIES, ORGANS, dice, made_prediction, random_labels, read_seg
+from dicom_files import cases_of, change, frame_positions, masks_of, write_series
+from made_predictions import GEOMETRIES, ORGANS, SIZE, dice, made_prediction, random_labels, read_seg
 from pydicom.uid import UID, CTImageStorage, generate_uid
 from refusing import refused
 
@@ -46,6 +46,23 @@ def test_panorgan_reads_its_own_segmentations(tmp_path, geometry, kind):
     assert case.annotated == tuple(sorted(ORGANS))
     for organ, mask in masks_of(case).items():
         np.testing.assert_array_equal(mask, made.prediction.mask(organ), err_msg=organ)
+
+
+def test_frames_follow_slices_whose_positions_are_rounded(tmp_path):
+    """The label map lies on the straight line through all slices; a frame lies where its slice says."""
+    write_series(tmp_path / "p" / "ct", np.random.default_rng(0).integers(-1000, 1000, SIZE))
+    for number, path in enumerate(sorted((tmp_path / "p" / "ct").iterdir())):
+        x, y, z = pydicom.dcmread(path).ImagePositionPatient
+        change(path, ImagePositionPatient=[x, y, round(float(z) + 0.02 * (-1) ** number, 3)])
+    volume = read_scan(tmp_path / "p" / "ct")
+    labels, source = random_labels(), source_files(tmp_path / "p" / "ct")
+    prediction = Prediction(labels, volume.affine, Vocabulary(ORGANS), {}, (), source)
+    prediction.save(tmp_path / "p" / "scan", "dicom-seg,rtstruct")
+    slices = {tuple(pydicom.dcmread(path).ImagePositionPatient) for path in source}
+    assert {tuple(place) for place in frame_positions(tmp_path / "p" / "scan.seg.dcm")} == slices
+    (case,) = cases_of(tmp_path).values()
+    for organ, mask in masks_of(case).items():
+        np.testing.assert_array_equal(mask, prediction.mask(organ), err_msg=organ)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real scans are not here (../shared/data)")
@@ -219,6 +236,13 @@ def test_a_series_without_its_uids_is_refused(tmp_path, missing):
     with refused("source-series-unusable") as caught:
         made.saved(tmp_path, "dicom-seg")
     assert missing in caught.value.why
+
+
+def test_a_file_of_several_frames_is_refused(tmp_path):
+    made = made_prediction(tmp_path / "ct")
+    change(made.series.files[2], NumberOfFrames=2)
+    with refused("source-series-unusable"):
+        made.saved(tmp_path, "dicom-seg")
 
 
 def test_slices_of_two_series_are_refused(tmp_path):

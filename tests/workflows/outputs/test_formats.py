@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,14 @@ def test_where_one_format_fails_none_is_written_and_what_was_there_stays(tmp_pat
     with refused("no-source-series"):
         prediction().save(tmp_path / "scan.nii.gz", "nifti,seg.nrrd,rtstruct")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_library_that_is_missing_is_noticed_before_the_work(tmp_path, monkeypatch):
+    made = made_prediction(tmp_path / "ct")
+    monkeypatch.setitem(sys.modules, "highdicom", None)
+    check_source(["rtstruct", "nifti"], made.series.files)
+    with refused("highdicom-missing"):
+        check_source(["dicom-seg-labelmap"], made.series.files)
 
 
 def test_a_source_is_checked_only_for_dicom():

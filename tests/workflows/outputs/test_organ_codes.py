@@ -82,7 +82,12 @@ def test_a_part_of_a_cyst_lies_in_the_organ_of_the_cyst():
 
 def test_an_own_organ_with_a_long_title_keeps_its_name_as_label():
     declare_organs(
-        {"knob": OwnOrgan(title="x" * 70), "bump": OwnOrgan(snomed=41216001), "dent": OwnOrgan(colour="#010203")}
+        {
+            "knob": OwnOrgan(title="x" * 70),
+            "bump": OwnOrgan(snomed=41216001),
+            "dent": OwnOrgan(colour="#010203"),
+            "slash": OwnOrgan(title="a\\b", aliases=["a\\b"]),
+        }
     )
     try:
         assert codes_of("knob").label == "knob"
@@ -90,5 +95,6 @@ def test_an_own_organ_with_a_long_title_keeps_its_name_as_label():
         assert codes_of("bump").type == Coding("41216001", "Bump")
         assert codes_of("bump").label == "Bump"
         assert rgb("dent") == (1, 2, 3)
+        assert (codes_of("slash").label, codes_of("slash").type.meaning) == ("slash", "a/b")
     finally:
         remove_added()

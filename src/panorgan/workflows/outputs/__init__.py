@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from panorgan.data.volume import write_labels
 from panorgan.errors import DataError, did_you_mean
 from panorgan.federation.files import write_atomically
+from panorgan.workflows.outputs.dicom_identity import import_highdicom
 from panorgan.workflows.outputs.source_series import read_headers
 
 if TYPE_CHECKING:
@@ -72,9 +73,11 @@ def parse_formats(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_source(formats: Sequence[str], files: Sequence[Path]) -> None:
-    """Refuse a scan that cannot be written in these formats, before time is spent on predicting it."""
+    """Refuse what cannot be written in these formats, before time is spent on predicting it."""
     if any(FORMATS[name].is_dicom for name in formats):
         read_headers(files)
+    if {"dicom-seg", "dicom-seg-labelmap"} & set(formats):
+        import_highdicom()
 
 
 def output_files(path: Path, formats: Sequence[str]) -> dict[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from panorgan.errors import DataError
 from panorgan.workflows.outputs.organ_codes import PRIVATE_SCHEME
 
 MAKER = "panorgan"
@@ -19,6 +20,19 @@ _COPIED = (
     "IssuerOfPatientID", "PatientAge", "PatientSize", "PatientWeight", "PatientIdentityRemoved",
     "DeidentificationMethod", "DeidentificationMethodCodeSequence", "StudyDescription", "TimezoneOffsetFromUTC",
 )  # fmt: skip
+
+
+def import_highdicom() -> Any:
+    """highdicom, or what to install."""
+    try:
+        import highdicom
+    except ImportError as error:
+        raise DataError(
+            "Writing DICOM segmentations needs highdicom, which is not installed.",
+            code="highdicom-missing",
+            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[dicom-out]'",
+        ) from error
+    return highdicom
 
 
 def new_uid() -> str:

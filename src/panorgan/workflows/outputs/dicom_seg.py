@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from panorgan.errors import DataError
-from panorgan.workflows.outputs.dicom_identity import LONGEST, MAKER, UTF_8, new_uid, private_scheme, series_number
+from panorgan.workflows.outputs.dicom_identity import (
+    LONGEST,
+    MAKER,
+    UTF_8,
+    import_highdicom,
+    new_uid,
+    private_scheme,
+    series_number,
+)
 from panorgan.workflows.outputs.organ_codes import Coding, OrganCodes, codes_of, rgb
 from panorgan.workflows.outputs.source_series import SourceSlices, match_slices
 
@@ -22,12 +30,12 @@ def write_binary(path: Path, prediction: Prediction) -> None:
 
 
 def write_labelmap(path: Path, prediction: Prediction) -> None:
-    """One byte per pixel, a frame per slice: smaller and quicker with many organs, for readers of 2024 and later."""
+    """One byte per pixel, a frame per slice, whatever the number of organs; few readers know it yet."""
     _write(path, prediction, "LABELMAP")
 
 
 def _write(path: Path, prediction: Prediction, kind: str) -> None:
-    seg = _import_highdicom().seg
+    seg = import_highdicom().seg
     slices = match_slices(prediction.source, prediction.labels, prediction.affine)
     organs = list(prediction.names)
     codes = {organ: codes_of(organ) for organ in organs}
@@ -59,18 +67,6 @@ def _write(path: Path, prediction: Prediction, kind: str) -> None:
             why=f"{type(error).__name__}: {error}",
             fix="Correct what the series says there, or choose the formats nifti and seg.nrrd.",
         ) from error
-
-
-def _import_highdicom() -> Any:
-    try:
-        import highdicom
-    except ImportError as error:
-        raise DataError(
-            "Writing DICOM segmentations needs highdicom, which is not installed.",
-            code="highdicom-missing",
-            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[dicom-out]'",
-        ) from error
-    return highdicom
 
 
 def _numbered(slices: SourceSlices, values: list[int]) -> Any:

@@ -86,13 +86,18 @@ def _label(organ: Organ) -> str:
         again = find_organ(organ.title) == organ
     except AnatomyError:
         again = False
-    return organ.title if again and len(organ.title) <= _LONGEST else organ.name
+    return organ.title if again and organ.title == _text(organ.title) else organ.name
+
+
+def _text(title: str) -> str:
+    """As DICOM's long strings hold it: a backslash would begin another value."""
+    return title.replace("\\", "/")[:_LONGEST]
 
 
 def _type(organ: Organ) -> Coding:
     if organ.snomed_value:
-        return Coding(organ.snomed_value, organ.snomed_meaning[:_LONGEST])
-    return Coding(organ.name, organ.title[:_LONGEST], PRIVATE_SCHEME)
+        return Coding(organ.snomed_value, _text(organ.snomed_meaning))
+    return Coding(organ.name, _text(organ.title), PRIVATE_SCHEME)
 
 
 def _modifier(organ: Organ) -> Coding | None:
