@@ -8,11 +8,12 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /tmp/panorgan
-COPY requirements.txt requirements-network.txt requirements-torch.txt ./
+COPY requirements.txt requirements-network.txt requirements-dicom.txt requirements-torch.txt ./
 COPY scripts/check_hashes.py scripts/
 COPY build/dist/*.whl ./
 # The same files, by their hashes, as `make venv` installs; PyTorch's build depends on the machine and is checked afterwards.
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements.txt -r requirements-network.txt \
+      -r requirements-dicom.txt \
  && pip install --no-cache-dir --report torch.json --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple \
       "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-torch.txt)" \
  && python scripts/check_hashes.py torch.json requirements-torch.txt \

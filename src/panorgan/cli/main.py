@@ -337,11 +337,11 @@ def evaluate(run: RunPath, as_json: AsJson = False) -> None:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
-    scans: Annotated[
-        list[Path],
-        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a DICOM folder with any series."),
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the label maps.")],
+    scans: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a DICOM folder with any series."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     series: Annotated[
         list[str] | None,
@@ -351,12 +351,39 @@ def predict(
             metavar="SERIES",
         ),
     ] = None,
+    formats: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="nifti, seg.nrrd (3D Slicer), and of DICOM series dicom-seg, dicom-seg-labelmap, rtstruct; "
+            "several with commas.",
+            metavar="FORMATS",
+        ),
+    ] = "nifti",
+    origin: Annotated[
+        str, typer.Option("--from", help="Read a study's series from a DICOMweb server (WADO-RS).", metavar="URL")
+    ] = "",
+    study: Annotated[str, typer.Option("--study", help="With --from: the study.", metavar="UID")] = "",
+    to: Annotated[
+        str, typer.Option("--to", help="Store the DICOM results at a DICOMweb server (STOW-RS).", metavar="URL")
+    ] = "",
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            "--credentials",
+            help="YAML file with user and password, or token, and ca; else PANORGAN_DICOMWEB_USER, …",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Segment scans: a label map on each scan's own grid, organ names and doubts in a JSON file beside it."""
     from panorgan.cli.predict import PredictRequest, predict_scans
+    from panorgan.cli.predict_dicomweb import DicomWebRequest
+    from panorgan.workflows.outputs import parse_formats
 
-    predict_scans(PredictRequest(model, scans, out, device, series or (), as_json))
+    web = DicomWebRequest(origin, study, to, credentials)
+    predict_scans(PredictRequest(model, scans or (), out, device, series or (), as_json, parse_formats(formats), web))
 
 
 @app.command()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
-from panorgan.data.volume import read_scan
+from panorgan.cli.predict_dicomweb import DicomWebRequest
+from panorgan.data.volume import read_scan, source_files
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import LABELS
+from panorgan.workflows.outputs import NIFTI, check_source, output_files, side_file
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
 
 
@@ -29,12 +31,18 @@ class PredictRequest:
     device: str = "auto"
     series: Sequence[str] = ()
     as_json: bool = False
+    formats: tuple[str, ...] = (NIFTI,)
+    web: DicomWebRequest = field(default_factory=DicomWebRequest)
 
 
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
-    found = find_scans(request.scans, request.series)
-    _refuse_overwriting(found.scans, request.out)
+    with request.web.opened(request.scans, request.series, request.formats) as (scans, series):
+        _predict_found(request, find_scans(scans, series))
+
+
+def _predict_found(request: PredictRequest, found: Found) -> None:
+    _refuse_overwriting(found.scans, request)
     loaded = load_model(request.model, choose_device(request.device, "--device"))
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
@@ -43,31 +51,39 @@ def predict_scans(request: PredictRequest) -> None:
     segmented = 0
     for scan in found.scans:
         try:
-            shown = _predict_one(loaded, scan, request.out)
+            shown = _predict_one(loaded, scan, request)
         except DataError as error:
             failures.append(error)
             continue
-        segmented += "labels" in shown
+        segmented += "files" in shown
         view.result(scan, shown)
     _report_failures(failures, len(found.scans), segmented)
 
 
-def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
+def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str, Any]:
     """Write the label map and its names; a label map in a folder of scans is left out."""
-    volume = read_scan(scan.path, scan.slices)
+    source = scan.slices or source_files(scan.path)
+    check_source(request.formats, source)
+    volume = read_scan(scan.path, source)
     doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
-    shown: dict[str, Any] = {"scan": str(scan.path)}
+    shown: dict[str, Any] = {"scan": request.web.place_of(scan.path)}
     if scan.series:
         series = scan.series
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
     if scan.listed and any(doubt.code == LABELS for doubt in doubts):
         return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
-    target = _target(scan, out)
-    replaced = (_replaced(target),) if target.exists() else ()
-    prediction = model.segment(volume, scan.path.resolve().name, doubts)
-    side = prediction.save(target)
+    files = _targets(scan, request)
+    replaced = [_replaced(target) for target in files.values() if target.exists()]
+    prediction = model.segment(volume, scan.path.resolve().name, doubts, source)
+    side = prediction.save(_target(scan, request.out), request.formats)
+    request.web.store(files)
     found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
-    return {**shown, "labels": str(target), "names": str(side), "doubts": found}
+    shown["files"] = {name: str(file) for name, file in files.items()}
+    if NIFTI in files:
+        shown["labels"] = str(files[NIFTI])
+    if request.web.to:
+        shown["stored"] = request.web.to
+    return {**shown, "names": str(side), "doubts": found}
 
 
 class _View:
@@ -92,8 +108,9 @@ class _View:
         if self.as_json:
             print(json.dumps(shown), flush=True)
             return
-        if "labels" in shown:
-            Console(soft_wrap=True).print(f"{scan.name} → {shown['labels']}", markup=False, highlight=False)
+        if "files" in shown:
+            written = ", ".join(filter(None, [*shown["files"].values(), shown.get("stored")]))
+            Console(soft_wrap=True).print(f"{scan.name} → {written}", markup=False, highlight=False)
         sys.stdout.flush()
         for doubt in shown["doubts"]:
             self._doubt(scan.name, Problem(**doubt), left_out="skipped" in shown)
@@ -127,11 +144,11 @@ def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) 
         )
 
 
-def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
+def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
     """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
     given = {scan.path.resolve() for scan in scans}
-    for scan in scans:
-        target = _target(scan, out)
+    targets = [(scan, target) for scan in scans for target in _targets(scan, request).values()]
+    for scan, target in targets:
         if target.resolve() in given:
             raise DataError(
                 "A label map would overwrite a scan.",
@@ -140,7 +157,7 @@ def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
                 why="--out is the folder of the scans",
                 fix="Choose another folder with --out.",
             )
-        if target.exists() and not _is_prediction(target):
+        if target.exists() and not _is_prediction(_target(scan, request.out)):
             raise DataError(
                 "A label map would overwrite another file.",
                 code="overwrites-file",
@@ -153,7 +170,7 @@ def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
 def _is_prediction(target: Path) -> bool:
     """Whether the file beside a label map says which model made it."""
     try:
-        about = json.loads(target.with_name(target.name.removesuffix(".nii.gz") + ".json").read_text("utf-8"))
+        about = json.loads(side_file(target).read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(about, dict) and {"model", "labels"} <= about.keys()
@@ -166,6 +183,11 @@ def _replaced(target: Path) -> Problem:
         f"{target} was there",
         "Choose another folder with --out to keep both.",
     )
+
+
+def _targets(scan: Scan, request: PredictRequest) -> dict[str, Path]:
+    """The file of every format."""
+    return output_files(_target(scan, request.out), request.formats)
 
 
 def _target(scan: Scan, out: Path) -> Path:

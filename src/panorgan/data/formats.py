@@ -87,6 +87,11 @@ def read_itk_file(path: Path) -> Scan:
 
 def read_dicom_series(folder: Path) -> Scan:
     """Voxels and affine of the one series in a folder; see `read_dicom_files`."""
+    return read_dicom_files(dicom_series_files(folder), folder)
+
+
+def dicom_series_files(folder: Path) -> tuple[Path, ...]:
+    """The files of the one series in a folder."""
     import SimpleITK as sitk  # noqa: N813
 
     reader = sitk.ImageSeriesReader
@@ -106,7 +111,7 @@ def read_dicom_series(folder: Path) -> Scan:
             fix="Give every series its own folder, or read the whole tree with 'layout: dicom'.",
             code="several-dicom-series",
         )
-    return read_dicom_files([Path(name) for name in reader.GetGDCMSeriesFileNames(str(folder), series[0])], folder)
+    return tuple(Path(name) for name in reader.GetGDCMSeriesFileNames(str(folder), series[0]))
 
 
 def read_dicom_files(files: Sequence[Path], where: Path) -> Scan:

@@ -13,7 +13,14 @@ import numpy as np
 from nibabel.arrayproxy import ArrayProxy
 from numpy.typing import NDArray
 
-from panorgan.data.formats import ITK_ENDINGS, one_slice, read_dicom_files, read_dicom_series, read_itk_file
+from panorgan.data.formats import (
+    ITK_ENDINGS,
+    dicom_series_files,
+    one_slice,
+    read_dicom_files,
+    read_dicom_series,
+    read_itk_file,
+)
 from panorgan.data.scan_size import check_nifti_room
 from panorgan.data.whole_gzip import whole_gzip
 from panorgan.errors import DataError
@@ -96,6 +103,11 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             code="file-unreadable",
         ) from error
     return _checked(voxels, affine, path)
+
+
+def source_files(path: Path) -> tuple[Path, ...]:
+    """The files of the DICOM series in a folder; none for a scan in a file."""
+    return dicom_series_files(path) if path.is_dir() else ()
 
 
 def _checked(voxels: NDArray[Any], affine: NDArray[np.float64], path: Path | str) -> Volume:

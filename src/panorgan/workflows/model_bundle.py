@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS
-from panorgan.data.volume import Volume, read_scan, scan_from_array
+from panorgan.data.volume import Volume, read_scan, scan_from_array, source_files
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
@@ -48,7 +49,7 @@ class Model:
     """A network ready to predict, with the plan that its scans must follow.
 
     `load_model` reads one. `taught` are the structures that the model was trained on; None means all that its channels
-    can show.
+    can show. `weights` is the SHA-256 of the file of weights.
     """
 
     network: SegmentationNetwork
@@ -57,6 +58,7 @@ class Model:
     postprocess: str
     card: dict[str, Any]
     taught: frozenset[str] | None = None
+    weights: str = ""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -91,24 +93,31 @@ class Model:
                 if is_file
                 else "Pass its affine too: predict(array, affine).",
             )
-        if isinstance(scan, str | os.PathLike):
-            name, volume = Path(scan).name, read_scan(Path(scan), slices)
-        else:
-            name, volume = "array", scan_from_array(scan, np.asarray(affine))
-        return self.segment(volume, name)
+        if not isinstance(scan, str | os.PathLike):
+            return self.segment(scan_from_array(scan, np.asarray(affine)), "array")
+        path = Path(scan)
+        source = slices or source_files(path)
+        return self.segment(read_scan(path, source), path.name, source=source)
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
         """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
         return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality)
 
-    def segment(self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None) -> Prediction:
-        """Segment a scan that is in memory; `doubts` are those already known, `name` tells which scan it is."""
+    def segment(
+        self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None, source: Sequence[Path] = ()
+    ) -> Prediction:
+        """Segment a scan that is in memory.
+
+        `doubts` are those already known, `name` tells which scan it is, `source` are the files of its DICOM series.
+        """
         found = self.doubts(volume) if doubts is None else doubts
         labels = self.label_map(volume)
         about = {"scan": name, "model": self.card["name"], "run": self.card["run"]}
+        if self.weights:
+            about["weights"] = self.weights
         if not labels.any():
             found = (*found, nothing_found())
-        return Prediction(labels, volume.affine, self.vocabulary, about, tuple(found))
+        return Prediction(labels, volume.affine, self.vocabulary, about, tuple(found), tuple(source))
 
     def label_map(self, volume: Volume) -> NDArray[np.uint8]:
         """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies."""
@@ -152,9 +161,9 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
         content = (folder / "model.safetensors").read_bytes()
         refuse_damage(content)
-        weights = load(content)
-        _check_weights(weights, folder)
-        network.load_state_dict(weights)
+        tensors = load(content)
+        _check_weights(tensors, folder)
+        network.load_state_dict(tensors)
         plan, inference = Plan(**card["plan"]), InferenceSettings(**card["inference"])
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, SafetensorError) as error:
         raise RunError(
@@ -164,7 +173,8 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
             why=f"{type(error).__name__}: {error}",
             fix="Its files are damaged or from another panorgan version. Copy the folder again.",
         ) from error
-    return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
+    weights = hashlib.sha256(content).hexdigest()
+    return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card, weights=weights)
 
 
 def _model_folder(folder: Path) -> Path:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary, catalogue
-from panorgan.data.volume import write_labels
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import DataError
 from panorgan.evaluation.inference import label_ids, structure_mask
-from panorgan.federation.files import write_atomically
+from panorgan.workflows.outputs import NIFTI, parse_formats, write_outputs
 
-_ENDINGS = (".nii.gz", ".nii")
 # SNOMED CT codes of the sides, as DICOM-SEG carries them.
 _LATERALITY = {
     "left": {"value": "7771000", "meaning": "Left"},
@@ -36,8 +32,9 @@ class Prediction:
     labels : [X, Y, Z] uint8 on the scan's own grid, 0 for background.
     affine : [4, 4] from voxel indices to RAS millimetres, that of the scan.
     vocabulary : the organs; organ i has the label i + 1.
-    about : the names of the scan, the model and the run.
+    about : the names of the scan, the model and the run, and the SHA-256 of the model's weights.
     doubts : what speaks against the model or the scan, each with a code (docs/predict.md lists them).
+    source : the files of the DICOM series that was predicted on; empty for other scans.
     """
 
     labels: NDArray[np.uint8]
@@ -45,6 +42,7 @@ class Prediction:
     vocabulary: Vocabulary
     about: Mapping[str, str]
     doubts: tuple[Problem, ...] = ()
+    source: tuple[Path, ...] = ()
 
     @property
     def names(self) -> dict[str, int]:
@@ -55,30 +53,20 @@ class Prediction:
         """Where an organ is, or a union of organs such as `kidney`: [X, Y, Z]."""
         return structure_mask(self.labels, structure, self.vocabulary)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the label map as NIfTI (`.nii.gz`, `.nii`), and the meaning of its integers as JSON beside it.
+    def save(self, path: str | os.PathLike[str], formats: str | Sequence[str] = NIFTI) -> Path:
+        """Write the label map, and the meaning of its integers as JSON beside it.
 
-        The map appears only once it is complete. Returns the path of the JSON file.
+        Parameters
+        ----------
+        path : of the NIfTI file (`.nii.gz`, `.nii`); the other formats lie beside it under the same name.
+        formats : `nifti`, `seg.nrrd` (3D Slicer), and for a DICOM series `dicom-seg`, `dicom-seg-labelmap`, `rtstruct`;
+            several in a list, or with commas between them.
+
+        Returns
+        -------
+        Path : the JSON file. All files appear complete, or none does.
         """
-        target = Path(path)
-        stem = next((target.name.removesuffix(e) for e in _ENDINGS if target.name.endswith(e)), None)
-        if stem is None:
-            raise DataError(
-                "A label map is written as NIfTI.",
-                code="not-a-nifti-name",
-                where=str(target),
-                fix="Give a path that ends in .nii.gz.",
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".incomplete-{target.name}")
-        try:
-            write_labels(scratch, self.labels, self.affine)
-            scratch.replace(target)
-        finally:
-            scratch.unlink(missing_ok=True)
-        side = target.with_name(f"{stem}.json")
-        write_atomically(side, json.dumps(self.describe(), indent=1))
-        return side
+        return write_outputs(self, Path(path), parse_formats(formats))
 
     def describe(self) -> dict[str, Any]:
         """The meaning of the integers, with SNOMED CT codes, and the doubts."""

@@ -1,0 +1,68 @@
+"""What every DICOM result says of itself and of the patient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from panorgan.errors import DataError
+from panorgan.workflows.outputs.organ_codes import PRIVATE_SCHEME
+
+MAKER = "panorgan"
+UTF_8 = "ISO_IR 192"
+# DICOM's limit of a long string.
+LONGEST = 64
+# Whom a result is of, and the examination: as the slices say it. The first of each must be there, even if empty.
+_REQUIRED = (
+    "PatientName", "PatientID", "PatientBirthDate", "PatientSex",
+    "StudyInstanceUID", "StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName",
+)  # fmt: skip
+_COPIED = (
+    "IssuerOfPatientID", "PatientAge", "PatientSize", "PatientWeight", "PatientIdentityRemoved",
+    "DeidentificationMethod", "DeidentificationMethodCodeSequence", "StudyDescription", "TimezoneOffsetFromUTC",
+)  # fmt: skip
+
+
+def import_highdicom() -> Any:
+    """highdicom, or what to install."""
+    try:
+        import highdicom
+    except ImportError as error:
+        raise DataError(
+            "Writing DICOM segmentations needs highdicom, which is not installed.",
+            code="highdicom-missing",
+            fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[dicom-out]'",
+        ) from error
+    return highdicom
+
+
+def new_uid() -> str:
+    """A UID of its own for every result: a result that is made again is another object."""
+    from pydicom.uid import generate_uid
+
+    return str(generate_uid(prefix=None))
+
+
+def series_number(header: Any, beside: int) -> int:
+    """A number that stands beside that of the images in a viewer's list."""
+    return beside + int(header.get("SeriesNumber") or 0)
+
+
+def copy_patient_and_study(header: Any, dataset: Any) -> None:
+    """Say of patient and study what the images say, in UTF-8."""
+    dataset.SpecificCharacterSet = UTF_8
+    for name in _REQUIRED:
+        setattr(dataset, name, header.get(name) or "")
+    for name in _COPIED:
+        if name in header:
+            setattr(dataset, name, header[name].value)
+
+
+def private_scheme() -> Any:
+    """What the private coding scheme is, for a reader that does not know it."""
+    from pydicom.dataset import Dataset
+
+    scheme = Dataset()
+    scheme.CodingSchemeDesignator = PRIVATE_SCHEME
+    scheme.CodingSchemeName = "Organ names of panorgan"
+    scheme.CodingSchemeResponsibleOrganization = MAKER
+    return scheme
