@@ -52,8 +52,8 @@ class CaseTable:
     """All rows, in the order in which plots refer to them.
 
     `leading` is the number that rows are sorted by at first, and that plots show. `best`: the best of the numbers in
-    each row is marked. `place` is the name of the page's folder, for which a page that was opened from disk takes the whole path;
-    where it is empty, `runs` are whole paths.
+    each row is marked. `place` is the name of the page's folder, for which a page that was opened from disk takes the
+    whole path; where it is empty, `runs` are whole paths.
     """
 
     columns: Sequence[Column]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from panorgan.evaluation.statistics import Summary
-from panorgan.report.tables import Scores, number, plural, title
+from panorgan.report.tables import Scores, number, title
 from panorgan.workflows.run import Run
 
 _POOR = 0.5
@@ -23,10 +24,10 @@ class Worst:
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do: a sentence, and a command where there is one. Words of the command are quoted where needed."""
+    """Something to do: a sentence, and a command where there is one."""
 
     words: str
-    command: Sequence[str] = ()
+    command: str = ""
 
 
 def worst_organ(run: Run, scores: Scores) -> Worst | None:
@@ -42,23 +43,25 @@ def worst_site(scores: Scores) -> Worst | None:
 
 def next_steps(run: Run, scores: Scores, has_baselines: bool, pooled: bool) -> list[Step]:
     """The most useful first; none is a must."""
-    place, steps = run.path.resolve().name, []
+    steps = []
     poor = [organ for organ in run.organs if (s := scores.dice.organs.get(organ)) and s.n and s.mean < _POOR]
     if poor:
         names = ", ".join(title(organ) for organ in poor[:4]) + (f" and {len(poor) - 4} more" if len(poor) > 4 else "")
-        steps.append(
-            Step(f"{names}: mean Dice below {number(_POOR)}. See whether the labels agree and the loss still falls.")
-        )
-    if run.rounds and run.delivered_round == run.rounds[-1].number:
-        steps.append(Step("The last round is the best: more rounds may help.", ("--set", "training.rounds=…")))
+        hint = "See whether the sites’ labels agree and whether the loss still falls."
+        steps.append(Step(f"{names}: mean Dice below {number(_POOR)}. {hint}"))
+    if run.rounds and run.delivered_round == run.rounds[-1].number and not math.isnan(run.rounds[-1].mean_dice):
+        steps.append(Step("The last round is the best one: more rounds may help.", "--set training.rounds=…"))
     if not has_baselines and not pooled:
         own = run.manifest["experiment"]["method"]["name"]
-        wanted = ("panorgan", "compare", "EXPERIMENT.yaml", "--methods", f"solo,{own}")
-        steps.append(Step("Does the federation pay? Compare it with every site alone.", wanted))
-    missed = scores.dice.overall.missed + scores.dice.external.missed
-    words = f"Look at the {plural(missed, 'missed organ')} first." if missed else "Look at the worst cases first."
-    steps.append(Step(words, ("panorgan", "view", place)))
+        command = f"panorgan compare EXPERIMENT.yaml --methods solo,{own}"
+        steps.append(Step("Does the federation pay? Compare it with every site alone.", command))
     return steps
+
+
+def last_step(scores: Scores) -> str:
+    """What to look at, in any case."""
+    missed = scores.dice.overall.missed + scores.dice.external.missed
+    return f"Look at {'what was missed' if missed else 'the worst cases'} first:"
 
 
 def _worst(found: Mapping[str, Summary]) -> Worst | None:

@@ -1,4 +1,4 @@
-"""Write `report.html`: one file that opens from disk, needs no network, and prints; it can be read without its script."""
+"""Write `report.html`: one file that opens from disk, needs no network, prints, and is readable without its script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
 from panorgan.report.baselines import baseline_models, baseline_rows, gains
-from panorgan.report.first_screen import next_steps, worst_organ, worst_site
+from panorgan.report.first_screen import last_step, next_steps, worst_organ, worst_site
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
@@ -71,6 +71,7 @@ def render(
         heat=tables.heat_map(run, scores),
         worst_organ=worst_organ(run, scores),
         worst_site=worst_site(scores),
+        last_step=last_step(scores),
         steps=next_steps(run, scores, bool(baselines), method.pooled),
         baselines=baselines,
         baseline_rows=baseline_rows(baselines, run.organs),

@@ -62,7 +62,7 @@ const Tables = (() => {
   }
 
   function latex(table) {
-    const width = Math.max(...[...table.head, ...table.body, ...table.foot].map((row) => row.length));
+    const width = Math.max(1, ...[...table.head, ...table.body, ...table.foot].map((row) => row.length));
     const line = (row) => `    ${row.filter((cell) => cell.span).map(latexCell).join(" & ")} \\\\`;
     return [
       "% \\usepackage{booktabs,amssymb}", "\\begin{table}", "  \\centering", `  \\caption{${latexText(table.caption)}}`,

@@ -38,7 +38,7 @@ PACKAGES = r"% \usepackage{booktabs,amssymb}"
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, and what stands in small print. `span`: columns it goes over; 0 where a cell to the left covers this one."""
+    """Text, and what stands in small print. `span`: columns it goes over; 0 where the cell to the left covers it."""
 
     main: str = ""
     small: str = ""
@@ -65,7 +65,7 @@ def latex_of(page: str) -> str:
 def latex(table: PageTable) -> str:
     """One table."""
     parts = table.parts
-    width = max(len(row) for rows in parts.values() for row in rows)
+    width = max((len(row) for rows in parts.values() for row in rows), default=1)
     head, body, foot = ([_line(row) for row in parts[name]] for name in ("thead", "tbody", "tfoot"))
     lines = [
         PACKAGES,

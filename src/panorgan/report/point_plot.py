@@ -14,6 +14,7 @@ from matplotlib.cbook import boxplot_stats
 WIDTH, LEFT, RIGHT = 480.0, 138.0, 14.0
 _TOP, _LANE, _GAP, _LINE = 6.0, 24.0, 12.0, 15.0
 _TICKS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MANY = 80  # points of a lane; more are drawn smaller
 _LETTERS = 19  # in one line of a name
 
 
@@ -56,11 +57,12 @@ class Dots:
 
 @dataclass(frozen=True)
 class DrawnLane:
-    """A lane in the units of the picture; `box` and `median` are paths, empty without a box."""
+    """A lane in the units of the picture; `box` and `median` are paths, empty without a box. `dense`: of many points."""
 
     colour: str
     column: int
     square: bool
+    dense: bool
     box: str
     median: str
     dots: tuple[Dots, ...]
@@ -109,7 +111,8 @@ def x_of(value: float) -> float:
 
 def wrapped(name: str) -> list[str]:
     """A long name in up to three lines, broken at blanks, pluses and underscores where there are any."""
-    lines, rest = [], name
+    lines: list[str] = []
+    rest = name
     while len(rest) > _LETTERS and len(lines) < 2:
         cut = max(rest.rfind(letter, 1, _LETTERS) for letter in " +_-")
         cut = cut if cut > _LETTERS // 3 else _LETTERS
@@ -129,7 +132,7 @@ def _draw_lane(lane: Lane, middle: float) -> DrawnLane:
         Dots("".join(move for move, _ in own), " ".join(str(row) for _, row in own), hollow)
         for hollow, own in sorted(places.items())
     )
-    return DrawnLane(lane.colour, lane.column, lane.square, box, median, dots)
+    return DrawnLane(lane.colour, lane.column, lane.square, len(lane.points) > _MANY, box, median, dots)
 
 
 def _box(values: Sequence[float], middle: float) -> tuple[str, str]:
