@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from panorgan.evaluation.metrics import Metric
 
-_PLACES = 4  # decimals that are kept; a page shows fewer
 Cell = str | float | None
 
 
@@ -83,7 +82,7 @@ def _coded(column: Column, values: Iterable[Cell]) -> tuple[dict[str, Any], list
     about |= {name: getattr(column, name) for name in ("better", "role") if getattr(column, name)}
     if column.digits is not None:
         about |= {"digits": column.digits, **({"runs": list(column.runs)} if column.runs else {})}
-        return about, [_rounded(value) for value in values]
+        return about, [_rounded(value, column.digits + 1) for value in values]
     listed = [str(value) for value in values]
     words = list(dict.fromkeys(listed))
     about["words"] = words
@@ -93,7 +92,7 @@ def _coded(column: Column, values: Iterable[Cell]) -> tuple[dict[str, Any], list
     return about, [places[word] for word in listed]
 
 
-def _rounded(value: Cell) -> float | None:
+def _rounded(value: Cell, places: int) -> float | None:
     if value is None or isinstance(value, str) or not math.isfinite(value):
         return None
-    return round(value, _PLACES)
+    return round(value, places)

@@ -130,8 +130,10 @@ class _Reader(HTMLParser):
             self._section = found.get("id", "")
         elif tag == "div" and "table" in classes:
             self._caption = found.get("aria-label", "")
-        elif tag == "table" and self._caption and "looks" not in classes:
-            self._table = PageTable(self._caption, self._section)
+        elif tag == "table":
+            if self._caption and "looks" not in classes:
+                self._table = PageTable(self._caption, self._section)
+            self._caption = ""
         elif self._table is None:
             pass
         elif tag in self._table.parts:
@@ -152,7 +154,7 @@ class _Reader(HTMLParser):
             return
         if tag == "table":
             self.tables.append(self._table)
-            self._table, self._caption = None, ""
+            self._table = None
         elif tag in ("td", "th") and self._cell is not None:
             self._place(replace(self._cell, small=" ".join(filter(None, map(_tidy, self._smalls)))))
         elif self._cell is not None and self._within and tag not in _NO_END:

@@ -57,7 +57,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class DrawnLane:
-    """A lane in the units of the picture; `box` and `median` are paths, empty without a box. `dense`: of many points."""
+    """A lane in the units of the picture. `box` and `median` are paths, or empty; `dense`: of many points."""
 
     colour: str
     column: int
@@ -114,7 +114,7 @@ def wrapped(name: str) -> list[str]:
     lines: list[str] = []
     rest = name
     while len(rest) > _LETTERS and len(lines) < 2:
-        cut = max(rest.rfind(letter, 1, _LETTERS) for letter in " +_-")
+        cut = max(rest.rfind(letter, 1, _LETTERS + 1) for letter in " +_-")
         cut = cut if cut > _LETTERS // 3 else _LETTERS
         lines.append(rest[:cut].rstrip())
         rest = rest[cut:].lstrip()
