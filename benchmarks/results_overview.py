@@ -140,7 +140,7 @@ def _best(found: Mapping[str, Cell]) -> set[str]:
 def _text(cell: Cell, best: bool, seeds: int) -> str:
     dice = f"**{cell.dice:.3f}**" if best else f"{cell.dice:.3f}"
     if cell.seeds != seeds:
-        dice += f" ({_seeds(cell.seeds)})"
+        dice += f"<br><small>{_seeds(cell.seeds)}</small>"
     if not cell.organ:
         return dice
     return f"{dice}<br><small>{_organ(cell.organ)} {cell.organ_dice:.2f}</small>"

@@ -92,7 +92,7 @@ def test_the_first_table_marks_nothing_where_methods_have_different_seeds(monkey
     }
     monkeypatch.setattr(overview, "read", lambda name: {"sets": {"CHAOS": methods}})
     _, solo, fedavg, *_ = overview._row(overview.Row("CHAOS", "", "file", "CHAOS"))
-    assert (solo, fedavg) == ("0.850", "0.900 (1 seed)")
+    assert (solo, fedavg) == ("0.850", "0.900<br><small>1 seed</small>")
 
 
 def test_step_cost_runs(step_cost):
