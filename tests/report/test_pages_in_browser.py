@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from devtools import Tab, tab
 from made_run import OUTLIER, made_run
 
+from panorgan.csv_cells import escape_cell
 from panorgan.report import write_report
 from panorgan.report.doctor_page import render
 
@@ -182,6 +184,14 @@ def test_cases_are_copied_as_csv_as_filtered_and_saved(page: Tab, tmp_path: Path
             break
         page.run("new Promise(done => setTimeout(done, 50))")
     assert list(csv.reader((tmp_path / "cases.csv").open())) == rows
+
+
+def test_a_name_that_would_be_a_formula_is_copied_as_text(page: Tab) -> None:
+    names = ["=1+1", "+0.5", "-1", '"a", b', "@x"]
+    cells_of_one_row = "[" + ",".join(f"{{main: {json.dumps(name)}, small: '', span: 1}}" for name in names) + "]"
+    text = page.run(f"Tables.csv({{head: [[]], body: [{cells_of_one_row}], foot: []}})")
+    (row,) = list(csv.reader(io.StringIO(text)))[1:]
+    assert row == [escape_cell(name) for name in names] == ["'=1+1", "+0.5", "-1", '"a", b', "'@x"]
 
 
 def test_nothing_is_blocked_and_nothing_fails(page: Tab) -> None:

@@ -150,5 +150,5 @@ const Tables = (() => {
   }
   document.querySelectorAll(".view-link").forEach(command);
 
-  return { make, tools, quoted, folder, command, tidy };
+  return { make, tools, quoted, folder, command, tidy, csv };
 })();
