@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from made_run import OUTLIER, made_run
 
+from panorgan.evaluation.comparison import EXTERNAL
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report import write_report
 from panorgan.report.case_table import CaseTable, Column
@@ -149,6 +150,7 @@ def test_best_of_a_comparison_goes_by_each_metric() -> None:
     assert found["best"]("spleen", place) == {"care_ful"}
     assert found["best"]("liver", place) == frozenset()  # equal
     assert found["best_metric"](METRICS["assd"], "liver", place) == {"blind"}  # 1 mm against 2.5
+    assert found["best_metric"](METRICS["assd"], "liver", EXTERNAL) == frozenset()  # 11 mm, 20 mm with a miss
 
 
 # -- the doctor ----------------------------------------------------------------------------------------------
