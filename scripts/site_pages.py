@@ -22,6 +22,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
 }
 COPIED = "examples/"
+WIDE = {"results.md"}  # its tables need the space of both side columns
 _LINK = re.compile(r"(?<=\]\()(?!#)([^)\s#:]+)(?=[)#])")
 
 
@@ -43,6 +44,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """What repositories understand → what the site's Markdown understands."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
     return relinked(markdown, page.file.src_uri).replace("<details>", '<details markdown="1">')
 
 

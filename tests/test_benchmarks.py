@@ -64,6 +64,42 @@ def test_the_results_page_tells_organs_one_by_one_as_papers_on_the_heart_do(monk
     assert row == "| solo | 50.00 | 62.50 |  | 2.00 |"
 
 
+def test_the_first_table_has_the_worst_organ_and_marks_the_best_without_pooling(monkeypatch):
+    overview = loaded("results_overview", monkeypatch)
+    figures = [
+        {"method": method, "place": "federation", "organ": organ, "mean": mean, "seeds": 3}
+        for method, means in {
+            "fedavg_heads": {"all": 0.7004, "liver": 0.9, "kidney_left": 0.5},
+            "flkd": {"all": 0.75, "liver": 0.8, "kidney_left": 0.7},
+            "flkd_local": {"all": 0.8, "liver": 0.8, "kidney_left": 0.8},
+            "central_full": {"all": 0.9, "liver": 0.9, "kidney_left": 0.9},
+        }.items()
+        for organ, mean in means.items()
+    ]
+    comparison = {"methods": ["fedavg_heads", "flkd", "flkd_local", "central_full"], "figures": figures}
+    monkeypatch.setattr(overview, "read", lambda name: {"comparison": comparison})
+    row = dict(zip(("", *overview.METHODS), overview._row(overview.Row("phantom", "5 × 5", "file")), strict=True))
+    assert row[""] == "phantom<br><small>5 × 5, 3 seeds</small>"
+    assert row["a part per organ"] == "0.700<br><small>left kidney 0.50</small>"
+    assert row["flkd"] == "**0.750**<br><small>left kidney 0.70</small>"
+    assert row["central_full"].startswith("0.900<br>")
+    assert row["solo"] == ""
+    comparison["methods"][1] = figures[3]["method"] = figures[4]["method"] = figures[5]["method"] = "a new one"
+    with pytest.raises(ValueError, match="a new one"):
+        overview._row(overview.Row("phantom", "5 × 5", "file"))
+
+
+def test_the_first_table_marks_nothing_where_methods_have_different_seeds(monkeypatch):
+    overview = loaded("results_overview", monkeypatch)
+    methods = {
+        "solo": {"seeds": {"0": {"mean": 0.8}, "1": {"mean": 0.9}}},
+        "fedavg": {"seeds": {"0": {"mean": 0.9}}},
+    }
+    monkeypatch.setattr(overview, "read", lambda name: {"sets": {"CHAOS": methods}})
+    _, solo, fedavg, *_ = overview._row(overview.Row("CHAOS", "", "file", "CHAOS"))
+    assert (solo, fedavg) == ("0.850", "0.900<br><small>1 seed</small>")
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}

@@ -59,6 +59,7 @@ def test_it_tells_what_it_does_and_where_everything_lies(compared) -> None:
         "comparison.html",
         "comparison.md",
         "comparison.csv",
+        "comparison.tex",
         "comparison_costs.csv",
         "comparison.json",
         "comparison_distances.csv",

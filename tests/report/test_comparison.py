@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import blocked, visit
+from devtools import tab
 from made_ablation import Made
 
 from panorgan.checksums import read_json, sealed_json
@@ -124,10 +125,11 @@ def test_page_is_self_contained_and_names_are_only_text(page: Page) -> None:
     assert not re.search(r"https?://|//cdn|@import|url\(", page.source)
     ids = {attributes.get("id") for _, attributes in page.tags}
     for tag, attributes in page.tags:
-        assert tag not in ("link", "script", "iframe", "object")
+        assert tag not in ("link", "iframe", "object")
         for name in ("src", "href"):
             target = attributes.get(name)
             assert target is None or target.startswith("data:image/") or target.removeprefix("#") in ids
+    assert [a for tag, a in page.tags if tag == "script"] == [{"type": "application/json", "id": "case-data"}, {}]
     assert "b" not in {tag for tag, _ in page.tags}
     assert "a <b>name<b>" in page.text
 
@@ -135,8 +137,9 @@ def test_page_is_self_contained_and_names_are_only_text(page: Page) -> None:
 def test_page_has_curves_boxes_costs_and_what_is_forgotten(page: Page) -> None:
     alts = [str(attributes["alt"]) for tag, attributes in page.tags if tag == "img"]
     assert sum("validation Dice" in alt for alt in alts) == 4  # mean, liver, spleen, both kidneys
-    assert sum("median Dice" in alt for alt in alts) == 4  # organs of the vocabulary
-    assert all("fedavg" in alt for alt in alts)
+    plots = [str(a["aria-label"]) for tag, a in page.tags if tag == "svg" and a.get("class") == "points"]
+    assert sum("median Dice" in plot for plot in plots) == 4  # organs of the vocabulary
+    assert all("fedavg" in words for words in (*alts, *plots))
     assert "What sites forget" in page.text
     assert "CPU (" in page.text
     assert "not tested: " in page.text  # the tiny federation tests too few patients
@@ -432,3 +435,28 @@ def test_page_never_scrolls_sideways(page: Page, tmp_path: Path, width: int) -> 
 def test_the_content_policy_blocks_nothing_of_the_comparison(page: Page, tmp_path: Path) -> None:
     assert "Content-Security-Policy" in page.source
     assert blocked(visit(page.source, tmp_path)[1]) == []
+
+
+@pytest.mark.slow
+def test_a_point_opens_the_run_of_its_method(trained: ComparisonPlan, tmp_path: Path) -> None:
+    folder = trained.folder.resolve()
+    with tab(tmp_path) as browser:
+        browser.open(ComparisonFiles(folder).page)
+        row, x, y = browser.run(
+            """(() => { const plot = document.querySelectorAll("svg.points")[1]; // the spleen's
+            const path = plot.querySelector("[data-column='6'] .dots");
+            path.scrollIntoView({ block: "center", behavior: "instant" });
+            const [x, y] = path.getAttribute("d").match(/[\\d.]+,[\\d.]+/)[0].split(",").map(Number);
+            const box = path.ownerSVGElement.getBoundingClientRect();
+            const scale = box.width / path.ownerSVGElement.viewBox.baseVal.width;
+            return [Number(path.dataset.rows.split(" ")[0]), box.left + x * scale, box.top + y * scale]; })()"""
+        )
+        browser.click(x, y)
+        case, site = browser.text("tr[aria-current]").split("\t")[:2]
+        assert browser.text(".said").startswith(f"{case} · {site} · Spleen · fedavg 0.")
+        (data,) = re.findall('id="case-data">(.*?)</script>', ComparisonFiles(folder).page.read_text())
+        seed = json.loads(data)["rows"][row][4]
+        wanted = f"panorgan view {folder}/fedavg/seed-{seed} --case {case} --organ spleen"
+        assert browser.text(".picked code") == wanted
+        assert (folder / "fedavg" / f"seed-{seed}" / "predictions" / site / f"{case}.nii.gz").is_file()
+        assert browser.log == []

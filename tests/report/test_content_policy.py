@@ -1,7 +1,10 @@
-"""Every page carries a Content-Security-Policy: nothing is loaded, no script runs, and the page is as it was."""
+"""Every page carries a Content-Security-Policy: nothing is loaded, no script runs but its own, and nothing is sent."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from pathlib import Path
 
 import checkups
@@ -10,10 +13,14 @@ from browser import blocked, visit
 
 import panorgan.report
 from panorgan.report.doctor_page import render
-from panorgan.report.templates import CONTENT_SECURITY_POLICY
+from panorgan.report.templates import CONTENT_SECURITY_POLICY, PAGE_SCRIPT
 
 PAGES = [path for path in sorted(Path(panorgan.report.__file__).parent.glob("*.j2")) if "<html" in path.read_text()]
 META = f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'.replace("'", "&#39;")
+
+
+def hash_of(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def test_the_pages_are_those_we_know():
@@ -25,19 +32,26 @@ def test_the_policy_comes_before_anything_that_could_be_loaded(path):
     text = path.read_text()
     place = text.index('<meta http-equiv="Content-Security-Policy" content="{{ content_security_policy }}">')
     assert place < text.index("<title>") < text.index("<style>")
-    assert "<script" not in text
+    assert re.findall("<script.*", text) == ["<script>{{ page_script }}</script>"]
 
 
 def test_the_policy_forbids_everything_but_what_a_page_holds():
     rules = dict(part.strip().split(" ", 1) for part in CONTENT_SECURITY_POLICY.split(";"))
     assert rules == {
         "default-src": "'none'",
+        "script-src": f"'sha256-{hash_of(PAGE_SCRIPT)}'",
         "img-src": "data:",
         "style-src": "'unsafe-inline'",
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    assert META in render(checkups.sick(), "now")
+    page = render(checkups.sick(), "now")
+    assert META in page
+    assert re.findall("<script>(.*?)</script>", page, re.DOTALL) == [PAGE_SCRIPT]
+
+
+def test_the_script_cannot_end_its_element_and_reaches_for_nothing():
+    assert not re.search(r"</|<!--|https?:|fetch\(|XMLHttpRequest|innerHTML|eval\(|import\(", PAGE_SCRIPT)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from panorgan.evaluation.metrics import METRICS
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.page import render
-from panorgan.report.tables import heat_colour
+from panorgan.report.tones import heat_tone
 from panorgan.workflows.execute import train
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import write_metrics
@@ -58,7 +58,7 @@ def test_the_table_by_hand(run):
         "south": [False, True, True, True],
         "Global model": [False] * 4,
     }
-    assert table.local[0].cells[1].colour == heat_colour(0.0)
+    assert table.local[0].cells[1].tone == heat_tone(0.0)
     assert "Spleen: mean Dice 0.00" in table.local[0].cells[1].spoken
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from panorgan.evaluation.statistics import summarise
 from panorgan.report.figures import readable_on_white
-from panorgan.report.tables import duration, heat_colour, interval, mean_sd, plural, size, spell_number
+from panorgan.report.tables import duration, interval, mean_sd, plural, size, spell_number
 
 
 def test_words_for_numbers() -> None:
@@ -30,13 +28,6 @@ def test_summaries_in_words() -> None:
     assert (mean_sd(one), interval(one)) == ("0.500", "–")
     assert mean_sd(summarise([0.5, 0.7])) == "0.600 ± 0.141"
     assert mean_sd(None) == "–"
-
-
-def test_heat_colours_run_from_warm_to_cool() -> None:
-    assert heat_colour(0.0) == "#de8c54"
-    assert heat_colour(0.25) == "#ecbe99"
-    assert heat_colour(1.0) == "#70accd"
-    assert heat_colour(math.nan) == "#ffffff"
 
 
 def test_pale_lines_are_darkened_and_dark_ones_kept() -> None:

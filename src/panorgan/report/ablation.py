@@ -1,4 +1,4 @@
-"""A method's module table from finished runs: ablation.md, .csv, .json and a page like that of a comparison."""
+"""A method's module table from finished runs: ablation.md, .tex, .csv, .json and a page like that of a comparison."""
 
 from __future__ import annotations
 

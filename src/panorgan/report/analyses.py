@@ -160,7 +160,9 @@ def landscape_charts(analysis: Analysis) -> dict[str, Picture]:
         finite = values[np.isfinite(values)]
         least, most = (number(float(bound(finite)) if finite.size else None, 2) for bound in (np.min, np.max))
         words = f"Loss landscape of {place}: {number(float(values[middle, middle]), 2)} at the model, "
-        return Picture(draw_chart(draw, 4.4, legend_columns=1), f"{words}from {least} to {most} around it.")
+        return Picture(
+            draw_chart(draw, 4.4, legend_columns=1), f"{words}from {least} to {most} around it.", own_colours=True
+        )
 
     return {place: chart(place, values) for place, values in losses.items()}
 
@@ -210,7 +212,7 @@ def heat_map(pair: Similarity) -> Picture:
     size = max(4.6, 1.8 + 0.3 * count)
     words = ", ".join(f"{layer} {number(v, 2)}" for layer, v in zip(pair.layers, pair.same_layer, strict=True))
     uri = draw_chart(draw, size, legend_columns=1, width=max(5.0, size + 0.4))
-    return Picture(uri, f"Similarity of layers with {pair.other}; the same layers: {words}.")
+    return Picture(uri, f"Similarity of layers with {pair.other}; the same layers: {words}.", own_colours=True)
 
 
 def _name(pair: Similarity) -> str:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from panorgan.evaluation.metrics import LEADING, METRICS
 from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
+from panorgan.report.best import best_of
 from panorgan.report.delivered_rounds import delivered_words
 from panorgan.report.method_words import describe_method
-from panorgan.report.tables import heat_colour, number, title
+from panorgan.report.tables import number, title
+from panorgan.report.tones import heat_tone
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import Row, read_metrics
+
+DIGITS = 2
+"""Of a mean Dice in the table."""
 
 
 @dataclass(frozen=True)
 class BaselineModel:
     """This run's model or a baseline's. `organs` has a summary for every organ that it knows; `words` say how it was
-    trained, `delivered` from which round it is."""
+    trained, `delivered` from which round it is. `pooled`: it saw all cases in one place."""
 
     name: str
     words: str
@@ -24,15 +30,17 @@ class BaselineModel:
     overall: Summary
     delivered: str
     is_this_run: bool = False
+    pooled: bool = False
 
 
 @dataclass(frozen=True)
 class BaselineCell:
-    """A mean, or a note that there is none."""
+    """A mean, or a note that there is none. `best`: of the models that pool no data."""
 
     text: str
-    colour: str
+    tone: str
     spoken: str
+    best: bool = False
 
 
 def baseline_models(run: Run) -> tuple[BaselineModel, ...]:
@@ -45,14 +53,22 @@ def baseline_models(run: Run) -> tuple[BaselineModel, ...]:
         return ()
     models = [_model(run.manifest["experiment"]["method"]["name"], "this run", run.scores, run, is_this_run=True)]
     for method, other in others.items():
-        models += [*_own_models(other, method), _model(method, _in_words(other, method), other.scores, other)]
+        whole = _model(method, _in_words(other, method), other.scores, other)
+        models += [*_own_models(other, method), replace(whole, pooled=describe_method(method).pooled)]
     return tuple(models)
 
 
 def baseline_rows(models: Sequence[BaselineModel], organs: Sequence[str]) -> list[tuple[str, list[BaselineCell]]]:
     """Per organ one cell per model, and a last row (with an empty name) over what each model knows."""
-    rows = [(organ, [_cell(title(organ), model, model.organs.get(organ)) for model in models]) for organ in organs]
+    rows = [(organ, _organ_cells(organ, models)) for organ in organs]
     return [*rows, ("", [_cell("All it knows", model, model.overall) for model in models])]
+
+
+def _organ_cells(organ: str, models: Sequence[BaselineModel]) -> list[BaselineCell]:
+    found = {model.name: model.organs.get(organ) for model in models}
+    means = {model.name: s.mean for model in models if (s := found[model.name]) and not model.pooled}
+    best = best_of(means, METRICS[LEADING], DIGITS)
+    return [replace(_cell(title(organ), model, found[model.name]), best=model.name in best) for model in models]
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,9 @@ def _model(name: str, words: str, rows: Sequence[Row], run: Run, is_this_run: bo
 
 def _cell(organ: str, model: BaselineModel, summary: Summary | None) -> BaselineCell:
     if summary is None or not summary.n:
-        return BaselineCell("unknown", "transparent", f"{organ}: {model.name} does not know it")
+        return BaselineCell("unknown", "", f"{organ}: {model.name} does not know it")
     return BaselineCell(
-        number(summary.mean), heat_colour(summary.mean), f"{organ}, {model.name}: mean Dice {number(summary.mean, 3)}"
+        number(summary.mean, DIGITS),
+        heat_tone(summary.mean),
+        f"{organ}, {model.name}: mean Dice {number(summary.mean, 3)}",
     )

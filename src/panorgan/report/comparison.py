@@ -1,4 +1,4 @@
-"""Put finished runs of several methods side by side: comparison.md, .csv, .json and a self-contained .html."""
+"""Put finished runs of several methods side by side: comparison.md, .tex, .csv, .json and a self-contained .html."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from panorgan.federation.files import write_atomically
 from panorgan.report import comparison_figures as figures
 from panorgan.report import comparison_metrics as metrics
 from panorgan.report import comparison_tables as tables
+from panorgan.report.comparison_best import best_values
+from panorgan.report.comparison_cases import ComparisonCases
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.delivered_rounds import delivered_columns, delivered_early, delivered_words
 from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows
 from panorgan.report.method_words import describe_method
-from panorgan.report.tables import FILTERS, heat_scale
+from panorgan.report.page_tables import latex_of
+from panorgan.report.tables import FILTERS
 from panorgan.report.templates import fill_in
 
 
@@ -37,6 +40,7 @@ def write_files(
         write_atomically(files.metric(metric.name), metrics.metric_csv(results, metric))
     write_atomically(files.costs, tables.costs_csv(results))
     write_atomically(files.page, page)
+    write_atomically(files.latex, latex_of(page))
     write_atomically(files.data, sealed_json(content, indent=1, allow_nan=False))
     return files
 
@@ -45,6 +49,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: Any) 
     """The page as text; a template that extends the usual one may use `more`."""
     plan, comparison = results.plan, results.comparison
     styles = figures.looks(plan.labels, plan.reference)
+    cases = ComparisonCases(results)
     runs = [(label, run) for label, runs in results.runs.items() for run in runs]
     return fill_in(
         template,
@@ -56,7 +61,6 @@ def render(results: Results, template: str = "comparison.html.j2", **more: Any) 
         words={entry.label: describe_method(entry.method) for entry in plan.entries},
         first=runs[0][1],
         runs=runs,
-        heat_scale=heat_scale(),
         delivered={label: delivered_words(runs) for label, runs in results.runs.items()},
         delivered_early=delivered_early(results.runs),
         all_organs=ALL_ORGANS,
@@ -74,7 +78,9 @@ def render(results: Results, template: str = "comparison.html.j2", **more: Any) 
         colours={organ: catalogue()[organ].colour for organ in comparison.organs},
         curve=figures.mean_curve(results.runs, styles),
         organ_curves=figures.organ_curves(results.runs, styles, comparison.organs),
-        boxes={o: figures.case_boxes(results.scores, styles, o) for o in comparison.organs},
+        points=cases.plots(styles),
+        cases=cases.table(),
+        **best_values(results),
         created=max(run.manifest["created"] for _, run in runs).replace("T", " ", 1).replace("+0000", " UTC"),
         **more,
     )

@@ -1,4 +1,4 @@
-"""Learning curves and box plots of several methods, in colours that are distinguishable with any colour vision."""
+"""Learning curves of several methods, in colours that are distinguishable with any colour vision."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.ticker import MaxNLocator
 
-from panorgan.evaluation.comparison import Score
-from panorgan.evaluation.statistics import EXTERNAL_SPLIT
-from panorgan.report.figures import DASHES, INK, LINE_COLOURS, MARKERS, QUIET, Picture, dots, draw_chart
+from panorgan.report.figures import DASHES, INK, LINE_COLOURS, MARKERS, Picture, dots, draw_chart
 from panorgan.report.tables import number, title
 from panorgan.workflows.run import Run
 from panorgan.workflows.run_log import RoundRecord
@@ -127,72 +124,6 @@ def _over_seeds(runs: Sequence[Run], dice: Callable[[RoundRecord], float]) -> Cu
 def _legend_columns(labels: Sequence[str]) -> int:
     longest = max(len(label) for label in labels)
     return 3 if longest <= 14 else 2 if longest <= 24 else 1
-
-
-def case_boxes(scores: Mapping[str, Sequence[Score]], styles: Mapping[str, Look], organ: str) -> Picture | None:
-    """Dice of every case (mean over its seeds), a box per method over the federation; external cases beside it."""
-    values = {method: over_cases([s for s in some if s.organ == organ]) for method, some in scores.items()}
-    values = {method: some for method, some in values.items() if some}
-    if not values:
-        return None
-    methods = list(values)[::-1]
-    names = [wrap_label(method, 20) for method in methods]
-
-    def draw(axes: Axes) -> None:
-        for place, method in enumerate(methods):
-            _one_box(axes, values[method], place, styles[method])
-        axes.set_yticks(range(len(methods)), names)
-        axes.set_ylim(-0.6, len(methods) - 0.4)
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_xlabel("Dice")
-        axes.grid(visible=False, axis="y")
-
-    lines = sum(max(2, name.count("\n") + 1) for name in names)
-    uri = draw_chart(draw, 0.9 + 0.23 * lines, legend_columns=1)
-    medians = [f"{m} {number(float(np.median(_inside(values[m]) or [math.nan])))}" for m in values]
-    return Picture(uri, f"{title(organ)}: median Dice over the cases of the federation: {', '.join(medians)}.")
-
-
-CaseScore = tuple[Score, float]
-"""One of a case's scores (they share site and organ) and its mean over the seeds."""
-
-
-def over_cases(scores: Sequence[Score]) -> list[CaseScore]:
-    """One value per case: the mean over the seeds that tested it."""
-    found: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        found.setdefault((score.site, score.case), []).append(score)
-    return [(some[0], float(np.mean([s.dice for s in some]))) for _, some in sorted(found.items())]
-
-
-def _inside(values: Sequence[CaseScore]) -> list[float]:
-    return [value for score, value in values if score.split != EXTERNAL_SPLIT]
-
-
-def _one_box(axes: Axes, values: Sequence[CaseScore], place: float, look: Look) -> None:
-    line = {"color": look.colour, "linewidth": 1.1}
-    if inside := _inside(values):
-        axes.boxplot(
-            [inside],
-            positions=[place],
-            orientation="horizontal",
-            widths=0.56,
-            showfliers=False,
-            manage_ticks=False,
-            patch_artist=True,
-            boxprops={"facecolor": (*to_rgb(look.colour), 0.14), "edgecolor": look.colour, "linewidth": 1.1},
-            medianprops={"color": look.colour, "linewidth": 2.4},
-            whiskerprops=line,
-            capprops=line,
-        )
-    for index, (score, value) in enumerate(values):
-        # Spread over the box in a fixed pattern, so that equal scores stay visible.
-        offset = ((index * 0.382) % 1 - 0.5) * 0.42
-        if score.split == EXTERNAL_SPLIT:
-            axes.plot(value, place + offset, "D", ms=3.8, mfc="white", mec=QUIET, mew=1.0, zorder=3)
-        else:
-            face = look.colour if score.labelled else "white"
-            axes.plot(value, place + offset, "o", ms=3.8, mfc=face, mec=look.colour, mew=0.9, zorder=3)
 
 
 def wrap_label(label: str, width: int) -> str:

@@ -77,6 +77,11 @@ class ComparisonFiles:
         return self.folder / f"{self.name}_{METRICS[name].table_name}.csv"
 
     @property
+    def latex(self) -> Path:
+        """The tables of the page for a paper."""
+        return self.folder / f"{self.name}.tex"
+
+    @property
     def page(self) -> Path:
         """The page."""
         return self.folder / f"{self.name}.html"
@@ -92,7 +97,7 @@ class ComparisonFiles:
         metrics = [self.metric(metric.name) for metric in further_metrics("comparison")]
         # A metric that was added after the runs were scored has no file.
         there = [path for path in metrics if path.is_file()]
-        return (self.page, self.markdown, self.scores, *there, self.costs, self.data)
+        return (self.page, self.markdown, self.latex, self.scores, *there, self.costs, self.data)
 
 
 @dataclass(frozen=True)

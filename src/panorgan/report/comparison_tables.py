@@ -23,7 +23,8 @@ from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
 from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows, gains_as_json
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
-from panorgan.report.tables import NOTHING, heat_colour, number, size, title
+from panorgan.report.tables import NOTHING, number, size, title
+from panorgan.report.tones import heat_tone
 from panorgan.workflows.compare_costs import Cost
 
 PLACE_WORDS = {
@@ -146,9 +147,9 @@ def ratio(value: float | None) -> str:
     return NOTHING if value is None or math.isnan(value) else f"{value:.2f} ×"
 
 
-def figure_colour(figure: Figure | None) -> str:
+def figure_tone(figure: Figure | None) -> str:
     """Background of a cell."""
-    return heat_colour(figure.mean) if figure else "transparent"
+    return heat_tone(figure.mean) if figure else ""
 
 
 def spoken(figure: Figure | None, method: str, organ: str, place: Place) -> str:
@@ -175,7 +176,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "milliseconds": milliseconds,
     "traffic": traffic,
     "ratio": ratio,
-    "figure_colour": figure_colour,
+    "figure_tone": figure_tone,
     "place_words": place_words,
     "at_place": at_place,
     "heading": heading,

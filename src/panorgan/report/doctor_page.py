@@ -1,4 +1,4 @@
-"""Write `doctor.html`: what the doctor checked and found, with pictures; one file, no network, no script."""
+"""Write `doctor.html`: what the doctor checked and found, with pictures; one file, no network."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from panorgan.data_doctor.summary import (
     summarise_sources,
 )
 from panorgan.federation.files import write_atomically
+from panorgan.report.doctor_cases import doctor_cases
 from panorgan.report.strips import make_strips
 from panorgan.report.tables import plural
 from panorgan.report.templates import fill_in
@@ -102,6 +103,7 @@ def render(checkup: Checkup, created: str | None = None) -> str:
         matrix=organ_matrix(summaries),
         findings=findings,
         strips=make_strips(checkup, _title),
+        cases=doctor_cases(checkup),
         gallery=gallery,
         gallery_left=len(checkup.cases) - len(gallery),
         anchors={card.anchor for card in gallery},

@@ -1,4 +1,4 @@
-"""Curves, box plots and bars, drawn by matplotlib into SVG that is embedded in the page."""
+"""Curves and bars, drawn by matplotlib into SVG that is embedded in the page."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from panorgan.anatomy import catalogue
-from panorgan.evaluation.statistics import EXTERNAL_SPLIT, TEST_SPLIT
 from panorgan.report.tables import duration, number, plural, size, title
 from panorgan.workflows.run import Run
-from panorgan.workflows.tables import Row
 
 INK, QUIET = "#1c2733", "#8a949e"
 FEDERATION, EXTERNAL = "#2b6c94", "#b0662a"
@@ -66,10 +63,14 @@ _FONTS = b"'Inter', 'Segoe UI', system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for the page, and its text alternative."""
+    """An image for the page, and its text alternative.
+
+    `own_colours`: its colours have a meaning, so that a dark page must not change them.
+    """
 
     uri: str
     alt: str
+    own_colours: bool = False
 
 
 def loss_curve(run: Run) -> Picture | None:
@@ -124,33 +125,6 @@ def dice_curve(run: Run) -> Picture | None:
     return Picture(uri, alt)
 
 
-def dice_boxes(run: Run) -> Picture | None:
-    """Dice of every case, per organ, within the federation and outside; hollow where the site never labelled it."""
-    if not run.scores:
-        return None
-    groups = [(TEST_SPLIT, FEDERATION, "o", 0.2), (EXTERNAL_SPLIT, EXTERNAL, "D", -0.2)]
-    present = [group for group in groups if any(row["split"] == group[0] for row in run.scores)]
-    if len(present) == 1:
-        present = [(*present[0][:3], 0.0)]
-    organs = [organ for organ in reversed(run.organs) if any(row["organ"] == organ for row in run.scores)]
-
-    def draw(axes: Axes) -> None:
-        for place, organ in enumerate(organs):
-            for split, colour, marker, shift in present:
-                rows = [row for row in run.scores if row["organ"] == organ and row["split"] == split]
-                _one_box(axes, run, rows, place + shift, colour, marker)
-        axes.set_yticks(range(len(organs)), [title(organ) for organ in organs])
-        axes.set_ylim(-0.6, len(organs) - 0.4)
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_xlabel("Dice")
-        axes.grid(visible=False, axis="y")
-
-    keys = [_box_key(split, colour, marker) for split, colour, marker, _ in present]
-    handles = [key for pair in keys for key in pair]
-    uri = draw_chart(draw, 0.8 + 0.56 * len(organs), handles=handles, legend_columns=1, width=5.8)
-    return Picture(uri, f"Box plots of Dice per organ. {_describe_boxes(run, organs[::-1])}")
-
-
 def time_bars(run: Run) -> Picture | None:
     """Seconds per round, stacked by phase."""
     if not run.rounds:
@@ -203,21 +177,19 @@ def draw_chart(
     height: float,
     legend_columns: int,
     entries: int = 0,
-    handles: Sequence[Line2D] | None = None,
     width: float = _WIDTH,
 ) -> str:
-    """Draw one chart with its legend below (none without entries or handles); a data URI."""
+    """Draw one chart with its legend below (none without entries); a data URI."""
     with matplotlib.rc_context(_STYLE):
-        lines = math.ceil((len(handles) if handles else entries) / legend_columns)
+        lines = math.ceil(entries / legend_columns)
         figure = Figure(figsize=(width, height + 0.22 * lines), layout="constrained")
         draw(figure.add_subplot())
-        extra: dict[str, Any] = {"handles": list(handles)} if handles else {}
         if lines:
             below = {"loc": "outside lower center", "ncols": legend_columns, "handlelength": 1.8, "columnspacing": 1.2}
-            figure.legend(**below, **extra)
+            figure.legend(**below)
         file = io.BytesIO()
         # No date, no creator: nothing in the file that is not in the run.
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     # Laid out for a wide font that every matplotlib has, so that the reader's own, as in the text, fits too.
     svg = file.getvalue().replace(b"'DejaVu Sans'", _FONTS)
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
@@ -259,54 +231,6 @@ def _validated_organs(run: Run) -> list[str]:
     """Structures that some round validated, the vocabulary first."""
     found = {s for r in run.rounds for scores in (r.validation or {}).values() for s in scores}
     return [organ for organ in run.vocabulary if organ in found] + sorted(found - set(run.vocabulary))
-
-
-def _one_box(axes: Axes, run: Run, rows: Sequence[Row], place: float, colour: str, marker: str) -> None:
-    if not rows:
-        return
-    values = [row["dice"] for row in rows]
-    line = {"color": colour, "linewidth": 1.1}
-    axes.boxplot(
-        [values],
-        positions=[place],
-        orientation="horizontal",
-        widths=0.32,
-        showfliers=False,
-        manage_ticks=False,
-        patch_artist=True,
-        boxprops={"facecolor": (*to_rgb(colour), 0.14), "edgecolor": colour, "linewidth": 1.1},
-        medianprops={"color": colour, "linewidth": 2.2},
-        whiskerprops=line,
-        capprops=line,
-    )
-    # Spread the points over the box in a fixed pattern, so that equal scores stay visible.
-    for index, row in enumerate(sorted(rows, key=lambda row: (row["site"], row["case"]))):
-        offset = ((index * 0.382) % 1 - 0.5) * 0.24
-        own = run.labelled_itself(row["site"], row["organ"])
-        face = colour if own else "white"
-        axes.plot(row["dice"], place + offset, marker, ms=4.2, mfc=face, mec=colour, mew=0.9, zorder=3)
-
-
-def _box_key(split: str, colour: str, marker: str) -> list[Line2D]:
-    def key(face: str, text: str) -> Line2D:
-        return Line2D([], [], linestyle="", marker=marker, mfc=face, mec=colour, label=text)
-
-    if split == EXTERNAL_SPLIT:
-        return [key("white", "external site")]
-    return [
-        key(colour, "site of the federation that labelled the organ"),
-        key("white", "site that never labelled it"),
-    ]
-
-
-def _describe_boxes(run: Run, organs: Sequence[str]) -> str:
-    parts = []
-    for organ in organs:
-        for split, name in ((TEST_SPLIT, "federation"), (EXTERNAL_SPLIT, "external")):
-            values = [row["dice"] for row in run.scores if row["organ"] == organ and row["split"] == split]
-            if values:
-                parts.append(f"{title(organ)}, {name}: median {number(float(np.median(values)))}")
-    return "; ".join(parts) + "."
 
 
 def _stack(axes: Axes, run: Run, layers: Sequence[Sequence[float]], styles: Sequence[tuple[str, str]]) -> None:

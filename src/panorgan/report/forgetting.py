@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from panorgan.evaluation.forgetting import Forgetting, ModelScores, forgetting
 from panorgan.federation.local_models import round_to_keep
-from panorgan.report.tables import HeatCell, heat_colour, number, title
+from panorgan.report.tables import HeatCell, number, title
+from panorgan.report.tones import heat_tone
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import read_metrics
 
@@ -67,4 +68,4 @@ def _cell(model: str, words: str, dice: float, own: bool = False) -> HeatCell:
     spoken = f"{model}, {words}: " + ("not scored" if math.isnan(dice) else f"mean Dice {number(dice)}")
     if own:
         spoken += ", labelled by this site"
-    return HeatCell(f"model {model}", number(dice), heat_colour(dice), own, spoken)
+    return HeatCell(f"model {model}", number(dice), heat_tone(dice), own, spoken)

@@ -1,4 +1,4 @@
-"""Write `report.html`: one file that opens from disk, needs no network and no script, and prints."""
+"""Write `report.html`: one file that opens from disk, needs no network, prints, and is readable without its script."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
 from panorgan.report.baselines import baseline_models, baseline_rows, gains
+from panorgan.report.first_screen import last_step, next_steps, worst_organ, worst_site
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
 from panorgan.report.overlays import CaseKey, Overlay, draw_overlays
+from panorgan.report.page_tables import latex_of
+from panorgan.report.run_cases import dice_points, run_cases
 from panorgan.report.sections import MethodSection, method_section, try_to_draw
 from panorgan.report.templates import fill_in
 from panorgan.workflows.run import Run
@@ -27,7 +30,7 @@ from panorgan.workflows.site_cases import cache_folder, read_sites
 
 
 def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:
-    """Write the report of a scored run into its folder and return its path.
+    """Write the report of a scored run into its folder and return its path; beside it, its tables as `report.tex`.
 
     If the scans can no longer be read, the page says so instead of showing pictures.
 
@@ -42,6 +45,7 @@ def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str
     overlays, missing = try_to_draw(lambda: draw_overlays(run, cases()))
     page = render(run, overlays or {}, missing, method_section(run, cases))
     write_atomically(run.report_file, page)
+    write_atomically(run.report_file.with_suffix(".tex"), latex_of(page))
     return run.report_file
 
 
@@ -54,17 +58,21 @@ def render(
     """The page as text. `overlays_missing` is shown where there are no overlays; `section` is the method's own."""
     scores = tables.make_scores(run)
     baselines = baseline_models(run)
+    method = describe_method(run.manifest["experiment"]["method"]["name"])
     return fill_in(
         "template.html.j2",
         tables.FILTERS,
         [section.package] if section else [],
         run=run,
         experiment=run.manifest["experiment"],
-        method=describe_method(run.manifest["experiment"]["method"]["name"]),
+        method=method,
         scores=scores,
         matrix=tables.annotation_matrix(run),
         heat=tables.heat_map(run, scores),
-        heat_scale=tables.heat_scale(),
+        worst_organ=worst_organ(run, scores),
+        worst_site=worst_site(scores),
+        last_step=last_step(scores),
+        steps=next_steps(run, scores, bool(baselines), method.pooled),
         baselines=baselines,
         baseline_rows=baseline_rows(baselines, run.organs),
         gains=gains(baselines),
@@ -75,10 +83,11 @@ def render(
         pictures={
             "loss": figures.loss_curve(run),
             "dice": figures.dice_curve(run),
-            "boxes": figures.dice_boxes(run),
             "time": figures.time_bars(run),
             "traffic": figures.traffic_bars(run),
         },
+        cases=run_cases(run),
+        points=dice_points(run),
         overlays=overlays,
         overlays_missing=overlays_missing,
         section=section,

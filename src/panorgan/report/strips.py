@@ -22,12 +22,14 @@ _PLAIN = "#2b6c94"
 
 @dataclass(frozen=True)
 class Dot:
-    """One case: `x` and `lane` from 0 to 1; `marked` where the case has an error or a warning."""
+    """One case: `x` and `lane` from 0 to 1; `marked` where the case has an error or a warning; `row` in
+    the case table."""
 
     x: float
     lane: float
     marked: bool
     spoken: str
+    row: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ Values = Mapping[str, Sequence[tuple[CaseFacts, float]]]
 
 def make_strips(checkup: Checkup, title_of: Callable[[str], str]) -> list[Strip]:
     """Voxel size and brightness per site, volume per organ; plots with too few cases are left out."""
+    row_of = {(case.site, case.case): row for row, case in enumerate(checkup.cases)}
     bad = {(f.site, f.case) for f in checkup.findings if f.severity >= Severity.warning}
     sites = [source.site for source in checkup.sources]
 
@@ -68,9 +71,9 @@ def make_strips(checkup: Checkup, title_of: Callable[[str], str]) -> list[Strip]
     order = {name: place for place, name in enumerate(catalogue())}
     volumes = dict(sorted(volumes.items(), key=lambda item: order.get(item[0], len(order))))
     plots = [
-        _strip("Longest voxel side (mm)", "", per_site(_voxel_side), bad),
-        _strip("Median intensity", "Over the whole scan, air included.", per_site(_median), bad),
-        _strip("Volume (ml)", "Empty masks are left out.", _without_empty(volumes), bad, title_of=title_of),
+        _strip("Longest voxel side (mm)", "", per_site(_voxel_side), bad, row_of),
+        _strip("Median intensity", "Over the whole scan, air included.", per_site(_median), bad, row_of),
+        _strip("Volume (ml)", "Empty masks are left out.", _without_empty(volumes), bad, row_of, title_of=title_of),
     ]
     return [plot for plot in plots if plot is not None]
 
@@ -92,6 +95,7 @@ def _strip(
     words: str,
     values: Values,
     bad: set[tuple[str, str]],
+    row_of: Mapping[tuple[str, str], int],
     title_of: Callable[[str], str] | None = None,
 ) -> Strip | None:
     """None where nothing can be compared: too few dots, or all equal."""
@@ -110,6 +114,7 @@ def _strip(
                 (number % _LANES + 0.5) / _LANES,
                 (case.site, case.case) in bad,
                 f"{case.case}: {short_number(value)}",
+                row_of[case.site, case.case],
             )
             for number, (case, value) in enumerate(own)
         )

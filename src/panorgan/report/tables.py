@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from panorgan.anatomy import catalogue
 from panorgan.evaluation.metrics import LEADING, Metric, further_metrics
 from panorgan.evaluation.statistics import (
@@ -18,14 +16,11 @@ from panorgan.evaluation.statistics import (
     organ_site_table,
     summarise,
 )
+from panorgan.report.tones import heat_tone
 from panorgan.workflows.run import Run
 from panorgan.workflows.tables import Row
 
 NOTHING = "–"
-
-# Poor scores are warm, good ones cool, all light enough for dark text: readable in print and with
-# red-green colour blindness.
-_SCALE = ((0.0, (222, 140, 84)), (0.5, (250, 240, 222)), (1.0, (112, 172, 205)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class HeatCell:
 
     place: str
     text: str
-    colour: str
+    tone: str
     own: bool
     spoken: str
 
@@ -147,7 +142,7 @@ def _heat_cell(words: str, place: str, summary: Summary | None, own: bool) -> He
         spoken = f"{words}, {place}: mean Dice {number(mean)}, {plural(summary.n, 'score')}"
     if own:
         spoken += ", labelled by this site"
-    return HeatCell(place, number(mean), heat_colour(mean), own, spoken)
+    return HeatCell(place, number(mean), heat_tone(mean), own, spoken)
 
 
 def annotation_matrix(run: Run) -> list[tuple[str, list[AnnotationCell]]]:
@@ -235,20 +230,6 @@ def spell_number(count: int) -> str:
     """Small numbers as words, for running text."""
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
     return words[count] if count < len(words) else f"{count:,}"
-
-
-def heat_colour(value: float) -> str:
-    """Background of a heat map cell, as ``#rrggbb``."""
-    if math.isnan(value):
-        return "#ffffff"
-    stops = [stop for stop, _ in _SCALE]
-    channels = (np.interp(value, stops, [colour[i] for _, colour in _SCALE]) for i in range(3))
-    return "#" + "".join(f"{round(channel):02x}" for channel in channels)
-
-
-def heat_scale() -> str:
-    """The colours of the heat map from 0 to 1, as a CSS gradient."""
-    return f"linear-gradient(to right, {', '.join(heat_colour(stop) for stop, _ in _SCALE)})"
 
 
 FILTERS: dict[str, Callable[..., str]] = {

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-# Pages open from disk, need no network and run no script. Should a name become markup nevertheless, it can load
-# nothing, run nothing and send nothing. Colours and SVG are set by style attributes, which have no hash.
+from panorgan.report.tones import heat_scale, tone
+
+_SCRIPTS = ("page_tables.js", "page_cases.js")
+PAGE_SCRIPT = '"use strict";\n' + "".join(
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _SCRIPTS
+)
+"""The one script of every page: it sorts, filters, copies, and loads nothing."""
+
+# Pages open from disk and need no network. Should a name become markup nevertheless, it can load nothing, run nothing
+# and send nothing: the browser runs a script of this hash only. Colours and SVG are set by style attributes, which have
+# no hash.
+_HASH = base64.b64encode(hashlib.sha256(PAGE_SCRIPT.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    f"default-src 'none'; script-src 'sha256-{_HASH}'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
 )
 
 
@@ -25,6 +41,8 @@ def fill_in(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(filters)
+    environment.filters.update({"quoted": shlex.quote, "tone": tone, **filters})
     environment.globals["content_security_policy"] = CONTENT_SECURITY_POLICY
+    environment.globals["page_script"] = Markup(PAGE_SCRIPT)
+    environment.globals["heat_scale"] = heat_scale()
     return environment.get_template(template).render(**content)
