@@ -359,7 +359,7 @@ def test_plain_lines_say_who_trains_on_what(experiment_file, tmp_path, capfd, mo
 
 
 def test_the_live_view_shows_the_mean_over_sites():
-    from panorgan.cli.view import mean_per_structure
+    from panorgan.workflows.event_words import mean_per_structure
 
     assert mean_per_structure({"a": {"liver": 0.5, "spleen": 0.25}, "b": {"liver": 1.0}}) == {
         "liver": 0.75,
