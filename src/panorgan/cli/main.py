@@ -370,6 +370,19 @@ def analyze(
 
 
 @app.command()
+def watch(
+    run: RunPath,
+    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run in the browser: rounds, losses, Dice, notices. It may go on, be over, or not have begun."""
+    from panorgan.cli.watch import watch_run
+
+    watch_run(run, port, open_page, as_json)
+
+
+@app.command()
 def report(run: RunPath, as_json: AsJson = False) -> None:
     """Write report.html for a finished run."""
     path = panorgan.write_report(run)
