@@ -17,7 +17,13 @@ META = f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_P
 
 
 def test_the_pages_are_those_we_know():
-    assert [path.name for path in PAGES] == ["comparison.html.j2", "doctor.html.j2", "template.html.j2"]
+    assert [path.name for path in PAGES] == [
+        "comparison.html.j2",
+        "doctor.html.j2",
+        "federation.html.j2",
+        "site.html.j2",
+        "template.html.j2",
+    ]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -383,10 +383,14 @@ def watch(
 
 
 @app.command()
-def report(run: RunPath, as_json: AsJson = False) -> None:
-    """Write report.html for a finished run."""
-    path = panorgan.write_report(run)
-    say(json.dumps({"report": str(path)}) if as_json else f"Report: {path}")
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a kit of a federation.", metavar="RUN|KIT")],
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html: of a finished run, or in a kit of a federation, at the server or at a site."""
+    from panorgan.cli.report import write_and_say
+
+    write_and_say(run, as_json)
 
 
 @app.command()

@@ -49,9 +49,7 @@ def serve(source: LiveSource, port: int, open_page: bool, as_json: bool) -> None
         else:
             say(f"Live page: {server.url}")
             say("Only browsers of this machine can open it. Ctrl-C ends the page; the run goes on.")
-            say(
-                f"From another machine: ssh -L {server.port}:127.0.0.1:{server.port} HOST, then the same address."
-            )
+            say(f"From another machine: ssh -L {server.port}:127.0.0.1:{server.port} HOST, then the same address.")
         if open_page and not webbrowser.open(server.url):
             say("No browser could be opened here.", sys.stderr)
         server.wait()
