@@ -313,6 +313,27 @@ def test_ctrl_c_says_how_to_go_on(command, says, capfd, monkeypatch):
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("federation", "start", "kit"), ""),  # it has said itself that the rounds go on
+        (("federation", "status", "--watch"), "watching"),
+        (("federation", "watch"), "watching"),
+        (("watch", "runs/a"), "watching"),
+        (("federation", "preflight"), "Stopped."),
+    ],
+)
+def test_ctrl_c_does_not_say_that_a_run_has_stopped_which_goes_on(arguments, says, capfd, monkeypatch):
+    def interrupted():
+        raise SystemExit(130)
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    code, _, err = invoke(capfd, monkeypatch, *arguments)
+    assert code == 130
+    assert says in err
+    assert bool(err) == bool(says)
+
+
 def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
     def interrupted(as_json):
         raise KeyboardInterrupt

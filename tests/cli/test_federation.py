@@ -26,6 +26,7 @@ from panorgan.cli import federation_run, federation_view, foreground
 from panorgan.cli import main as cli
 from panorgan.cli.federation_run import show_status
 from panorgan.config import Experiment
+from panorgan.deployment.approval import reopen
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -369,7 +370,17 @@ def test_stop_where_nothing_runs_says_why(command, server: ServerKit, engine: Mo
 # -- in the foreground -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("folder", "said"), [("data", 0), ("gone", 1)])
+def test_a_site_that_starts_without_its_data_says_so(command, site, monkeypatch, folder: str, said: int) -> None:
+    reopen(site)
+    site.settings.write_text(yaml.safe_dump({**yaml.safe_load(site.settings.read_text()), "data": {"folder": folder}}))
+    (site.path / "data").mkdir()
+    monkeypatch.setattr(foreground, "run_site", lambda kit, on_line: 0)
+    assert command("site", site.path)[1].count("data.folder") == said
+
+
 def test_a_site_in_the_foreground_tells_what_its_logs_say(command, site: SiteKit, monkeypatch) -> None:
+    (site.path.parents[2] / "data").mkdir()
     site.log.write_text("2026-11-15 16:00:00,000 INFO answered: train/train/8, 5 bytes\n")
 
     def running(kit: SiteKit, on_line: Callable[[str], None]) -> int:

@@ -54,11 +54,22 @@ def main() -> None:
         _show_error(known)
         sys.exit(known.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer's code for Ctrl-C
-            again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
-            again = " Continue with the same command." if {"compare", "ablate", "fetch"} & set(sys.argv[1:2]) else again
-            Console(stderr=True, highlight=False).print(f"Stopped.{again}")
+        # typer's code for Ctrl-C
+        if end.code == _INTERRUPTED and (words := _stopped(sys.argv[1:])):
+            Console(stderr=True, highlight=False).print(words)
         raise
+
+
+def _stopped(arguments: list[str]) -> str:
+    """What Ctrl-C has ended, and how it goes on. A command that only looks ends nothing else."""
+    first, second = (*arguments, "", "")[:2]
+    if (first, second) == ("federation", "start"):  # it has said what goes on, and how to end that
+        return ""
+    if "watch" in (first, second) or (second == "status" and "--watch" in arguments):
+        return "Stopped watching. The run is as it was."
+    if first in ("train", "demo"):
+        return "Stopped. Continue with the same command and --resume."
+    return "Stopped. Continue with the same command." if first in ("compare", "ablate", "fetch") else "Stopped."
 
 
 def _machine_trouble(error: Exception) -> PanorganError | None:
