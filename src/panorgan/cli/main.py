@@ -174,6 +174,9 @@ def train(
         str, typer.Option(help="Other methods to train for the same report: solo,central_full.", metavar="METHODS")
     ] = "",
     beside: Annotated[str, typer.Option(help="The old name of --baselines.", metavar="METHODS", hidden=True)] = "",
+    mlflow: Annotated[
+        Path | None, typer.Option(help="Log into this folder for MLflow too (extra 'mlflow').", metavar="FOLDER")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
@@ -182,7 +185,7 @@ def train(
     if beside:
         say("--beside is now called --baselines; the old name still works.", sys.stderr)
     others = [method.strip() for method in f"{baselines},{beside}".split(",") if method.strip()]
-    train_and_report(experiment, run, resume, overrides or [], others, as_json)
+    train_and_report(experiment, run, resume, overrides or [], others, as_json, mlflow)
 
 
 @app.command()

@@ -26,10 +26,11 @@ def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
 
 
 def load_coordinator_file(kit: ServerKit) -> CoordinatorFile:
-    """Read `local/coordinator.yaml`; its run folder is returned as an absolute path."""
+    """Read `local/coordinator.yaml`; its folders are returned as absolute paths."""
     content = read_yaml(kit.settings, "coordinator file")
     settings = validated(CoordinatorFile, content, str(kit.settings))
-    return settings.model_copy(update={"run": _in_kit(kit.path, settings.run)})
+    mlflow = settings.mlflow and _in_kit(kit.path, settings.mlflow)
+    return settings.model_copy(update={"run": _in_kit(kit.path, settings.run), "mlflow": mlflow})
 
 
 def load_site_file(kit: SiteKit) -> SiteFile:
