@@ -215,9 +215,10 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
 def own_scores(rows: Sequence[dict[str, Any]]) -> Table:
     """Dice per organ at one site, which knows no other's scores."""
     from panorgan.cli.train import in_words
+    from panorgan.evaluation.metrics import is_missed
     from panorgan.evaluation.statistics import organ_site_table
 
-    scores = organ_site_table(rows)
+    scores = organ_site_table([{**row, "missed": is_missed(row)} for row in rows])
     table = Table("organ", "cases", "mean", "95 % interval", "missed", title_justify="left")
     table.title = "Dice on this site's test cases (mean over cases)"
     for organ, summary in scores.organs.items():
