@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import blocked, visit
+from devtools import chromium
 from live_runs import JOINED, SCORES, begin, log_of, write_round
 
 import panorgan
@@ -124,6 +125,10 @@ def test_nothing_of_the_page_is_blocked(run: Run, tmp_path: Path) -> None:
     dom, log = visit(render_federation(run), tmp_path)
     assert "</html>" in dom
     assert blocked(log) == []
+    with chromium(tmp_path / "telephone") as browser:
+        page = browser.open((tmp_path / "visited.html").as_uri(), width=400)
+        page.wait_for("document.querySelector('footer')")
+        assert page.value("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_the_command_takes_the_servers_kit(run: Run, tiny: Callable[..., Experiment], capsys) -> None:

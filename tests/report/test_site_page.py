@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from browser import blocked, visit
+from devtools import chromium
 
 from panorgan.config import Experiment
 from panorgan.deployment.folders import SiteKit
@@ -106,6 +107,10 @@ def test_the_delivered_model_is_scored_and_shown(kit: SiteKit, trained: Run, tmp
     dom, log = visit(page, tmp_path)
     assert "</html>" in dom
     assert blocked(log) == []
+    with chromium(tmp_path / "telephone") as browser:
+        shown = browser.open(path.as_uri(), width=400)
+        shown.wait_for("document.querySelector('footer')")
+        assert shown.value("document.documentElement.scrollWidth <= window.innerWidth")
 
     assert is_scored(kit)
     write_site_report(kit, lambda *progress: pytest.fail("the scores are those of this model"))
