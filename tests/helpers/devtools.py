@@ -94,14 +94,13 @@ class Page:
         """The text that a reader sees there; empty where there is no such element."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    def wait_for(self, expression: str) -> Any:
-        """Until a script gives something true, and what that is; what is not there yet is not true."""
-        attempt = f"(() => {{ try {{ return ({expression}); }} catch {{ return false; }} }})()"
+    def wait_for(self, expression: str) -> None:
+        """Until a script gives something true; what is not there yet is not true."""
+        attempt = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
         ends = time.monotonic() + _SECONDS
-        while not (found := self.value(attempt)):
+        while not self.value(attempt):
             assert time.monotonic() < ends, f"never true: {expression}\n{self.text('body')}"
             time.sleep(0.05)
-        return found
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an entry of a list, as a reader does."""

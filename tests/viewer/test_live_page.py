@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from live_runs import SCORES, begin, log_of, write_round
 import panorgan
 from panorgan.checksums import sealed_json
 from panorgan.config import Experiment
+from panorgan.federation.files import write_atomically
 from panorgan.viewer.live_page import live_server, stream
-from panorgan.viewer.live_status import LatestStatus, SimulatedRun
+from panorgan.viewer.live_status import DrivenRun, LatestStatus, SimulatedRun
 from panorgan.viewer.local_server import LocalServer
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.run import Run
@@ -199,6 +201,45 @@ def test_two_browsers_follow_a_run_from_before_its_beginning_to_its_end(
             page.wait_for("document.body.dataset.rounds === '3'")
             assert page.text("#tile-round .value") == "3 of 3"
             assert page.value("document.querySelectorAll('#loss circle[data-name=north]').length") == 3
+        assert browser.complaints == []
+
+
+@pytest.mark.slow
+def test_two_browsers_see_who_a_federation_waits_for(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="the network extra is not installed")
+    from trial_federation import write_server_kit
+
+    kit = write_server_kit(tmp_path / "server", tiny().agreement())
+    control = kit.path / "run" / "control"
+    control.mkdir(parents=True)
+
+    def driver(state: str, **facts: Any) -> None:
+        content = {"state": state, "why": "", "segment": 1, "job": "job-1", "updated": time.time(), **facts}
+        write_atomically(control / "driver.json", json.dumps(content))
+
+    driver("waiting", why="for south", connected={"north": time.time()})
+    with live_server(DrivenRun(kit)) as server, chromium(tmp_path) as browser, only_one_process(control):
+        pages = [browser.open(server.url), browser.open(server.url, width=400, dark=True)]
+        for page in pages:
+            page.wait_for("document.querySelector('#waits [data-site=south]')")
+            assert page.value("document.querySelectorAll('#waits p').length") == 1
+        log = log_of(kit.path / "run")
+        begin(log)
+        asked = {"kind": "train", "round": 1, "total": 3, "stage": "train", "since": time.time()}
+        asked |= {"asked": ["north", "south"], "answered": {"south": 2.5}}
+        write_atomically(control / "job.json", json.dumps(asked))
+        driver("running", connected=dict.fromkeys(("north", "south"), time.time()))
+        for page in pages:
+            page.wait_for("document.querySelector('#waits [data-site=north]')")
+            assert page.value("document.querySelector('#sites tr[data-site=south]').dataset.state") == "answered"
+            assert page.text("#sites tr[data-site=south] td:nth-of-type(2)") == "2.5 s"
+        for number in (1, 2, 3):
+            write_round(log, number)
+        log.record("finished", rounds=3, sites=["north"], without=["south"])
+        driver("finished", connected={})
+        for page in pages:
+            page.wait_for("document.querySelector('#state').dataset.state === 'finished'")
+            assert page.text("#waits") == ""
         assert browser.complaints == []
 
 
