@@ -105,6 +105,23 @@ def test_the_state_comes_again_only_when_it_has_changed(run: Run) -> None:
     assert [piece.split(b"\n")[0] for piece in pieces] == [b"event: status"]
 
 
+def test_nothing_is_sent_while_nothing_happens(run: Run) -> None:
+    class Looks(threading.Event):
+        """Stops the server after so many looks."""
+
+        left = 4
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.left -= 1
+            if not self.left:
+                self.set()
+            return self.is_set()
+
+    begin(log_of(run.path))
+    pieces = list(stream(LatestStatus(SimulatedRun(run.path)), Looks()))
+    assert [piece.split(b"\n")[0] for piece in pieces] == [b"retry: 1000", b"event: log", b"event: status"]
+
+
 def test_only_the_page_s_own_files_are_served(server: LocalServer) -> None:
     for name in ("live.js", "charts.js", "record.js", "words.js", "style.css", "live.css"):
         with urllib.request.urlopen(f"{server.url}static/{name}") as answer:
