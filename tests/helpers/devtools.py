@@ -94,13 +94,15 @@ class Page:
         """The text that a reader sees there; empty where there is no such element."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    def wait_for(self, expression: str) -> None:
-        """Until a script gives something true; what is not there yet is not true."""
-        attempt = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
+    def wait_for(self, expression: str) -> Any:
+        """Until a script gives something true, and what that is; what is not there yet is not true."""
+        found = f"const found = ({expression}); return found instanceof Node ? true : found;"
+        attempt = f"(() => {{ try {{ {found} }} catch {{ return false; }} }})()"
         ends = time.monotonic() + _SECONDS
-        while not self.value(attempt):
+        while not (answer := self.value(attempt)):
             assert time.monotonic() < ends, f"never true: {expression}\n{self.text('body')}"
             time.sleep(0.05)
+        return answer
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an entry of a list, as a reader does."""
