@@ -24,6 +24,7 @@ FILES = (
     "requirements-torch.txt",
     "requirements-network.txt",
     "requirements-dicom.txt",
+    "requirements-mlflow.txt",
     "requirements-dev.txt",
     "requirements-docs.txt",
 )

@@ -313,6 +313,27 @@ def test_ctrl_c_says_how_to_go_on(command, says, capfd, monkeypatch):
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("federation", "start", "kit"), ""),  # it has said itself that the rounds go on
+        (("federation", "status", "--watch"), "watching"),
+        (("federation", "watch"), "watching"),
+        (("watch", "runs/a"), "watching"),
+        (("federation", "preflight"), "Stopped."),
+    ],
+)
+def test_ctrl_c_does_not_say_that_a_run_has_stopped_which_goes_on(arguments, says, capfd, monkeypatch):
+    def interrupted():
+        raise SystemExit(130)
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    code, _, err = invoke(capfd, monkeypatch, *arguments)
+    assert code == 130
+    assert says in err
+    assert bool(err) == bool(says)
+
+
 def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
     def interrupted(as_json):
         raise KeyboardInterrupt
@@ -359,7 +380,7 @@ def test_plain_lines_say_who_trains_on_what(experiment_file, tmp_path, capfd, mo
 
 
 def test_the_live_view_shows_the_mean_over_sites():
-    from panorgan.cli.view import mean_per_structure
+    from panorgan.workflows.event_words import mean_per_structure
 
     assert mean_per_structure({"a": {"liver": 0.5, "spleen": 0.25}, "b": {"liver": 1.0}}) == {
         "liver": 0.75,

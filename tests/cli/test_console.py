@@ -14,11 +14,11 @@ from rich.text import Text
 import panorgan.cli
 from panorgan.cli import main as command_line
 from panorgan.cli.console import Console, say, say_lines
-from panorgan.cli.federation_view import event_line
 from panorgan.cli.follow import say_with_time
 from panorgan.cli.view import PlainView
 from panorgan.errors import MessageError
 from panorgan.federation.events import Event
+from panorgan.workflows.event_words import event_line
 
 EVIL = "north\x1b[2J\x1b]0;owned\x07\x9b31m"
 CLI = Path(panorgan.cli.__file__).parent

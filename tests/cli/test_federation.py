@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -26,12 +27,14 @@ from panorgan.cli import federation_run, federation_view, foreground
 from panorgan.cli import main as cli
 from panorgan.cli.federation_run import show_status
 from panorgan.config import Experiment
+from panorgan.deployment.approval import reopen
 from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.processes import running_process, write_process_id
 from panorgan.deployment.settings import FederationSettings
 from panorgan.deployment.status import read_status
+from panorgan.evaluation.metrics import METRICS
 from panorgan.federation.events import Event, EventLog
 from panorgan.settings import validated
 from panorgan.workflows.lock import only_one_process
@@ -42,6 +45,7 @@ ROUND = {
     "validation": {"north": {"liver": 0.9}, "south": {"kidney_left": 0.5}}, "best": {"round": 1, "dice": 0.7},
     "bytes_sent": 2_000_000, "bytes_received": 1_000, "seconds": {"sites": 30.0, "aggregate": 1.0},
 }  # fmt: skip
+CASES = (("a", 0.9, 2.0), ("b", 0.8, 3.0), ("c", 0.0, math.nan))
 JOINED = {
     "north": {"train_cases": 3, "annotated": {"liver": 3}},
     "south": {"train_cases": 2, "annotated": {"kidney_left": 2}},
@@ -93,7 +97,7 @@ def log_of(kit: ServerKit) -> EventLog:
 
 def test_all_commands_are_there(command) -> None:
     out = command("--help")[1]
-    for name in ("init", "preflight", "server", "site", "start", "status", "stop", "score", "egress"):
+    for name in ("init", "preflight", "server", "site", "start", "status", "watch", "stop", "score", "egress"):
         assert f" {name} " in out
 
 
@@ -122,7 +126,7 @@ def test_a_copied_kit_does_not_take_the_process_of_the_first_for_its_own(command
         sleeper.wait()
 
 
-@pytest.mark.parametrize("name", ["server", "start", "status"])
+@pytest.mark.parametrize("name", ["server", "start", "status", "watch"])
 def test_a_sites_kit_is_refused_at_the_server(command, site: SiteKit, name: str) -> None:
     code, _, err = command(name, site.path)
     assert code == 2
@@ -366,10 +370,33 @@ def test_stop_where_nothing_runs_says_why(command, server: ServerKit, engine: Mo
     assert json.loads(command("stop", server.path, "--json")[1]) == {"stop": None, "state": state}
 
 
+def test_a_sites_scores_are_shown_once_and_misses_are_counted() -> None:
+    """It knows no other site's scores: a column for the federation would repeat its own."""
+    usual = {"split": "test", "site": "north", "organ": "liver"}
+    nowhere = dict.fromkeys(METRICS, math.nan)
+    rows = [{**usual, **nowhere, "case": case, "dice": dice, "assd": assd} for case, dice, assd in CASES]
+    out = io.StringIO()
+    Console(file=out, width=100).print(federation_run.own_scores(rows))
+    text = out.getvalue()
+    assert [cell.strip() for cell in text.splitlines()[4].split("│")[1:-1]][:3] == ["liver", "3", "0.567"]
+    assert text.splitlines()[4].split("│")[-2].strip() == "1"
+    assert "federation" not in text
+
+
 # -- in the foreground -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("folder", "said"), [("data", 0), ("gone", 1)])
+def test_a_site_that_starts_without_its_data_says_so(command, site, monkeypatch, folder: str, said: int) -> None:
+    reopen(site)
+    site.settings.write_text(yaml.safe_dump({**yaml.safe_load(site.settings.read_text()), "data": {"folder": folder}}))
+    (site.path / "data").mkdir()
+    monkeypatch.setattr(foreground, "run_site", lambda kit, on_line: 0)
+    assert command("site", site.path)[1].count("data.folder") == said
+
+
 def test_a_site_in_the_foreground_tells_what_its_logs_say(command, site: SiteKit, monkeypatch) -> None:
+    (site.path.parents[2] / "data").mkdir()
     site.log.write_text("2026-11-15 16:00:00,000 INFO answered: train/train/8, 5 bytes\n")
 
     def running(kit: SiteKit, on_line: Callable[[str], None]) -> int:

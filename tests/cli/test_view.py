@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from panorgan.cli.federation_view import event_line
 from panorgan.cli.view import LiveView, PlainView
 from panorgan.federation.events import Event
+from panorgan.workflows.event_words import event_line
 
 
 @pytest.mark.parametrize(

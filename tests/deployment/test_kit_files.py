@@ -20,14 +20,16 @@ pytest.importorskip("nvflare", reason="the network extra is not installed")
 from cryptography import x509
 
 from panorgan.config import load_agreement
+from panorgan.deployment.control import Control
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file, load_federation, load_site_file
 from panorgan.deployment.kit_texts import experiment_text
 from panorgan.deployment.kits import KitsReport, make_kits
-from panorgan.deployment.segment import _setup
+from panorgan.deployment.segment import _listeners, _setup
 from panorgan.errors import ConfigError
 from panorgan.federation.egress import number_words
 from panorgan.federation.limits import LimitSettings
+from panorgan.workflows.run import Run
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -61,6 +63,17 @@ def test_the_coordinator_file_says_what_the_federation_file_said(made: KitsRepor
     assert {name: site.organization for name, site in read.sites.items()} == {"north": "north", "east-2": "east_2"}
     assert read.experiment_fingerprint == EXPERIMENT.fingerprint()
     assert read.run == made.server.resolve() / "run"
+
+
+def test_mlflow_is_for_the_operator_to_choose(copy: Path) -> None:
+    """A folder in the kit, or anywhere; without it the run has one listener less."""
+    kit = ServerKit(copy / "server")
+    settings = load_coordinator_file(kit)
+    assert settings.mlflow is None
+    content = yaml.safe_load(kit.settings.read_text())
+    kit.settings.write_text(yaml.safe_dump({**content, "mlflow": "mlruns"}))
+    assert load_coordinator_file(kit).mlflow == kit.path.resolve() / "mlruns"
+    assert len(_listeners(Run(kit.run(settings)), Control(kit.control(settings)), settings)) == 2
 
 
 def test_names_that_look_like_something_else_stay_names(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from panorgan.config import Agreement, Experiment
 from panorgan.deployment import machine, versions
 from panorgan.deployment.approval import record
 from panorgan.deployment.check import Check
+from panorgan.deployment.data_folder import FILL_IN
 from panorgan.deployment.folders import ServerKit, SiteKit
-from panorgan.deployment.kit_files import FILL_IN
 from panorgan.deployment.policy_checks import check_open_policy
 from panorgan.deployment.preflight import preflight, preflight_server
 from panorgan.federation.egress import default_policy

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from loopback import Loopback
@@ -68,3 +69,23 @@ def test_the_run_goes_on_with_those_who_are_there(hospitals, experiment_with, tm
     rows = json.loads(scored.stdout.splitlines()[-1])["rows"]
     assert {row["organ"] for row in rows} == {"liver"}
     assert not (federation.site_kits["east"].model).exists()
+
+    _check_reports(federation)
+
+
+def _check_reports(federation: Loopback) -> None:
+    """`panorgan report` in the server's kit, and in that of a site that has the model."""
+
+    def report(kit: Path) -> str:
+        command = [sys.executable, "-m", "panorgan", "report", str(kit), "--json"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        return Path(json.loads(answer.stdout.splitlines()[-1])["report"]).read_text()
+
+    page = report(federation.server_kit.path)
+    assert "Not received by east" in page
+    assert "joins late: north" in page
+    assert "<image" not in page
+    page = report(federation.site_kits["north"].path)
+    assert "<image" in page
+    assert "does not verify" not in page
+    assert 'data-task="deliver"' in page

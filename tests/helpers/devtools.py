@@ -1,7 +1,4 @@
-"""A page in a headless Chromium that a test acts in: points, clicks, types, and reads what came of it.
-
-It speaks the DevTools protocol through a pipe: no port, no further package.
-"""
+"""Chromium driven over a pipe (its DevTools protocol): for pages that a server changes while they are open."""
 
 from __future__ import annotations
 
@@ -19,136 +16,137 @@ from typing import Any
 
 import pytest
 
-_SECONDS = 60
-_KEYS = {"Enter": 13, " ": 32, "ArrowDown": 40, "ArrowUp": 38, "Tab": 9}
+_OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--remote-debugging-pipe")
+_SECONDS = 90.0
 
 
-class Tab:
-    """One page. `log` are the messages of its console, those of its content policy included."""
+class Browser:
+    """One Chromium. `complaints` are errors, exceptions and what a page's policy blocked, of all its pages."""
 
-    def __init__(self, ask: int, answers: int) -> None:
-        self._ask, self._answers = ask, answers
-        self._number, self._rest, self._session = 0, b"", ""
-        self.log: list[str] = []
+    def __init__(self, process: subprocess.Popen[bytes], reading: int, writing: int) -> None:
+        self._process, self._reading, self._writing = process, reading, writing
+        self._buffer = b""
+        self._number = 0
+        self.complaints: list[str] = []
 
-    def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to a command."""
+    def open(self, url: str, width: int = 1280, dark: bool = False) -> Page:
+        """A page in a window of this width."""
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        page = Page(self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        for domain in ("Page", "Runtime", "Log"):
+            page.send(f"{domain}.enable")
+        page.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.send("Emulation.setEmulatedMedia", features=[scheme])
+        page.send("Page.navigate", url=url)
+        return page
+
+    def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """One command, and its result."""
         self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._ask, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + _SECONDS
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self._writing, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(end)
+            answer = self._receive()
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer
+                assert "error" not in answer, (method, answer["error"])
                 result: dict[str, Any] = answer["result"]
                 return result
-            if answer.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.log.append(json.dumps(answer["params"]))
+            self._note(answer)
 
-    def _next(self, end: float) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
-            assert ready, "the browser does not answer"
-            self._rest += os.read(self._answers, 1 << 16)
-        text, self._rest = self._rest.split(b"\0", 1)
-        answer: dict[str, Any] = json.loads(text)
+    def _receive(self) -> dict[str, Any]:
+        ends = time.monotonic() + _SECONDS
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._reading], [], [], max(ends - time.monotonic(), 0))
+            piece = os.read(self._reading, 1 << 16) if ready else b""
+            assert piece, "Chromium has ended" if ready else "Chromium does not answer"
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
-        """Load a page from disk."""
-        if not self._session:
-            target = self.send("Target.createTarget", url="about:blank")["targetId"]
-            self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            for domain in ("Page", "Runtime", "Log"):
-                self.send(f"{domain}.enable")
-            self.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-        self.resize(width, height)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.send("Emulation.setEmulatedMedia", media="", features=scheme)
-        self.send("Page.navigate", url=page.resolve().as_uri())
-        end = time.monotonic() + _SECONDS
-        while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        return self
+    def _note(self, event: dict[str, Any]) -> None:
+        facts = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(facts["exceptionDetails"]))
+        elif event.get("method") == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{facts['entry']['text']} {facts['entry'].get('url', '')}")
 
-    def resize(self, width: int, height: int) -> None:
-        """Another window."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.send("Emulation.setDeviceMetricsOverride", **size)
 
-    def run(self, script: str) -> Any:
-        """The value of an expression within the page; a promise is awaited."""
-        asked = {"expression": script, "returnByValue": True, "awaitPromise": True, "userGesture": True}
-        answer = self.send("Runtime.evaluate", **asked)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser, self._session = browser, session
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._browser.send(method, self._session, **parameters)
+
+    def value(self, expression: str) -> Any:
+        """What a script gives on this page."""
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """What a reader sees of the first such element."""
-        return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+        """The text that a reader sees there; empty where there is no such element."""
+        return str(self.value(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    def point(self, x: float, y: float) -> None:
-        """Move the pointer."""
-        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    def wait_for(self, expression: str) -> Any:
+        """Until a script gives something true, and what that is; what is not there yet is not true."""
+        found = f"const found = ({expression}); return found instanceof Node ? true : found;"
+        attempt = f"(() => {{ try {{ {found} }} catch {{ return false; }} }})()"
+        ends = time.monotonic() + _SECONDS
+        while not (answer := self.value(attempt)):
+            assert time.monotonic() < ends, f"never true: {expression}\n{self.text('body')}"
+            time.sleep(0.05)
+        return answer
 
-    def click(self, x: float, y: float) -> None:
-        """Press and release the main button."""
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    def choose(self, selector: str, value: str) -> None:
+        """Choose an entry of a list, as a reader does."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.value(
+            f"(list => {{ list.value = {json.dumps(value)}; list.dispatchEvent(new Event('change')); }})({found})"
+        )
 
-    def click_on(self, selector: str) -> None:
-        """Scroll to the first such element and click into its middle."""
-        middle = f"""(() => {{ const e = document.querySelector({json.dumps(selector)});
-            e.scrollIntoView({{block: "center", behavior: "instant"}});
-            const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})()"""
-        self.click(*self.run(middle))
+    def press(self, selector: str, key: str) -> None:
+        """Press a key on an element."""
+        event = f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true}})"
+        self.value(f"document.querySelector({json.dumps(selector)}).dispatchEvent({event})")
 
-    def press(self, key: str) -> None:
-        """One key."""
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
-        text = {"text": {"Enter": "\r", " ": " "}[key]} if key in ("Enter", " ") else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **about, **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", **about)
-
-    def type(self, text: str) -> None:
-        """Into what has the focus."""
-        self.send("Input.insertText", text=text)
-
-    def picture(self, path: Path, whole: bool = False) -> None:
-        """A screenshot, of the whole page if wanted."""
-        answer = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
+    def picture(self, path: Path) -> None:
+        """A screenshot of the whole page."""
+        answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextmanager
-def tab(folder: Path) -> Iterator[Tab]:
-    """A browser with one page, closed at the end. Skips where there is no browser."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+def chromium(folder: Path) -> Iterator[Browser]:
+    """A Chromium with a profile of its own in this folder. Skips where there is none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
         pytest.skip("Chromium is not installed")
-    (read_ask, ask), (answers, write_answers) = os.pipe(), os.pipe()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-    profile = f"--user-data-dir={folder / 'profile'}"
-    # The browser reads commands from its file 3 and answers into its file 4.
-    command = (
-        f"exec {chromium} {' '.join(options)} --remote-debugging-pipe '{profile}' 3<&{read_ask} 4>&{write_answers}"
-    )
+    to_browser, writing = os.pipe()
+    reading, from_browser = os.pipe()
+    # The browser reads commands from its file 3 and writes answers to its file 4.
+    script = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
     process = subprocess.Popen(
-        ["bash", "-c", command],
-        pass_fds=(read_ask, write_answers),
-        stderr=subprocess.DEVNULL,
+        ["bash", "-c", script, "bash", program, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"],
+        pass_fds=(to_browser, from_browser),
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    os.close(read_ask)
-    os.close(write_answers)
+    os.close(to_browser)
+    os.close(from_browser)
     try:
-        yield Tab(ask, answers)
+        yield Browser(process, reading, writing)
     finally:
-        process.terminate()
-        process.wait(timeout=30)
-        os.close(ask)
-        os.close(answers)
+        os.close(writing)  # it ends when its commands do
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        os.close(reading)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import blocked, visit
-from devtools import tab
 from made_ablation import Made
+from tab import tab
 
 from panorgan.checksums import read_json, sealed_json
 from panorgan.config import Experiment

@@ -24,7 +24,13 @@ def hash_of(script: str) -> str:
 
 
 def test_the_pages_are_those_we_know():
-    assert [path.name for path in PAGES] == ["comparison.html.j2", "doctor.html.j2", "template.html.j2"]
+    assert [path.name for path in PAGES] == [
+        "comparison.html.j2",
+        "doctor.html.j2",
+        "federation.html.j2",
+        "site.html.j2",
+        "template.html.j2",
+    ]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

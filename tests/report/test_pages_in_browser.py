@@ -11,8 +11,8 @@ from pathlib import Path
 
 import checkups
 import pytest
-from devtools import Tab, tab
 from made_run import OUTLIER, made_run
+from tab import Tab, tab
 
 from panorgan.csv_cells import escape_cell
 from panorgan.report import write_report

@@ -118,6 +118,20 @@ def status(
 
 
 @app.command()
+def watch(
+    kit: KitPath = _HERE,
+    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Follow the run in the browser: who is waited for, losses, Dice, refusals (the coordinator's machine)."""
+    from panorgan.cli.watch import serve
+    from panorgan.viewer.live_status import DrivenRun
+
+    serve(DrivenRun(server_kit(kit, "watch")), port, open_page, as_json)
+
+
+@app.command()
 def stop(
     kit: KitPath = _HERE,
     now: Annotated[bool, typer.Option("--now", help="Give up the current round too.")] = False,

@@ -6,12 +6,13 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from rich.console import RenderableType
 from rich.live import Live
+from rich.table import Table
 
 from panorgan.cli import federation_view, preflight_view
 from panorgan.cli.console import Console, say
@@ -199,7 +200,6 @@ def _now() -> str:
 
 def score_and_show(kit: SiteKit, as_json: bool) -> None:
     """Score the delivered model at a site."""
-    from panorgan.cli.train import score_table
     from panorgan.deployment.score import score_site
 
     with reading() as show:
@@ -207,5 +207,23 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
         return
-    Console().print(score_table(rows, "Dice on this site's test cases (mean over cases)"))
+    Console().print(own_scores(rows))
     say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. None of this has left the site.")
+    say(f"With pictures: panorgan report {kit.path}")
+
+
+def own_scores(rows: Sequence[dict[str, Any]]) -> Table:
+    """Dice per organ at one site, which knows no other's scores."""
+    from panorgan.cli.train import in_words
+    from panorgan.evaluation.metrics import is_missed
+    from panorgan.evaluation.statistics import organ_site_table
+
+    scores = organ_site_table([{**row, "missed": is_missed(row)} for row in rows])
+    table = Table("organ", "cases", "mean", "95 % interval", "missed", title_justify="left")
+    table.title = "Dice on this site's test cases (mean over cases)"
+    for organ, summary in scores.organs.items():
+        interval = "–" if summary.low == summary.high else f"{summary.low:.3f}–{summary.high:.3f}"
+        table.add_row(organ, str(summary.n), f"{summary.mean:.3f}", interval, str(summary.missed))
+    table.caption = f"All organs: {in_words(scores.overall)}"
+    table.caption_justify = "left"
+    return table

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from panorgan.cli.console import Console
-from panorgan.cli.view import duration, joined_in_words, mean_validation
 from panorgan.deployment.site_status import SiteStatus
 from panorgan.deployment.status import FederationStatus, Trouble
-from panorgan.federation.events import Event
-from panorgan.federation.failures import MEANING
+from panorgan.deployment.status_words import QUESTIONS, ago, site_in_words, state_in_words
+from panorgan.workflows.event_words import duration, event_line, round_in_words, seconds_in_words
 
 _RUN_STYLES = {
     "running": "bold green",
@@ -41,9 +39,6 @@ _SITE_STYLES = {
     "failed": "red",
     "refused": "red",
 }
-_SITE_WORDS = {"absent": "not connected", "unknown": "–", "done": "has the model"}
-_WORK_WORDS = {"train": "training", "evaluate": "validating", "join": "joining", "deliver": "taking the model"}
-_QUESTIONS = {"train": "sites train", "evaluate": "sites validate", "join": "sites join", "deliver": "model goes out"}
 _WIDTH = 120
 _BAR = 30
 _SHOWN_EVENTS, _SHOWN_TROUBLES = 6, 4
@@ -84,27 +79,11 @@ def closing_line(status: FederationStatus) -> str:
     return words
 
 
-def event_line(event: Event) -> str:
-    """One line for a log; empty if the event is not worth one."""
-    tell = _LINES.get(event.kind)
-    return tell(event.facts) if tell else ""
-
-
 def _headline(status: FederationStatus) -> Text:
     what = " · ".join(part for part in (status.experiment, status.method) if part)
     return Text.assemble(
-        (status.federation, "bold"), (f"  {what}", "dim"), "  ", (_state_words(status), _RUN_STYLES[status.state])
+        (status.federation, "bold"), (f"  {what}", "dim"), "  ", (state_in_words(status), _RUN_STYLES[status.state])
     )
-
-
-def _state_words(status: FederationStatus) -> str:
-    """`waiting for south`, `interrupted: the driver is not running (last heard of 3 min ago)`."""
-    why = status.why
-    if status.state in ("interrupted", "silent") and status.updated:
-        why += f" (last heard of {_ago(status.time - status.updated)})"
-    if not why:
-        return status.state
-    return f"{status.state} {why}" if why.startswith("for ") else f"{status.state}: {why}"
 
 
 def _progress(status: FederationStatus, width: int) -> RenderableType:
@@ -114,7 +93,7 @@ def _progress(status: FederationStatus, width: int) -> RenderableType:
     else:
         stage = f"stage {status.stage}, " if status.stage else ""
         where = f"{stage}round {status.number} of {total or '?'}"
-    asked = _QUESTIONS.get(status.task, status.task)
+    asked = QUESTIONS.get(status.task, status.task)
     if asked:
         where += f": {asked}" + (f" ({duration(status.time - status.since)})" if status.since else "")
     elif status.state == "running":
@@ -149,22 +128,17 @@ def _site_table(status: FederationStatus) -> Table:
     for site in status.sites:
         table.add_row(
             Text(site.name, style="bold"),
-            site_words(site),
-            _seconds(site.seconds) if site.seconds is not None else "",
-            _ago(status.time - site.last_seen) if site.last_seen else "–",
+            _site_words(site),
+            seconds_in_words(site.seconds) if site.seconds is not None else "",
+            ago(status.time - site.last_seen) if site.last_seen else "–",
             "" if site.train_cases is None else str(site.train_cases),
             Text(", ".join(site.annotated).replace("_", " ") or ("" if site.joined else "not joined"), style="dim"),
         )
     return table
 
 
-def site_words(site: SiteStatus) -> Text:
-    """`training`, `failed: memory: the site ran out of memory`, `not connected: joins later`."""
-    style = _SITE_STYLES[site.state]
-    if site.state == "working":
-        return Text(_WORK_WORDS.get(site.detail, "working"), style=style)
-    words = _SITE_WORDS.get(site.state, site.state)
-    return Text(f"{words}: {site.detail}" if site.detail else words, style=style)
+def _site_words(site: SiteStatus) -> Text:
+    return Text(site_in_words(site), style=_SITE_STYLES[site.state])
 
 
 def _facts(status: FederationStatus) -> list[RenderableType]:
@@ -194,7 +168,7 @@ def _troubles(status: FederationStatus, troubles: list[Trouble]) -> RenderableTy
     for trouble in troubles:
         what = "refused" if trouble in status.refusals else "failed"
         why = f" ({trouble.why})" if trouble.why else ""
-        lines.append((trouble.time, f"{what} {trouble.site}, {_round(trouble.number)}: {trouble.reason}{why}"))
+        lines.append((trouble.time, f"{what} {trouble.site}, {round_in_words(trouble.number)}: {trouble.reason}{why}"))
     for at, words in _merge_repeated(lines)[-_SHOWN_TROUBLES:]:
         table.add_row(f"  {_clock(at)}", Text(words, style="red"))
     return Group(Text.assemble(("troubles", "bold"), f"  {counts}"), table)
@@ -204,74 +178,6 @@ def _merge_repeated(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str
     """Repeated lines, merged: `4 × …`, at the last time."""
     groups = [list(group) for _, group in itertools.groupby(lines, key=lambda line: line[1])]
     return [(group[-1][0], f"{len(group)} × " * (len(group) > 1) + group[0][1]) for group in groups]
-
-
-# -- plain lines ---------------------------------------------------------------------------------------------------
-
-
-def _round_line(facts: dict[str, Any]) -> str:
-    losses = ", ".join(f"{site} {own['loss']:.3f}" for site, own in facts["sites"].items() if "loss" in own)
-    score = mean_validation(facts)
-    parts = [
-        f"round {facts['number']}/{facts['total']} ({facts['stage']})",
-        _seconds(sum((facts.get("seconds") or {}).values())),
-        f"validation Dice {score:.3f}" if score is not None else "",
-        f"loss {losses}" if losses else "",
-    ]
-    return "  ".join(part for part in parts if part)
-
-
-def _failure_line(facts: dict[str, Any]) -> str:
-    code = facts["code"]
-    return f"{facts['site']} failed, {_round(facts['number'])}: {code} ({MEANING.get(code, 'unknown reason')})"
-
-
-def _late_join_line(facts: dict[str, Any]) -> str:
-    return f"joins late: {joined_in_words({'sites': {facts['site']: facts}})}, from round {facts['number']}"
-
-
-def _driver_line(facts: dict[str, Any]) -> str:
-    if facts.get("state") == "running":
-        return f"segment {facts.get('segment')} {facts['why']}".rstrip() if facts.get("why") else ""
-    if facts.get("state") == "waiting" and not facts.get("why"):  # between two segments: the next line says more
-        return ""
-    return f"{facts.get('state', '')} {facts.get('why', '')}".rstrip()
-
-
-_LINES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "started": lambda facts: "a new run",
-    "resumed": lambda facts: "the run continues",
-    "joined": lambda facts: f"joined: {joined_in_words(facts)}",
-    "late_join": _late_join_line,
-    "round": _round_line,
-    "refused": lambda f: (
-        f"refused {f['site']}, {_round(f['number'])}: {f['reason']} {f.get('why') or ''} {f.get('fix') or ''}".rstrip()
-    ),
-    "failed": _failure_line,
-    "notice": lambda facts: f"{_round(facts['number'])}: {facts['text']}",
-    "missing": lambda facts: f"missing, {_round(facts['number'])}: {', '.join(facts['sites'])}",
-    "segment": lambda facts: f"segment {facts['number']} runs as job {str(facts.get('job', ''))[:8]}",
-    "driver": _driver_line,
-    "finished": lambda facts: "finished",
-}
-
-
-def _round(number: int) -> str:
-    return f"round {number}" if number else "when joining"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 120 else duration(value)
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 1.5:
-        return "now"
-    if seconds < 100:
-        return f"{seconds:.0f} s ago"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min ago"
-    return f"{seconds / 3600:.0f} h ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
 
 
 def _clock(moment: float, now: float | None = None) -> str:

@@ -29,6 +29,14 @@ def _short(job: str) -> str:
 _SITE_ENGINE: Phrases = {
     re.compile(r"Successfully registered client"): lambda m: "connected to the server",
     re.compile(r"re-challenge after"): lambda m: "waiting for the server",
+    re.compile(r"cannot send to 'server': target_unreachable"): lambda m: (
+        "the server could not be reached; this site keeps trying"
+    ),
+    # A server that was renewed drops the messages of running sites without an answer.
+    re.compile(r"timeout on Request \S+ for \['heart_beat'\]"): lambda m: (
+        "no longer connected: the server does not answer this site's heartbeats. If its certificate was renewed, "
+        "restart this site once"
+    ),
     re.compile(r"this machine's clock is (.*\S)"): lambda m: (
         f"this machine's clock is {m[1]}; set it, and let NTP keep it"
     ),
@@ -50,6 +58,9 @@ _SERVER_ENGINE: Phrases = {
     re.compile(r"New client ([\w-]+)@(\S+) joined"): lambda m: f"{m[1]} connected",
     re.compile(r"Started run: ([\w-]+) for clients: (\S+)"): lambda m: (
         f"a segment starts (job {_short(m[1])}) with {m[2].replace(',', ', ')}"
+    ),
+    re.compile(r"received from ([\w-]+): invalid auth token signature"): lambda m: (
+        f"{m[1]} is refused: it was connected before this server's certificate was renewed. Restart that site once"
     ),
     re.compile(r"Client Name:\s*([\w-]+) left"): lambda m: f"{m[1]} left",
     re.compile(r"Remove the dead Client\. Name: ([\w-]+)"): lambda m: f"{m[1]} is silent and counts as gone",

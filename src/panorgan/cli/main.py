@@ -54,11 +54,22 @@ def main() -> None:
         _show_error(known)
         sys.exit(known.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer's code for Ctrl-C
-            again = " Continue with the same command and --resume." if {"train", "demo"} & set(sys.argv[1:2]) else ""
-            again = " Continue with the same command." if {"compare", "ablate", "fetch"} & set(sys.argv[1:2]) else again
-            Console(stderr=True, highlight=False).print(f"Stopped.{again}")
+        # typer's code for Ctrl-C
+        if end.code == _INTERRUPTED and (words := _stopped(sys.argv[1:])):
+            Console(stderr=True, highlight=False).print(words)
         raise
+
+
+def _stopped(arguments: list[str]) -> str:
+    """What Ctrl-C has ended, and how it goes on. A command that only looks ends nothing else."""
+    first, second = (*arguments, "", "")[:2]
+    if (first, second) == ("federation", "start"):  # it has said what goes on, and how to end that
+        return ""
+    if "watch" in (first, second) or (second == "status" and "--watch" in arguments):
+        return "Stopped watching. The run is as it was."
+    if first in ("train", "demo"):
+        return "Stopped. Continue with the same command and --resume."
+    return "Stopped. Continue with the same command." if first in ("compare", "ablate", "fetch") else "Stopped."
 
 
 def _machine_trouble(error: Exception) -> PanorganError | None:
@@ -199,6 +210,9 @@ def train(
         str, typer.Option(help="Other methods to train for the same report: solo,central_full.", metavar="METHODS")
     ] = "",
     beside: Annotated[str, typer.Option(help="The old name of --baselines.", metavar="METHODS", hidden=True)] = "",
+    mlflow: Annotated[
+        Path | None, typer.Option(help="Log into this folder for MLflow too (extra 'mlflow').", metavar="FOLDER")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
@@ -207,7 +221,7 @@ def train(
     if beside:
         say("--beside is now called --baselines; the old name still works.", sys.stderr)
     others = [method.strip() for method in f"{baselines},{beside}".split(",") if method.strip()]
-    train_and_report(experiment, run, resume, overrides or [], others, as_json)
+    train_and_report(experiment, run, resume, overrides or [], others, as_json, mlflow)
 
 
 @app.command()
@@ -433,10 +447,27 @@ def analyze(
 
 
 @app.command()
-def report(run: RunPath, as_json: AsJson = False) -> None:
-    """Write report.html for a finished run."""
-    path = panorgan.write_report(run)
-    say(json.dumps({"report": str(path)}) if as_json else f"Report: {path}")
+def watch(
+    run: RunPath,
+    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run in the browser: rounds, losses, Dice, notices. It may go on, be over, or not have begun."""
+    from panorgan.cli.watch import watch_run
+
+    watch_run(run, port, open_page, as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a kit of a federation.", metavar="RUN|KIT")],
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html: of a finished run, or in a kit of a federation, at the server or at a site."""
+    from panorgan.cli.report import write_and_say
+
+    write_and_say(run, as_json)
 
 
 @app.command()

@@ -17,10 +17,17 @@ from panorgan.evaluation.statistics import Summary, organ_site_table
 from panorgan.report.baselines import BaselineModel, baseline_models
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_words
 from panorgan.workflows.execute import check_run
+from panorgan.workflows.mlflow_log import mlflow_listener
 
 
 def train_and_report(
-    path: Path, run: Path | None, resume: bool, overrides: Sequence[str], baselines: Sequence[str], as_json: bool
+    path: Path,
+    run: Path | None,
+    resume: bool,
+    overrides: Sequence[str],
+    baselines: Sequence[str],
+    as_json: bool,
+    mlflow: Path | None = None,
 ) -> None:
     """Train an experiment (and the same with other methods as baselines), show the scores, write the report."""
     experiment = load_experiment(path, overrides)
@@ -35,18 +42,26 @@ def train_and_report(
     place = Run(run or Path("runs") / experiment.name)
     for other in others:  # their errors should show before hours of training
         check_run(other, place.baseline(other.method["name"]).path, resume)
-    trained = _train_one(experiment, place, resume, as_json)
+    trained = _train_one(experiment, place, resume, as_json, mlflow)
     report = write_report(trained)
     for other in others:
-        _train_one(other, trained.baseline(other.method["name"]), resume, as_json, compared_with=trained)
+        _train_one(other, trained.baseline(other.method["name"]), resume, as_json, mlflow, compared_with=trained)
     if others:
         write_report(trained)
     show_scores(trained, report, as_json)
 
 
-def _train_one(experiment: Experiment, run: Run, resume: bool, as_json: bool, compared_with: Run | None = None) -> Run:
+def _train_one(
+    experiment: Experiment,
+    run: Run,
+    resume: bool,
+    as_json: bool,
+    mlflow: Path | None = None,
+    compared_with: Run | None = None,
+) -> Run:
+    others = () if mlflow is None else (mlflow_listener(mlflow, run),)
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, run.path, resume, (listener,), compared_with=compared_with)
+        return train(experiment, run.path, resume, (listener, *others), compared_with=compared_with)
 
 
 def show_scores(run: Run, report: Path, as_json: bool) -> None:

@@ -15,6 +15,15 @@ from rich.text import Text
 
 from panorgan.cli.console import Console, say
 from panorgan.federation.events import Event, Listener
+from panorgan.workflows.event_words import (
+    duration,
+    joined_in_words,
+    mean_per_structure,
+    mean_validation,
+    refused_in_words,
+    shared_in_words,
+    split_in_words,
+)
 
 
 @contextmanager
@@ -36,54 +45,6 @@ def watch(title: str, as_json: bool = False) -> Iterator[Listener]:
 def _json_line(event: Event) -> None:
     if event.kind != "step":
         print(json.dumps({"time": round(event.time, 3), "event": event.kind, **event.facts}), flush=True)
-
-
-def mean_validation(facts: dict[str, Any]) -> float | None:
-    """Mean over sites of the mean over their structures, by which the coordinator selects."""
-    scores = [sum(s.values()) / len(s) for s in (facts.get("validation") or {}).values() if s]
-    return sum(scores) / len(scores) if scores else None
-
-
-def mean_per_structure(validation: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Mean over the sites that annotate a structure."""
-    found: dict[str, list[float]] = {}
-    for scores in validation.values():
-        for structure, value in scores.items():
-            found.setdefault(structure, []).append(value)
-    return {structure: sum(values) / len(values) for structure, values in found.items()}
-
-
-def joined_in_words(facts: dict[str, Any]) -> str:
-    """`north (8 cases: liver, spleen), south (5 cases: kidney)`."""
-    return ", ".join(
-        f"{site} ({own['train_cases']} cases: {', '.join(sorted(own['annotated']))})"
-        for site, own in sorted(facts["sites"].items())
-    )
-
-
-def split_in_words(facts: dict[str, Any]) -> str:
-    """`north 8 train, 2 validation, 3 test; south …`, in cases."""
-    sites = sorted(facts["sites"].items())
-    return "; ".join(
-        f"{site} {', '.join(f'{count} {split}' for split, count in own.items() if count)}" for site, own in sites
-    )
-
-
-def shared_in_words(facts: dict[str, Any]) -> str:
-    """A warning that names the scans."""
-    return f"WARNING: scans are used twice (allow_shared_scans): {'; '.join(facts['scans'])}"
-
-
-def refused_in_words(facts: dict[str, Any]) -> str:
-    """Why an update was refused, and what to do where that is known."""
-    return " ".join(part for part in (facts["reason"], facts["why"], facts.get("fix", "")) if part)
-
-
-def duration(seconds: float) -> str:
-    """`75` → `1:15`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class PlainView:

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.config import Agreement, load_agreement, read_yaml, validated
+from panorgan.deployment.data_folder import is_blank
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.errors import ConfigError
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import refuse_few_sites
-
-FILL_IN = "<the folder with your scans and labels>"
-"""Placeholder in a new `site.yaml` for the hospital's data folder."""
 
 
 def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
@@ -28,10 +26,11 @@ def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
 
 
 def load_coordinator_file(kit: ServerKit) -> CoordinatorFile:
-    """Read `local/coordinator.yaml`; its run folder is returned as an absolute path."""
+    """Read `local/coordinator.yaml`; its folders are returned as absolute paths."""
     content = read_yaml(kit.settings, "coordinator file")
     settings = validated(CoordinatorFile, content, str(kit.settings))
-    return settings.model_copy(update={"run": _in_kit(kit.path, settings.run)})
+    mlflow = settings.mlflow and _in_kit(kit.path, settings.mlflow)
+    return settings.model_copy(update={"run": _in_kit(kit.path, settings.run), "mlflow": mlflow})
 
 
 def load_site_file(kit: SiteKit) -> SiteFile:
@@ -69,10 +68,7 @@ def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
 
 
 def _refuse_blank(content: dict[str, Any], path: Path) -> None:
-    data = content.get("data")
-    folder = data.get("folder") if isinstance(data, dict) else data
-    text = "" if folder is None else str(folder).strip()
-    if not text or (text.startswith("<") and text.endswith(">")):
+    if is_blank(content):
         raise ConfigError(
             "The hospital's data folder is not filled in.",
             code="data-folder-blank",

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import panorgan
 from panorgan.config import Agreement
-from panorgan.deployment.kit_files import FILL_IN
+from panorgan.deployment.data_folder import FILL_IN
 from panorgan.deployment.settings import FederationSettings, ParticipantSettings
 from panorgan.deployment.versions import versions_here
 from panorgan.federation.egress import EgressPolicy, number_words

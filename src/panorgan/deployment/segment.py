@@ -20,12 +20,13 @@ from panorgan.deployment.versions import versions_here
 from panorgan.errors import PanorganError, RunError
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup, SitesMissingError
 from panorgan.federation.engine import NetworkTransport, SegmentAbortedError
-from panorgan.federation.events import EventLog, mend_tail
+from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
 from panorgan.federation.settings import Patience
 from panorgan.federation.transports.base import Transport
 from panorgan.preparation.plan import Plan
 from panorgan.workflows.lock import ORPHANS_END_WITHIN, BusyError, only_one_process
+from panorgan.workflows.mlflow_log import mlflow_listener
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run
 from panorgan.workflows.tensorboard import tensorboard_listener
@@ -83,13 +84,18 @@ def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport,
         resumed = run.started
         manifest = _manifest(run, agreement, settings)
         mend_tail(run.events_file)
-        events = EventLog(run.events_file, (JobNews(control.job), tensorboard_listener(run.tensorboard_folder)))
+        events = EventLog(run.events_file, _listeners(run, control, settings))
         events.record("resumed" if resumed else "started", run=manifest["run"], job=job)
         coordinator = Coordinator.begin(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
         coordinator.run(settings.rounds.per_segment, control.should_end)
         if coordinator.finished:
             _finish(run, control, agreement, coordinator, events)
         write_outcome(control, job, None)
+
+
+def _listeners(run: Run, control: Control, settings: CoordinatorFile) -> tuple[Listener, ...]:
+    others = () if settings.mlflow is None else (mlflow_listener(settings.mlflow, run),)
+    return JobNews(control.job), tensorboard_listener(run.tensorboard_folder), *others
 
 
 def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:

@@ -113,6 +113,7 @@ class CoordinatorFile(Settings):
     rounds: RoundsSettings = RoundsSettings()
     heartbeat_seconds: int = 45
     run: Path = Field(Path("run"), description="the run folder; relative to the kit")
+    mlflow: Path | None = Field(None, description="a folder for MLflow to log into too; relative to the kit")
     experiment_fingerprint: str
 
 

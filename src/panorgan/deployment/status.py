@@ -22,11 +22,12 @@ from panorgan.deployment.status_warnings import status_warnings
 from panorgan.errors import PanorganError
 from panorgan.federation.events import Event, read_events
 from panorgan.federation.failures import MEANING
+from panorgan.workflows.pace import Pace, time_left
 from panorgan.workflows.run import Run
 
 RunState = Literal["new", "waiting", "running", "silent", "interrupted", "stopped", "failed", "finished"]
 
-_LAST_ROUNDS, _LAST_TROUBLES = 9, 50
+_LAST_TROUBLES = 50
 _RECENT_EVENTS = 12
 
 
@@ -142,7 +143,9 @@ def status_of(kit: ServerKit, settings: CoordinatorFile, now: float) -> Federati
         total=total,
         since=job.get("since"),
         round_seconds=pace.round,
-        eta_seconds=_eta(pace, max(total - number + 1, 0), settings.rounds.per_segment, running) if total else None,
+        eta_seconds=time_left(pace, max(total - number + 1, 0), settings.rounds.per_segment, running)
+        if total
+        else None,
         segment=driver.segment,
         job=driver.job,
         updated=driver.updated,
@@ -203,47 +206,6 @@ def _run_state(kit: ServerKit, driver: Driver, begun: bool, ended: bool) -> tupl
         look = "It may be stuck: check its output, or stop it with Ctrl-C and start it again."
         return "silent", "the driver has not reported for a while", look
     return ("waiting" if driver.state == "waiting" else "running"), driver.why, ""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The pace of a run: seconds per round, and of the pause until the next job has started. None: not known yet."""
-
-    round: float | None
-    pause: float = 0.0
-
-    @classmethod
-    def of(cls, events: Sequence[Event]) -> Pace:
-        """Medians of the last rounds, from one round's end to the next one's; pauses are counted separately."""
-        rounds: list[float] = []
-        pauses: list[float] = []
-        before: Event | None = None
-        began = False  # whether a job has begun since the last round
-        for event in events:
-            if event.kind in ("started", "resumed"):
-                began = True
-            if event.kind != "round":
-                continue
-            working = sum((event.facts.get("seconds") or {}).values())
-            passed = event.time - before.time if before else working
-            rounds.append(working if began else max(passed, 0.0))
-            if began and before:
-                pauses.append(max(passed - working, 0.0))
-            before, began = event, False
-        recent = statistics.median(rounds[-_LAST_ROUNDS:]) if rounds else None
-        return cls(recent, statistics.median(pauses[-_LAST_ROUNDS:]) if pauses else 0.0)
-
-    def left(self, rounds: int, per_job: int) -> float | None:
-        """Seconds for this many rounds."""
-        return None if self.round is None else rounds * self.round + (max(rounds - 1, 0) // per_job) * self.pause
-
-
-def _eta(pace: Pace, rounds: int, per_job: int, last: float | None) -> float | None:
-    """Seconds until the last round ends. `last`: seconds since a round ended, if something is running."""
-    left = pace.left(rounds, per_job)
-    if not left or last is None or pace.round is None:
-        return left
-    return left - min(max(last, 0.0), pace.round)
 
 
 def _validation(done: Mapping[int, Event]) -> Validation | None:

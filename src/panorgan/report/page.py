@@ -17,6 +17,7 @@ from panorgan.federation.files import write_atomically
 from panorgan.report import figures, tables
 from panorgan.report.analyses import analysis_section
 from panorgan.report.baselines import baseline_models, baseline_rows, gains
+from panorgan.report.federation_page import is_federation, write_federation_report
 from panorgan.report.first_screen import last_step, next_steps, worst_organ, worst_site
 from panorgan.report.forgetting import forgetting_table
 from panorgan.report.method_words import describe_method
@@ -32,7 +33,8 @@ from panorgan.workflows.site_cases import cache_folder, read_sites
 def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:
     """Write the report of a scored run into its folder and return its path; beside it, its tables as `report.tex`.
 
-    If the scans can no longer be read, the page says so instead of showing pictures.
+    If the scans can no longer be read, the page says so instead of showing pictures. The run of a federation's server
+    has no scans and no test scores: its page is about rounds, sites and troubles, and may be written at any time.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str
     cache : where prepared cases are kept, as for `train`.
     """
     run = Run(run.path if isinstance(run, Run) else run)
+    if is_federation(run):
+        return write_federation_report(run)
     _ = run.manifest, run.scores, run.sites, run.rounds  # an unfinished run is refused before anything is drawn
     cases = remembered(lambda: _test_cases(run, Path(cache) if cache else cache_folder()))
     overlays, missing = try_to_draw(lambda: draw_overlays(run, cases()))
