@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
     target = _target(scan, out)
     replaced = (_replaced(target),) if target.exists() else ()
     prediction = model.segment(volume, scan.path.resolve().name, doubts)
+    prediction = replace(prediction, about={**prediction.about, **scan.place})
     side = prediction.save(target)
     found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
     return {**shown, "labels": str(target), "names": str(side), "doubts": found}

@@ -23,6 +23,7 @@ from panorgan.data_doctor.summary import (
     summarise_sources,
 )
 from panorgan.federation.files import write_atomically
+from panorgan.report.doctor_data import META, findings_data
 from panorgan.report.strips import make_strips
 from panorgan.report.tables import plural
 from panorgan.report.templates import fill_in
@@ -97,6 +98,7 @@ def render(checkup: Checkup, created: str | None = None) -> str:
         counts={severity.name: sum(f.severity == severity for f in checkup.findings) for severity in Severity},
         worst=checkup.worst.name if checkup.worst is not None else "",
         checkup=checkup,
+        findings_meta={"name": META, "content": findings_data(checkup)},
         sources=summaries,
         has_splits=any(summary.splits for summary in summaries),
         matrix=organ_matrix(summaries),

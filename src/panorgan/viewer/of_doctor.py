@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from panorgan.errors import DataError, PanorganError
+from panorgan.report.doctor_data import META
 from panorgan.viewer.of_files import folder_cases
 from panorgan.viewer.study import Remark, Study, ViewedCase, known_name
 
 PAGE = "doctor.html"
-META = "panorgan-findings"
 _WORST_FIRST = ("error", "warning", "note")
 Key = tuple[str, str]
 

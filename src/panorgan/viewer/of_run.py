@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
+from panorgan.anatomy.catalogue import added
 from panorgan.data.case import Case, LabelMap
 from panorgan.errors import RunError
 from panorgan.evaluation.inference import knows, label_ids
@@ -18,17 +19,14 @@ _COMPARISON = "comparison.html"
 _ABLATION = "ablation.html"
 
 
-def view_run(run: Run, cache: Path | None = None) -> Study:
+def view_run(folder: Path, cache: Path | None = None) -> Study:
     """The test cases of a run: prediction, and reference."""
+    run = Run(folder)
     cases = _scored_cases(run, cache)
     page = run.report_file if run.report_file.is_file() else None
     viewed = [_viewed(key, case, [("Prediction", run)]) for key, case in cases.items()]
-    return Study(run.path.resolve().name, "run", tuple(case for case in viewed if case), page, run.organs)
-
-
-def is_comparison(folder: Path) -> bool:
-    """Whether a folder holds a comparison or an ablation, with finished runs inside."""
-    return any((folder / name).is_file() for name in (_COMPARISON, _ABLATION)) and bool(runs_below(folder))
+    place, shown = run.path.resolve(), tuple(case for case in viewed if case)
+    return Study(f"{place.parent.name}/{place.name}", "run", shown, page, run.organs, dict(added()))
 
 
 def runs_below(folder: Path) -> dict[str, Run]:
@@ -44,12 +42,21 @@ def runs_below(folder: Path) -> dict[str, Run]:
 def view_comparison(folder: Path, cache: Path | None = None) -> Study:
     """The test cases with the predictions of all methods, each of its first seed."""
     runs = runs_below(folder)
+    if not runs:
+        raise RunError(
+            "The comparison holds no finished run.",
+            code="no-finished-run",
+            where=str(folder),
+            fix="Finish it with 'panorgan compare', or look at a folder of scans: panorgan view FOLDER.",
+        )
     first = next(iter(runs.values()))
-    panes = [(f"{method} · {run.path.name.replace('-', ' ')}", run) for method, run in runs.items()]
+    panes = list(runs.items())
     cases = _scored_cases(first, cache)
     page = next((folder / name for name in (_COMPARISON, _ABLATION) if (folder / name).is_file()), None)
-    viewed = [_viewed(key, case, panes) for key, case in cases.items()]
-    return Study(folder.resolve().name, "comparison", tuple(case for case in viewed if case), page, first.organs)
+    note = f"first seed of each method ({first.path.name})"
+    viewed = [_viewed(key, case, panes, note) for key, case in cases.items()]
+    shown = tuple(case for case in viewed if case)
+    return Study(folder.resolve().name, "comparison", shown, page, first.organs, dict(added()))
 
 
 def _seed(manifest: Path) -> tuple[int, str]:
@@ -74,7 +81,7 @@ def _scored_cases(run: Run, cache: Path | None) -> dict[Key, Case]:
     return found
 
 
-def _viewed(key: Key, case: Case, runs: Sequence[tuple[str, Run]]) -> ViewedCase | None:
+def _viewed(key: Key, case: Case, runs: Sequence[tuple[str, Run]], note: str = "") -> ViewedCase | None:
     """One case with a pane per run and one for the reference; None where no run kept its prediction."""
     scan = Scan(case.image, case.slices)
     panes = []
@@ -86,7 +93,7 @@ def _viewed(key: Key, case: Case, runs: Sequence[tuple[str, Run]]) -> ViewedCase
         panes.append(Pane(title, scan, labels, dice=finite(own)))
     if case.labels is not None:
         panes.append(Pane("Reference", scan, case.labels, reference=True))
-    return ViewedCase(case.id, tuple(panes), case.site, ct=runs[0][1].is_ct or None) if panes else None
+    return ViewedCase(case.id, tuple(panes), case.site, note, runs[0][1].is_ct or None) if panes else None
 
 
 def predicted_labels(run: Run, key: Key) -> LabelMap | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from panorgan.anatomy.catalogue import add_organs
 from panorgan.errors import DataError
 from panorgan.viewer.of_doctor import PAGE as DOCTOR_PAGE
 from panorgan.viewer.of_doctor import has_findings, view_checkup
 from panorgan.viewer.of_files import prediction_files, view_folder, view_predictions, view_scan
+from panorgan.viewer.other_process import in_another_process
 from panorgan.viewer.study import Study
 from panorgan.workflows.scans_to_segment import ENDINGS
 
@@ -47,14 +49,24 @@ def open_study(path: Path, scan: Path | None = None, layout: str = "auto") -> St
 
 
 def _of_runs(folder: Path) -> Study | None:
-    """A run or a comparison. Only here the rooms that train are imported: they take a second and much memory."""
+    """A run or a comparison, read elsewhere: the rooms that train take half a gigabyte, which the server spares."""
     if (folder / "manifest.json").is_file():
-        from panorgan.viewer.of_run import view_run
-        from panorgan.workflows.run import Run
+        study = in_another_process(_view_run, folder)
+    elif any((folder / name).is_file() for name in _PAGES[1:]):
+        study = in_another_process(_view_comparison, folder)
+    else:
+        return None
+    add_organs(study.added)
+    return study
 
-        return view_run(Run(folder))
-    if any((folder / name).is_file() for name in _PAGES[1:]):
-        from panorgan.viewer.of_run import is_comparison, view_comparison
 
-        return view_comparison(folder) if is_comparison(folder) else None
-    return None
+def _view_run(folder: Path) -> Study:
+    from panorgan.viewer.of_run import view_run
+
+    return view_run(folder)
+
+
+def _view_comparison(folder: Path) -> Study:
+    from panorgan.viewer.of_run import view_comparison
+
+    return view_comparison(folder)

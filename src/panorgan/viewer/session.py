@@ -18,19 +18,20 @@ from panorgan.viewer.volumes import Volumes
 STATIC = {
     "niivue.umd.js": "text/javascript; charset=utf-8",
     "viewer.js": "text/javascript; charset=utf-8",
+    "page_links.js": "text/javascript; charset=utf-8",
     "panes.js": "text/javascript; charset=utf-8",
     "lists.js": "text/javascript; charset=utf-8",
     "viewer.css": "text/css; charset=utf-8",
 }
 # A page of panorgan states its own, stricter policy; this one holds besides, and keeps everything on this machine.
 PAGE_POLICY = (
-    "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 FIRST = 2_000_000
 """Voxels of the first picture of a scan; the page asks for the rest afterwards."""
 _NIFTI = "application/octet-stream"
-_LINK = re.compile(r' data-view="([^"<>]*)"')
+_META_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)"')
 
 
 class Session:
@@ -173,8 +174,17 @@ class Session:
 
 
 def with_links(page: str) -> str:
-    """A page whose commands (`<a data-view="case=…">`) become links into the viewer that serves it."""
-    return _LINK.sub(r' href="./?\1"', page)
+    """A page of panorgan with a script that makes links of its commands; its own policy stays, and lets this one in."""
+    policy = _META_POLICY.search(page)
+    if policy is not None:
+        page = page[: policy.start(1)] + _with_own_scripts(policy[1]) + page[policy.end(1) :]
+    return page.replace("</body>", '<script src="static/page_links.js"></script></body>')
+
+
+def _with_own_scripts(policy: str) -> str:
+    rules = [rule.strip() for rule in policy.split(";") if rule.strip()]
+    scripts = next((rule for rule in rules if rule.startswith("script-src ")), "script-src")
+    return "; ".join([*(rule for rule in rules if rule != scripts), f"{scripts} &#39;self&#39;"])
 
 
 def _entry(case: ViewedCase) -> dict[str, Any]:

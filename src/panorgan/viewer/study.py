@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from panorgan.anatomy import find_organ
+from panorgan.anatomy import Organ, find_organ
 from panorgan.data.case import MaskSource
 from panorgan.errors import AnatomyError, DataError, did_you_mean
 
@@ -66,13 +66,17 @@ class ViewedCase:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that one `panorgan view` shows. `page` is a page of panorgan that belongs to it."""
+    """Everything that one `panorgan view` shows.
+
+    `page` is a page of panorgan that belongs to it. `added` are organs that an experiment has added to the catalogue.
+    """
 
     title: str
     kind: Kind
     cases: tuple[ViewedCase, ...]
     page: Path | None = None
     organs: tuple[str, ...] = ()
+    added: Mapping[str, Organ] = field(default_factory=dict)
 
     def organ_names(self) -> tuple[str, ...]:
         """Every organ that some case holds, those of the vocabulary first."""

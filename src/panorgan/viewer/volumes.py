@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +15,7 @@ from panorgan.data.case import MaskSource
 from panorgan.data.volume import read_volume
 from panorgan.errors import DataError
 from panorgan.viewer.labels import Grid, LabelVolume, merge_masks, merged_labels, open_labels
+from panorgan.viewer.other_process import in_another_process
 from panorgan.viewer.study import Pane, Scan
 from panorgan.viewer.voxels import VoxelFile, nifti_pieces, open_voxels
 
@@ -123,21 +121,6 @@ class Volumes:
 
 def _file_of(opened: VoxelFile | LabelVolume) -> Path:
     return (opened.file if isinstance(opened, LabelVolume) else opened).path
-
-
-def in_another_process(action: Callable[..., T], *args: Any) -> T:
-    """Do it in a process of its own: whole volumes are in memory there, and all of it is given back."""
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            return pool.submit(action, *args).result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            "A volume could not be converted for the viewer.",
-            code="volume-not-converted",
-            why="the process that read it was killed, most likely because memory ran out",
-            fix="Close other programs, or convert the scan to NIfTI (.nii.gz): that is read piece by piece.",
-        ) from error
 
 
 def _write_scan(path: Path, slices: tuple[Path, ...], target: Path) -> None:

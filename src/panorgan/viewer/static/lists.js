@@ -73,7 +73,7 @@ export function fillOrgans(state, onToggle, onFind) {
     const find = make("button", { type: "button", className: "find", title: `Go to ${organ.title}`, textContent: organ.title });
     find.addEventListener("click", () => onFind(organ.name));
     const key = index < 9 ? make("kbd", { textContent: index + 1 }) : "";
-    const row = make("tr", {}, make("td", {}, box), make("td", {}, make("label", { htmlFor: box.id }, swatch), find, key));
+    const row = make("tr", {}, make("td", {}, box, make("label", { htmlFor: box.id, title: organ.title }, swatch)), make("td", {}, find, key));
     row.dataset.organ = organ.name;
     if (organ.name === chosen) row.className = "chosen";
     for (const pane of drawn) {

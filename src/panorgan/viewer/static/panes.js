@@ -33,7 +33,8 @@ export class PaneView {
     box.append(this.canvas);
     this.element.append(this.caption, box);
     this.nv = new Niivue({
-      backColor: [0, 0, 0, 1], crosshairColor: [1, 1, 1, 0.55], crosshairWidth: 1, show3Dcrosshair: false,
+      backColor: [0, 0, 0, 1], crosshairColor: [1, 1, 1, 0.55], crosshairWidth: 0.8, crosshairWidthUnit: "mm",
+      crosshairGap: 8, show3Dcrosshair: false,
       isRadiologicalConvention: true, dragAndDropEnabled: false, isColorbar: false, loadingText: "",
       multiplanarShowRender: SHOW_RENDER.ALWAYS, multiplanarPadPixels: 4, clipPlaneHotKey: "", cycleClipPlaneHotKey: "",
       viewModeHotKey: "", logLevel: "error", scrollRequiresFocus: false, isNearestInterpolation: false,
@@ -46,6 +47,17 @@ export class PaneView {
 
   async attach() {
     await this.nv.attachToCanvas(this.canvas);
+  }
+
+  // The same canvas for another case. It is empty at once: no patient's picture stands under another's name.
+  reuse(facts) {
+    this.facts = facts;
+    this.canvas.setAttribute("aria-label", `${facts.title}: scan with organs`);
+    this.nv.volumes = [];
+    this.nv.overlays = [];
+    this.nv.back = null;
+    this.scan = this.labels = this.outline = this.labelBuffer = null;
+    this.nv.drawScene();
   }
 
   title(text, quiet) {

@@ -4,6 +4,7 @@ import { fillCases, fillOrgans, fillRemarks, fillSort, sorted } from "./lists.js
 
 const SMALL = 4e6;        // so many voxels are loaded at once; larger scans show a coarse picture first
 const AUTOMATIC = 48e6;   // voxels of all pictures together that are loaded without being asked for
+const PATIENCE_MS = 6000; // and never more than this computer draws in so long
 const AIR = -500;         // a scan with values below is a CT
 
 const byId = (id) => document.getElementById(id);
@@ -81,15 +82,22 @@ function fail(text) {
 }
 
 async function makePanes() {
-  views.forEach((pane) => pane.close());
-  views = about.panes.map((facts) => new PaneView(facts, showWhere));
+  views.splice(about.panes.length).forEach((pane) => pane.close());
+  const kept = views.length;
+  about.panes.forEach((facts, index) => {
+    if (index < kept) views[index].reuse(facts);
+    else views.push(new PaneView(facts, showWhere));
+  });
   byId("panes").replaceChildren(...views.map((pane) => pane.element));
   byId("layout").hidden = !(about.panes.some((pane) => pane.reference) && about.panes.length > 1);
   arrange();
-  for (const pane of views) {
-    pane.title(pane.facts.title, diceText(pane.facts.dice));
-    await pane.attach();
+  for (const [index, pane] of views.entries()) {
+    pane.title(pane.facts.title, pane.facts.problem ? ` ${pane.facts.problem}` : diceText(pane.facts.dice));
+    pane.caption.classList.toggle("problem", Boolean(pane.facts.problem));
+    if (index >= kept) await pane.attach();
     pane.setView(view);
+  }
+  for (const pane of views) {
     pane.nv.broadcastTo(views.filter((other) => other !== pane).map((other) => other.nv), { "2d": true, "3d": true });
   }
 }
@@ -109,19 +117,22 @@ function arrange() {
 
 async function load(signal) {
   const large = views.filter((pane) => pane.facts.voxels > SMALL);
+  let each = AUTOMATIC / views.length;
   if (large.length) {
-    await fill(study.first_voxels, signal);
+    const drawn = await fill(study.first_voxels, signal);
+    each = Math.min(each, study.first_voxels * PATIENCE_MS / drawn);
     mark("preview");
   }
   getVolumes(signal);
-  const each = AUTOMATIC / views.length;
   const cut = views.some((pane) => pane.facts.voxels > each);
   byId("full").hidden = !cut;
-  await fill(cut ? Math.floor(each) : 0, signal);
+  if (!large.length || each > 2 * study.first_voxels) await fill(cut ? Math.floor(each) : 0, signal);
   mark("ready");
 }
 
-// Loads all pictures with at most so many voxels each (0: all of them), and shows them.
+const painted = () => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+
+// Loads all pictures with at most so many voxels each (0: all of them), and shows them. Returns how long drawing took.
 async function fill(most, signal) {
   const query = most ? `?most=${most}` : "";
   const scans = new Map();
@@ -129,31 +140,34 @@ async function fill(most, signal) {
     if (!scans.has(place)) scans.set(place, get(place, signal).then((response) => response.arrayBuffer()));
     return scans.get(place);
   };
-  await Promise.all(views.map(async (pane, index) => {
-    if (pane.facts.problem) return pane.title(pane.facts.title, ` ${pane.facts.problem}`);
-    const scan = await fetchOnce(`scan/${number}/${pane.facts.scan}${query}`);
-    const labels = pane.facts.labels ? await fetchOnce(`labels/${number}/${index}${query}`) : null;
-    signal.throwIfAborted();
-    pane.labelBuffer = labels;
-    pane.paint(look());
-    const first = pane.scan === null;
-    await pane.show(scan, labels, windowName ? rangeOfWindow(windows()[windowName]) : undefined);
-    pane.setView(view);
-    if (first) pane.fresh = true;
+  const there = await Promise.all(views.map(async (pane, index) => {
+    if (pane.facts.problem) return null;
+    const scan = fetchOnce(`scan/${number}/${pane.facts.scan}${query}`);
+    return [await scan, pane.facts.labels ? await fetchOnce(`labels/${number}/${index}${query}`) : null];
   }));
   signal.throwIfAborted();
+  const began = performance.now();
+  for (const [index, pane] of views.entries()) {
+    if (!there[index]) continue;
+    const [scan, labels] = there[index];
+    pane.labelBuffer = labels;
+    pane.fresh = pane.scan === null;
+    pane.look = look();
+    await pane.show(scan, labels, windowName ? rangeOfWindow(windows()[windowName]) : undefined);
+    signal.throwIfAborted();
+  }
   chooseWindows();
   await drawOutlines();
   if (views.some((pane) => pane.fresh)) firstPlace();
+  await painted();
+  return performance.now() - began;
 }
 
 function mark(name) {
   const now = Math.round(performance.now());
   document.body.dataset.firstPictureMs ??= now;
-  requestAnimationFrame(() => requestAnimationFrame(() => {
-    state(name);
-    document.body.dataset[`${name}Ms`] = Math.round(performance.now());
-  }));
+  document.body.dataset[`${name}Ms`] = now;
+  state(name);
 }
 
 // Where to look first: the finding, the organ that was asked for, or the middle of what is drawn.
