@@ -68,7 +68,7 @@ def _prediction(file: Path, about: Mapping[str, Any], scan: Path | None) -> View
         for doubt in about.get("doubts", ())
     )
     labels = LabelMap(map_file, _inclusive(ids), frozenset(ids.values()))
-    pane = Pane("Prediction", _scan_of(about, file, scan), labels)
+    pane = Pane("Prediction", _scan_of(about, map_file, scan), labels)
     return ViewedCase(file.stem, (pane,), note=f"model {about['model']}", remarks=doubts)
 
 
@@ -81,15 +81,15 @@ def _inclusive(ids: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {name: (number,) for name, number in ids.items()}
 
 
-def _scan_of(about: Mapping[str, Any], file: Path, given: Path | None) -> Scan:
-    """The scan of a prediction: where the file says, beside the prediction, or where the user says."""
+def _scan_of(about: Mapping[str, Any], map_file: Path, given: Path | None) -> Scan:
+    """The scan of a label map: where its JSON file says, beside it, or where the user says."""
     name = str(about["scan"])
     noted = [Path(str(about["scan_path"]))] if about.get("scan_path") else []
-    here = [file.parent / name, file.parent.parent / name]
-    wanted = [given, given / name] if given else [*noted, *here]
+    here = [map_file.parent / name, map_file.parent.parent / name]
+    wanted = [given / name, given] if given else [*noted, *here]
     uid = str(about.get("scan_series", ""))
     for path in wanted:
-        if not path.exists() or (given and path == given and path.is_dir() and (given / name).exists()):
+        if not path.exists() or path.samefile(map_file):  # a label map has the name of its scan
             continue
         slices = _series_files(path, uid) if path.is_dir() else ()
         if path.is_file() or slices:
@@ -97,7 +97,7 @@ def _scan_of(about: Mapping[str, Any], file: Path, given: Path | None) -> Scan:
     raise DataError(
         f"The scan of a prediction is not there: {name}.",
         code="scan-of-prediction-missing",
-        where=str(file),
+        where=str(map_file),
         why=f"looked for {', '.join(map(str, wanted))}",
         fix="Say where it is with --scan FILE (or the folder that holds it).",
     )

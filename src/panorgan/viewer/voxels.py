@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class VoxelFile:
                     raise _cut(self.path)
                 flat = np.frombuffer(content, self.dtype)
                 yield first, flat.reshape((*self.shape[:2], count), order="F")
+            if isinstance(source, _Unpacked):  # the checksum of the voxels stands at the end of the file
+                _skip(source, sys.maxsize)
 
 
 def open_voxels(path: Path) -> VoxelFile | None:
