@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape, unescape
 from importlib import resources
+from math import inf
+from statistics import fmean
 from typing import Any
 from urllib.parse import urlencode
 
@@ -45,7 +48,8 @@ class Session:
 
     def __init__(self, study: Study, case: str = "", organ: str = "", port: int = 0) -> None:
         self.study = study
-        self._first = (study.index_of(case) if case else 0, study.organ_of(organ) if organ else "")
+        number = str(study.index_of(case)) if case else ""
+        self._first = {"number": number, "organ": study.organ_of(organ) if organ else ""}
         self._volumes = Volumes()
         self._static = resources.files("panorgan.viewer") / "static"
         routes: dict[str, Route] = {
@@ -63,9 +67,8 @@ class Session:
     @property
     def url(self) -> str:
         """The address to open."""
-        number, organ = self._first
-        chosen = {"case": str(number), "organ": organ} if number or organ else {}
-        return f"{self.server.url}?{urlencode({k: v for k, v in chosen.items() if v})}" if chosen else self.server.url
+        chosen = urlencode({name: value for name, value in self._first.items() if value})
+        return f"{self.server.url}?{chosen}" if chosen else self.server.url
 
     def __enter__(self) -> Session:
         self.server.start()
@@ -78,7 +81,7 @@ class Session:
         self._volumes.close()
 
     def _warm_up(self) -> None:
-        number = self._first[0]
+        number = int(self._first["number"] or worst(self.study.cases, self._first["organ"]))
         for index, pane in enumerate(self.study.cases[number].panes):
             try:
                 self._volumes.scan_pieces(pane.scan, FIRST)
@@ -173,18 +176,29 @@ class Session:
         return route
 
 
+def worst(cases: Sequence[ViewedCase], organ: str) -> int:
+    """The case that the page opens where none is named: the one with the lowest Dice, as its list is sorted."""
+
+    def score(number: int) -> float:
+        dice = cases[number].dice
+        return dice.get(organ, inf) if any(organ in case.dice for case in cases) else fmean(dice.values() or [inf])
+
+    return min(range(len(cases)), key=score)
+
+
 def with_links(page: str) -> str:
     """A page of panorgan with a script that makes links of its commands; its own policy stays, and lets this one in."""
     policy = _META_POLICY.search(page)
     if policy is not None:
-        page = page[: policy.start(1)] + _with_own_scripts(policy[1]) + page[policy.end(1) :]
+        mended = escape(_with_own_scripts(unescape(policy[1])))
+        page = page[: policy.start(1)] + mended + page[policy.end(1) :]
     return page.replace("</body>", '<script src="static/page_links.js"></script></body>')
 
 
 def _with_own_scripts(policy: str) -> str:
     rules = [rule.strip() for rule in policy.split(";") if rule.strip()]
     scripts = next((rule for rule in rules if rule.startswith("script-src ")), "script-src")
-    return "; ".join([*(rule for rule in rules if rule != scripts), f"{scripts} &#39;self&#39;"])
+    return "; ".join([*(rule for rule in rules if rule != scripts), f"{scripts} 'self'"])
 
 
 def _entry(case: ViewedCase) -> dict[str, Any]:

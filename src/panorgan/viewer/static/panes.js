@@ -74,6 +74,7 @@ export class PaneView {
     this.nv.volumes = [];
     this.nv.overlays = [];
     this.scan = scan;
+    this.range = wholeRange(scan);
     this.labels = labels;
     this.outline = null;
     this.paint();
@@ -124,7 +125,7 @@ export class PaneView {
 
   setWindow(window) {
     if (!this.scan) return;
-    [this.scan.cal_min, this.scan.cal_max] = rangeOf(window, this.scan);
+    [this.scan.cal_min, this.scan.cal_max] = rangeOf(window, this);
     this.nv.updateGLVolume();
   }
 
@@ -181,12 +182,25 @@ function table(names, colours, off) {
   };
 }
 
-function rangeOf(window, scan) {
+function rangeOf(window, pane) {
   if (Array.isArray(window)) return [window[0] - window[1] / 2, window[0] + window[1] / 2];
-  return window === "auto" ? [scan.robust_min, scan.robust_max] : [scan.global_min, scan.global_max];
+  return window === "auto" ? [pane.scan.robust_min, pane.scan.robust_max] : pane.range;
 }
 
 export const rangeOfWindow = (window) => (Array.isArray(window) ? rangeOf(window) : undefined);
+
+// Lowest and highest value; NiiVue's own are those of the middle of the scan. Of large scans some voxels are enough.
+function wholeRange(scan) {
+  const voxels = scan.img;
+  const step = Math.max(1, Math.floor(voxels.length / 4e6));
+  let low = Infinity, high = -Infinity;
+  for (let i = 0; i < voxels.length; i += step) {
+    if (voxels[i] < low) low = voxels[i];
+    if (voxels[i] > high) high = voxels[i];
+  }
+  const slope = scan.hdr.scl_slope || 1;
+  return [low * slope + scan.hdr.scl_inter, high * slope + scan.hdr.scl_inter];
+}
 
 // Only voxels that have a neighbour of another label stay.
 function keepBorders(image) {

@@ -36,14 +36,14 @@ async function start() {
   chosen = study.organs.some((organ) => organ.name === wanted.get("organ")) ? wanted.get("organ") : "";
   if (study.cases.some((entry) => chosen in entry.dice)) byId("sort").value = chosen;
   order = sorted(study.cases, byId("sort").value);
-  await open(named(wanted.get("case")) ?? order[0]);
+  await open(asked() ?? order[0]);
 }
 
-// A case by its number, its name, or `group/name`.
-function named(text) {
-  if (text === null) return undefined;
-  const found = study.cases.findIndex((entry) => [entry.name, `${entry.group}/${entry.name}`].includes(text));
-  return found >= 0 ? found : study.cases[text] ? Number(text) : undefined;
+// The case of the address: a number, a name, or `group/name`.
+function asked() {
+  if (study.cases[wanted.get("number")]) return Number(wanted.get("number"));
+  const found = study.cases.findIndex((entry) => [entry.name, `${entry.group}/${entry.name}`].includes(wanted.get("case")));
+  return found >= 0 ? found : undefined;
 }
 
 function sortCases() {
@@ -204,7 +204,7 @@ function showRemark(remark) {
 function chooseWindows() {
   const first = views.find((pane) => pane.scan);
   if (!first) return;
-  const ct = about.ct ?? first.scan.global_min < AIR;
+  const ct = about.ct ?? first.range[0] < AIR;
   const select = byId("window");
   if (ct !== isCT || !select.options.length) {
     isCT = ct;
