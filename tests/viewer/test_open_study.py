@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -14,7 +16,7 @@ from refusing import refused
 from viewed_files import AFFINE, VOXEL_ML, save
 
 import panorgan
-from panorgan.report.doctor_data import META
+from panorgan.data_doctor.page_data import META
 from panorgan.report.doctor_page import write_doctor_page
 from panorgan.viewer.of_files import folder_cases
 from panorgan.viewer.open_study import open_study
@@ -265,3 +267,12 @@ def test_cases_and_organs_are_found_by_name(nnunet_folder):
     with refused("no-such-organ"):
         study.organ_of("heart")
     assert set(folder_cases(nnunet_folder)) == {"a1", "b2"}
+
+
+def test_the_server_does_without_the_libraries_that_train():
+    """They take half a gigabyte of memory, and seconds; a run is read in another process."""
+    modules = "panorgan.viewer.open_study, panorgan.viewer.session, panorgan.cli.viewer, panorgan.cli.main"
+    heavy = "{'torch', 'monai', 'matplotlib'} & set(sys.modules)"
+    code = f"import sys, {modules}; print({heavy})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "set()"

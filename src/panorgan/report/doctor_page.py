@@ -12,6 +12,7 @@ import panorgan
 from panorgan.anatomy import catalogue
 from panorgan.data_doctor import CaseFacts, Checkup, Severity
 from panorgan.data_doctor.codes import CODES
+from panorgan.data_doctor.page_data import META, findings_data
 from panorgan.data_doctor.summary import (
     Group,
     Place,
@@ -23,7 +24,6 @@ from panorgan.data_doctor.summary import (
     summarise_sources,
 )
 from panorgan.federation.files import write_atomically
-from panorgan.report.doctor_data import META, findings_data
 from panorgan.report.strips import make_strips
 from panorgan.report.tables import plural
 from panorgan.report.templates import fill_in

@@ -53,17 +53,18 @@ class LabelVolume:
         counted: dict[str, int] | None = None,
     ) -> None:
         self.file, self.names, self.ids = file, tuple(names), ids
+        # Small integers are looked up as they are stored, as unsigned ones: integers without a name mean nothing.
+        self._plain = file.dtype.kind in "iu" and file.dtype.itemsize < 4 and (file.slope, file.inter) == (1.0, 0.0)
         largest = max((i for own in ids.values() for i in own), default=0)
-        # Integers beyond those that have a name are drawn as nothing.
-        self._table = np.zeros(largest + 2, dtype=np.uint8)
+        self._table = np.zeros(256**file.dtype.itemsize if self._plain else largest + 2, dtype=np.uint8)
         for number, name in enumerate(self.names, start=1):
-            self._table[list(ids[name])] = number
+            self._table[[i for i in ids[name] if i < len(self._table)]] = number
         self._counted = counted
         self._counting = threading.Lock()
 
     def pieces(self, most: int | None = None) -> Iterator[bytes]:
         """As a NIfTI file, piece by piece; with `most`, coarser where it has more voxels."""
-        return nifti_pieces(self.file, most, lambda stored: self._table[self._whole(stored)])
+        return nifti_pieces(self.file, most, lambda stored: self._table[self._places(stored)])
 
     def volumes_ml(self) -> dict[str, float]:
         """The volume of every organ, in the file's full resolution."""
@@ -71,12 +72,16 @@ class LabelVolume:
             if self._counted is None:
                 counts = np.zeros(len(self._table), dtype=np.int64)
                 for _, slab in self.file.slabs():
-                    counts += np.bincount(self._whole(slab).ravel(order="K"), minlength=len(counts))
-                self._counted = {name: int(counts[list(self.ids[name])].sum()) for name in self.names}
+                    counts += np.bincount(self._places(slab).ravel(order="K"), minlength=len(counts))
+                self._counted = {
+                    name: int(sum(counts[i] for i in self.ids[name] if i < len(counts))) for name in self.names
+                }
         return {name: count * self.file.voxel_ml for name, count in self._counted.items()}
 
-    def _whole(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Stored values as rows of the table; the last row is for values without a name."""
+    def _places(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Stored values as rows of the table; in a table that ends early the last row is for values without a name."""
+        if self._plain:
+            return stored.astype(f"u{stored.dtype.itemsize}", copy=False)
         if stored.dtype.kind == "f" or (self.file.slope, self.file.inter) != (1.0, 0.0):
             stored = np.rint(np.nan_to_num(stored) * self.file.slope + self.file.inter).astype(np.int64)
         last = len(self._table) - 1

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from panorgan.data_doctor.page_data import META
 from panorgan.errors import DataError, PanorganError
-from panorgan.report.doctor_data import META
 from panorgan.viewer.of_files import folder_cases
 from panorgan.viewer.study import Remark, Study, ViewedCase, known_name
 

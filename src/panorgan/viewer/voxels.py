@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from panorgan.data.scan_size import check_nifti_room
 from panorgan.errors import DataError
 
-_SLAB = 4 << 20
+_SLAB = 1 << 20
 _PIECE = 1 << 20
 _GZIP = 31  # zlib's word for a gzip header; it checks the checksum at the end
 _HEADER = 352

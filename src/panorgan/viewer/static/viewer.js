@@ -66,10 +66,13 @@ async function open(next) {
   fillRemarks(entry.remarks, showRemark);
   try {
     about = await (await get(`case/${number}`, signal)).json();
+    const large = about.panes.some((facts) => facts.voxels > SMALL);
+    const coming = large ? fetchAll(study.first_voxels, signal) : null;
+    coming?.catch(() => {}); // it is awaited below, after the canvases are there
     await makePanes();
     volumes = new Map();
     listOrgans();
-    await load(signal);
+    await load(coming, signal);
     if (!signal.aborted) prefetch(signal);
   } catch (error) {
     if (!signal.aborted) fail(error.message);
@@ -115,36 +118,40 @@ function arrange() {
   byId("layout").setAttribute("aria-pressed", String(over));
 }
 
-async function load(signal) {
-  const large = views.filter((pane) => pane.facts.voxels > SMALL);
+// `coming`: the coarse pictures of a large scan, which are on their way.
+async function load(coming, signal) {
   let each = AUTOMATIC / views.length;
-  if (large.length) {
-    const drawn = await fill(study.first_voxels, signal);
+  if (coming) {
+    const drawn = await draw(await coming, signal);
     each = Math.min(each, study.first_voxels * PATIENCE_MS / drawn);
     mark("preview");
   }
   getVolumes(signal);
   const cut = views.some((pane) => pane.facts.voxels > each);
   byId("full").hidden = !cut;
-  if (!large.length || each > 2 * study.first_voxels) await fill(cut ? Math.floor(each) : 0, signal);
+  if (!coming || each > 2 * study.first_voxels) await draw(await fetchAll(cut ? Math.floor(each) : 0, signal), signal);
   mark("ready");
 }
 
 const painted = () => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
 
-// Loads all pictures with at most so many voxels each (0: all of them), and shows them. Returns how long drawing took.
-async function fill(most, signal) {
+// Scan and labels of every picture with at most so many voxels each (0: all of them); null for one with a problem.
+function fetchAll(most, signal) {
   const query = most ? `?most=${most}` : "";
   const scans = new Map();
   const fetchOnce = (place) => {
-    if (!scans.has(place)) scans.set(place, get(place, signal).then((response) => response.arrayBuffer()));
+    if (!scans.has(place)) scans.set(place, get(place + query, signal).then((response) => response.arrayBuffer()));
     return scans.get(place);
   };
-  const there = await Promise.all(views.map(async (pane, index) => {
-    if (pane.facts.problem) return null;
-    const scan = fetchOnce(`scan/${number}/${pane.facts.scan}${query}`);
-    return [await scan, pane.facts.labels ? await fetchOnce(`labels/${number}/${index}${query}`) : null];
+  return Promise.all(about.panes.map((facts, index) => {
+    if (facts.problem) return null;
+    const labels = facts.labels ? fetchOnce(`labels/${number}/${index}`) : null;
+    return Promise.all([fetchOnce(`scan/${number}/${facts.scan}`), labels]);
   }));
+}
+
+// Shows what was fetched. Returns how long drawing took, in ms.
+async function draw(there, signal) {
   signal.throwIfAborted();
   const began = performance.now();
   for (const [index, pane] of views.entries()) {
@@ -302,7 +309,7 @@ async function loadEverything() {
   byId("full").hidden = true;
   state("loading");
   try {
-    await fill(0, loading.signal);
+    await draw(await fetchAll(0, loading.signal), loading.signal);
     mark("ready");
   } catch (error) {
     if (!loading.signal.aborted) fail(error.message);

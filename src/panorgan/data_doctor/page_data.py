@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from panorgan.data_doctor import CaseFacts, Checkup
+from panorgan.data_doctor.findings import CaseFacts, Checkup
 
 META = "panorgan-findings"
 """The name of the page's meta element that holds them."""
@@ -68,6 +68,3 @@ def _twins(checkup: Checkup) -> Iterator[tuple[CaseFacts, CaseFacts]]:
             if (twin.site, twin.case) not in named:
                 named.add((twin.site, twin.case))
                 yield twin, facts
-
-
-__all__ = ["META", "findings_data"]
