@@ -67,7 +67,7 @@ def _cases_of(source: Mapping[str, Any]) -> dict[str, ViewedCase]:
 def _remarks(content: Mapping[str, Any]) -> dict[Key, tuple[Remark, ...]]:
     found: dict[Key, list[Remark]] = defaultdict(list)
     for one in content["findings"]:
-        text = " ".join(part for part in (one["what"], one["why"]) if part)
+        text = " – ".join(part for part in (one["what"], one["why"]) if part)
         organ = known_name(one["organ"]) if one["organ"] else ""
         at = tuple(one["at_mm"]) if one.get("at_mm") else None
         found[one["site"], one["case"]].append(Remark(one["code"], one["severity"], text, organ, at))

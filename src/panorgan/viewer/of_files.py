@@ -64,7 +64,7 @@ def _prediction(file: Path, about: Mapping[str, Any], scan: Path | None) -> View
         )
     ids = {str(name): int(number) for name, number in about["labels"].items()}
     doubts = tuple(
-        Remark(str(doubt.get("code", "")), "warning", f"{doubt.get('what', '')} {doubt.get('why', '')}".strip())
+        Remark(str(doubt.get("code", "")), "warning", f"{doubt.get('what', '')} – {doubt.get('why', '')}".strip(" –"))
         for doubt in about.get("doubts", ())
     )
     labels = LabelMap(map_file, _inclusive(ids), frozenset(ids.values()))

@@ -31,7 +31,7 @@ PAGE_POLICY = (
     "default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-FIRST = 2_000_000
+FIRST = 1_000_000
 """Voxels of the first picture of a scan; the page asks for the rest afterwards."""
 _NIFTI = "application/octet-stream"
 _META_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)"')

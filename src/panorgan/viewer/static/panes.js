@@ -15,10 +15,6 @@ export const CT_WINDOWS = {
 };
 export const OTHER_WINDOWS = { "Auto": "auto", "Whole range": null };
 
-export function hasWebGL() {
-  return document.createElement("canvas").getContext("webgl2") !== null;
-}
-
 export class PaneView {
   constructor(facts, onWhere) {
     this.facts = facts;
@@ -33,7 +29,7 @@ export class PaneView {
     box.append(this.canvas);
     this.element.append(this.caption, box);
     this.nv = new Niivue({
-      backColor: [0, 0, 0, 1], crosshairColor: [1, 1, 1, 0.55], crosshairWidth: 0.8, crosshairWidthUnit: "mm",
+      backColor: [0, 0, 0, 1], crosshairColor: [1, 1, 1, 0.55], crosshairWidth: 1.5, crosshairWidthUnit: "mm",
       crosshairGap: 8, show3Dcrosshair: false,
       isRadiologicalConvention: true, dragAndDropEnabled: false, isColorbar: false, loadingText: "",
       multiplanarShowRender: SHOW_RENDER.ALWAYS, multiplanarPadPixels: 4, clipPlaneHotKey: "", cycleClipPlaneHotKey: "",

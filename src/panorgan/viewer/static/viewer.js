@@ -1,5 +1,5 @@
 // The viewer: chooses a case, loads it coarse and then fine, and answers keys.
-import { CT_WINDOWS, OTHER_WINDOWS, PaneView, VIEWS, hasWebGL, rangeOfWindow } from "./panes.js";
+import { CT_WINDOWS, OTHER_WINDOWS, PaneView, VIEWS, rangeOfWindow } from "./panes.js";
 import { fillCases, fillOrgans, fillRemarks, fillSort, sorted } from "./lists.js";
 
 const SMALL = 4e6;        // so many voxels are loaded at once; larger scans show a coarse picture first
@@ -26,7 +26,7 @@ const shownPanes = () => views.filter((pane) => !pane.element.hidden);
 const windows = () => (isCT ? CT_WINDOWS : OTHER_WINDOWS);
 
 async function start() {
-  if (!hasWebGL()) return fail("This browser draws no WebGL 2, which the viewer needs. Use a current Firefox, Chrome or Edge.");
+  if (!("WebGL2RenderingContext" in globalThis)) return fail("This browser draws no WebGL 2, which the viewer needs. Use a current Firefox, Chrome or Edge.");
   study = await (await get("study")).json();
   document.title = `${study.title} – panorgan view`;
   byId("study").textContent = study.title;
