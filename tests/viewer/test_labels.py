@@ -80,7 +80,8 @@ def test_mask_files_are_merged_and_counted_where_they_overlap(tmp_path, stored):
         "liver_tumour": save(tmp_path / "t.nii.gz", (stored == 20).astype(np.uint8)),
         "spleen": save(tmp_path / "spleen.nii.gz", spleen.astype(np.uint8)),
     }
-    source = MaskFiles({name: (path,) for name, path in paths.items()})
+    # The tumour comes first, and stays on top.
+    source = MaskFiles({name: (paths[name],) for name in ("liver_tumour", "spleen", "liver")})
     assert open_labels(source) is None
     counted = merge_masks(source, Grid(stored.shape, AFFINE), tmp_path / "merged.nii")
     volume = merged_labels(source, open_voxels(tmp_path / "merged.nii"), counted)

@@ -12,6 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from dicom_files import write_series
+from invoking import invoke
 from refusing import refused
 from viewed_files import AFFINE, VOXEL_ML, save
 
@@ -154,6 +155,16 @@ def test_a_prediction_without_its_label_map_is_refused(tmp_path, labels):
     side.with_name("scan.nii.gz").unlink()
     with refused("label-missing"):
         open_study(side)
+
+
+@pytest.mark.slow
+def test_what_predict_writes_is_shown_over_its_scan(finished_run, tmp_path, hu, capfd, monkeypatch):
+    scan, out = save(tmp_path / "pacs" / "scan.nii.gz", hu), tmp_path / "out"
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(finished_run.path), str(scan), "--out", str(out))
+    assert code == 0, err
+    study = open_study(out)
+    assert (study.kind, study.cases[0].panes[0].scan.path) == ("prediction", scan)
+    assert study.organs == tuple(finished_run.vocabulary)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------

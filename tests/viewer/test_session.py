@@ -117,6 +117,9 @@ def test_a_coarse_copy_is_read_once_and_whole_scans_are_never_kept(nnunet_folder
     kept = sum(map(len, opened._coarse.values()))
     b"".join(opened.scan_pieces(scan, None))
     assert sum(map(len, opened._coarse.values())) == kept
+    monkeypatch.setattr("panorgan.viewer.volumes.COARSE", 1000)
+    b"".join(opened.scan_pieces(scan, 2000))
+    assert sum(map(len, opened._coarse.values())) == kept
     for most in range(2, 40):
         opened.scan_pieces(scan, most)
     assert len(opened._coarse) <= 24
