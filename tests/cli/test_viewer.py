@@ -23,6 +23,7 @@ def scan(tmp_path):
 def test_it_prints_the_address_opens_it_and_ends_in_time(scan, capfd, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
     code, out, err = invoke(capfd, monkeypatch, "view", str(scan), "--for", "0")
     assert (code, len(opened)) == (0, 1), err
     assert opened[0].startswith("http://127.0.0.1:")
@@ -32,6 +33,15 @@ def test_it_prints_the_address_opens_it_and_ends_in_time(scan, capfd, monkeypatc
     facts = json.loads(out)
     assert (facts["kind"], facts["cases"]) == ("folder", 1)
     assert facts["url"] != opened[0]
+
+
+def test_without_a_screen_no_browser_takes_the_terminal(scan, capfd, monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("webbrowser.open", lambda url: pytest.fail("it was opened"))
+    code, out, _ = invoke(capfd, monkeypatch, "view", str(scan), "--for", "0")
+    assert (code, "http://127.0.0.1:" in out) == (0, True)
 
 
 @pytest.mark.parametrize(

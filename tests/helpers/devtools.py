@@ -96,12 +96,13 @@ class Page:
 
     def wait_for(self, expression: str) -> Any:
         """Until a script gives something true, and what that is; what is not there yet is not true."""
-        attempt = f"(() => {{ try {{ return ({expression}); }} catch {{ return false; }} }})()"
+        found = f"const found = ({expression}); return found instanceof Node ? true : found;"
+        attempt = f"(() => {{ try {{ {found} }} catch {{ return false; }} }})()"
         ends = time.monotonic() + _SECONDS
-        while not (found := self.value(attempt)):
+        while not (answer := self.value(attempt)):
             assert time.monotonic() < ends, f"never true: {expression}\n{self.text('body')}"
             time.sleep(0.05)
-        return found
+        return answer
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an entry of a list, as a reader does."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +39,14 @@ def view(request: ViewRequest) -> None:
             cases = f"{len(study.cases)} case{'s' if len(study.cases) != 1 else ''}"
             Console(soft_wrap=True, highlight=False).print(f"{study.title}: {cases}\n{session.url}", markup=False)
             say("Only this machine can open it. Stop with Ctrl-C.")
-        if request.browser:
+        if request.browser and has_screen():
             webbrowser.open(session.url)
         try:
             session.server.wait(request.seconds)
         except KeyboardInterrupt:
             say("Stopped.")
+
+
+def has_screen() -> bool:
+    """Whether a browser has somewhere to appear; over SSH one that draws text would take the terminal."""
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
