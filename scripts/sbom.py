@@ -26,6 +26,8 @@ FILES = {
     "requirements-dicom.txt": "optional",
     "requirements-dev.txt": "excluded",
 }
+# Files of other projects that lie in the package itself, each with a record beside it.
+VENDORED = (ROOT / "src" / "panorgan" / "viewer" / "static" / "niivue.json",)
 _LONGEST_LICENCE = 100  # some packages put the whole text there
 
 
@@ -50,8 +52,13 @@ def bill() -> dict[str, Any]:
     main = _reference("panorgan", project["version"])
     references = {name: _reference(name, version) for name, (version, _, _) in pinned.items()}
     components = [_component(name, *facts) for name, facts in sorted(pinned.items())]
+    components += [_vendored(json.loads(path.read_text())) for path in VENDORED]
     runs = sorted(references[name] for name, (_, scope, _) in pinned.items() if scope != "excluded")
     graph = [{"ref": main, "dependsOn": runs}]
+    graph[0]["dependsOn"] = sorted(
+        [*runs, *(one["bom-ref"] for one in components if one["purl"].startswith("pkg:npm/"))]
+    )
+    graph += [{"ref": one["bom-ref"], "dependsOn": []} for one in components if one["purl"].startswith("pkg:npm/")]
     graph += [{"ref": references[name], "dependsOn": _needs(name, references)} for name in sorted(pinned)]
     document: dict[str, Any] = {
         "bomFormat": "CycloneDX",
@@ -97,6 +104,25 @@ def _component(name: str, version: str, scope: str, hashes: list[str]) -> dict[s
     if reported and reported != "UNKNOWN" and len(reported) <= _LONGEST_LICENCE and "\n" not in reported:
         component["licenses"] = [{"license": {"name": reported}}]
     return component
+
+
+def _vendored(record: dict[str, Any]) -> dict[str, Any]:
+    """A file of another project; `components` are what its authors have bundled in it, versions unstated."""
+    reference = f"pkg:npm/{record['name'].replace('@', '%40')}@{record['version']}"
+    return {
+        "type": "library",
+        "bom-ref": reference,
+        "name": record["name"],
+        "version": record["version"],
+        "scope": "required",
+        "purl": reference,
+        "hashes": [{"alg": "SHA-256", "content": record["sha256"]}],
+        "licenses": [{"license": {"id": record["licence"]}}],
+        "components": [
+            {"type": "library", "name": part["name"], "licenses": [{"license": {"id": part["licence"]}}]}
+            for part in record["parts"]
+        ],
+    }
 
 
 def _needs(name: str, references: dict[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -138,12 +139,16 @@ def test_the_bill_names_everything_that_is_pinned_and_how_it_hangs_together():
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
     assert re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", bill["serialNumber"])
     components = {component["name"]: component for component in bill["components"]}
+    vendored = components.pop("@niivue/niivue")
     assert {name: c["version"] for name, c in components.items()} == {n: f[0] for n, f in sbom.pins().items()}
     assert components["torch"]["scope"] == "required"
     assert components["nvflare"]["scope"] == "optional"
     assert components["pytest"]["scope"] == "excluded"
     references = {component["bom-ref"] for component in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
-    assert len(references) == len(components) + 1
+    assert len(references) == len(components) + 2
+    assert vendored["bom-ref"] in {
+        r for e in bill["dependencies"] if "pkg:pypi/panorgan@" in e["ref"] for r in e["dependsOn"]
+    }
     graph = {entry["ref"]: set(entry["dependsOn"]) for entry in bill["dependencies"]}
     assert graph.keys() == references
     assert set().union(*graph.values()) <= references
@@ -151,6 +156,23 @@ def test_the_bill_names_everything_that_is_pinned_and_how_it_hangs_together():
     assert torch in graph[components["monai"]["bom-ref"]]
     assert torch in graph[bill["metadata"]["component"]["bom-ref"]]
     assert json.dumps(bill) == json.dumps(sbom.bill()), "the same environment, the same bytes"
+
+
+def test_the_vendored_file_is_the_one_that_its_record_and_the_bill_name():
+    (record_file,) = sbom.VENDORED
+    record = json.loads(record_file.read_text())
+    content = (record_file.parent / record["file"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == record["sha256"]
+    vendored = next(component for component in sbom.bill()["components"] if component["name"] == record["name"])
+    assert vendored["hashes"][0]["content"] == record["sha256"]
+    own = (record_file.parent / "niivue.LICENSE.txt").read_text()
+    assert own.startswith("BSD 2-Clause License")
+    parts = (record_file.parent / "niivue.parts.LICENSES.txt").read_text()
+    for part in record["parts"]:
+        assert f"{part['name']} ({part['licence']})" in parts
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
+    for file in record_file.parent.glob("*LICENSE*"):
+        assert any(file.relative_to(ROOT).match(pattern) for pattern in patterns), file
 
 
 def test_an_environment_that_differs_from_the_files_is_told(monkeypatch):

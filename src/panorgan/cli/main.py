@@ -471,6 +471,36 @@ def report(
 
 
 @app.command()
+def view(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, a comparison, a prediction or a folder of them, doctor.html, a data folder, or a scan.",
+            metavar="RUN|PREDICTION|FOLDER",
+        ),
+    ],
+    case: Annotated[str, typer.Option("--case", help="The case to begin with, by name or SITE/NAME.")] = "",
+    organ: Annotated[str, typer.Option("--organ", help="Begin at this organ, and sort cases by it.")] = "",
+    scan: Annotated[
+        Path | None,
+        typer.Option("--scan", help="The scan of a prediction, or the folder of the scans, where these have moved."),
+    ] = None,
+    layout: Annotated[str, typer.Option(help="Layout of a data folder; detected by default.", metavar="NAME")] = "auto",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option("--for", min=0, help="Stop after this many seconds.", metavar="SECONDS")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at scans, labels and predictions in the browser; nothing leaves this machine."""
+    from panorgan.cli.viewer import ViewRequest
+    from panorgan.cli.viewer import view as serve
+
+    serve(ViewRequest(path, case, organ, scan, layout, port, not no_browser, seconds, as_json))
+
+
+@app.command()
 def cache(
     folder: Annotated[
         Path | None,

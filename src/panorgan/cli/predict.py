@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
     files = _targets(scan, request)
     replaced = [_replaced(target) for target in files.values() if target.exists()]
     prediction = model.segment(volume, scan.path.resolve().name, doubts, source)
+    prediction = replace(prediction, about={**prediction.about, **scan.place})
     side = prediction.save(_target(scan, request.out), request.formats)
     request.web.store(files)
     found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]

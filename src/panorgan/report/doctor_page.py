@@ -12,6 +12,7 @@ import panorgan
 from panorgan.anatomy import catalogue
 from panorgan.data_doctor import CaseFacts, Checkup, Severity
 from panorgan.data_doctor.codes import CODES
+from panorgan.data_doctor.page_data import META, findings_data
 from panorgan.data_doctor.summary import (
     Group,
     Place,
@@ -98,6 +99,7 @@ def render(checkup: Checkup, created: str | None = None) -> str:
         counts={severity.name: sum(f.severity == severity for f in checkup.findings) for severity in Severity},
         worst=checkup.worst.name if checkup.worst is not None else "",
         checkup=checkup,
+        findings_meta={"name": META, "content": findings_data(checkup)},
         sources=summaries,
         has_splits=any(summary.splits for summary in summaries),
         matrix=organ_matrix(summaries),

@@ -39,6 +39,12 @@ class Scan:
         """CT or MR where DICOM says so."""
         return self.series.modality if self.series else ""
 
+    @property
+    def place(self) -> dict[str, str]:
+        """Where it lies, for the JSON file of its prediction: the viewer finds the scan by it."""
+        series = {"scan_series": self.series.uid} if self.series and self.series.uid else {}
+        return {"scan_path": str(self.path.resolve()), **series}
+
 
 @dataclass
 class Found:
