@@ -370,6 +370,21 @@ def analyze(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder, or its model folder.", metavar="RUN")],
+    to: Annotated[str, typer.Option(help="bundle (MONAI), onnx, or nnunet (a model folder of nnU-Net v2).")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A new folder; export/<to> in the run folder if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run's model for other software, with a model card, and compare it with the model."""
+    from panorgan.cli.export import export_model
+
+    export_model(run, to, out, as_json)
+
+
+@app.command()
 def report(run: RunPath, as_json: AsJson = False) -> None:
     """Write report.html for a finished run."""
     path = panorgan.write_report(run)

@@ -35,6 +35,7 @@ from panorgan.preparation.plan import Plan
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
+from panorgan.workflows.model_card import CARD, model_card
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
@@ -265,5 +266,6 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
     whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
     write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
+    write_atomically(scratch / CARD, model_card(whole))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)
