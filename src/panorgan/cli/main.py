@@ -315,12 +315,19 @@ def predict(
             metavar="SERIES",
         ),
     ] = None,
+    organs: Annotated[
+        str, typer.Option("--organs", help="Only these, separated by commas; all if left out.", metavar="ORGANS")
+    ] = "",
+    preview: Annotated[
+        bool, typer.Option("--preview", help="A picture of three planes beside each label map.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Segment scans: a label map on each scan's own grid, organ names and doubts in a JSON file beside it."""
+    """Segment scans: a label map on each scan's own grid; organ names, volumes and doubts in a JSON file beside it."""
     from panorgan.cli.predict import PredictRequest, predict_scans
 
-    predict_scans(PredictRequest(model, scans, out, device, series or (), as_json))
+    wanted = [organ.strip() for organ in organs.split(",") if organ.strip()]
+    predict_scans(PredictRequest(model, scans, out, device, series or (), as_json, wanted, preview))
 
 
 @app.command()

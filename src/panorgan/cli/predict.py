@@ -11,17 +11,19 @@ from typing import Any
 
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
-from panorgan.data.volume import read_scan
+from panorgan.data.volume import Volume, read_scan
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import LABELS
+from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
+from panorgan.workflows.volume_table import add_volumes, check_volumes
 
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """The options of the command line. `series` chooses among DICOM series; all if empty."""
+    """The options of the command line. `series` chooses among DICOM series, `organs` among organs; all if empty."""
 
     model: Path
     scans: Sequence[Path]
@@ -29,13 +31,17 @@ class PredictRequest:
     device: str = "auto"
     series: Sequence[str] = ()
     as_json: bool = False
+    organs: Sequence[str] = ()
+    preview: bool = False
 
 
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
     found = find_scans(request.scans, request.series)
-    _refuse_overwriting(found.scans, request.out)
+    _refuse_overwriting(found.scans, request)
+    check_volumes(request.out)
     loaded = load_model(request.model, choose_device(request.device, "--device"))
+    loaded.organs_for(request.organs)  # refuse unknown names before anything is written
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)
@@ -43,7 +49,7 @@ def predict_scans(request: PredictRequest) -> None:
     segmented = 0
     for scan in found.scans:
         try:
-            shown = _predict_one(loaded, scan, request.out)
+            shown = _predict_one(loaded, scan, request)
         except DataError as error:
             failures.append(error)
             continue
@@ -52,8 +58,8 @@ def predict_scans(request: PredictRequest) -> None:
     _report_failures(failures, len(found.scans), segmented)
 
 
-def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
-    """Write the label map and its names; a label map in a folder of scans is left out."""
+def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str, Any]:
+    """Write the label map, its names and volumes; a label map in a folder of scans is left out."""
     volume = read_scan(scan.path, scan.slices)
     doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
     shown: dict[str, Any] = {"scan": str(scan.path)}
@@ -62,12 +68,25 @@ def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
     if scan.listed and any(doubt.code == LABELS for doubt in doubts):
         return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
-    target = _target(scan, out)
+    target = _target(scan, request.out)
     replaced = (_replaced(target),) if target.exists() else ()
-    prediction = model.segment(volume, scan.path.resolve().name, doubts)
+    prediction = model.segment(volume, scan.path.resolve().name, doubts, request.organs or None)
     side = prediction.save(target)
-    found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
-    return {**shown, "labels": str(target), "names": str(side), "doubts": found}
+    shown |= {"labels": str(target), "names": str(side)}
+    shown["volumes"] = str(add_volumes(request.out, target, scan.name, prediction))
+    if request.preview:
+        shown["preview"] = str(_write_preview(model, prediction, volume, target))
+    return {**shown, "doubts": [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]}
+
+
+def _write_preview(model: Model, prediction: Prediction, volume: Volume, target: Path) -> Path:
+    from panorgan.report.preview import write_preview  # loads matplotlib
+
+    return write_preview(prediction, volume, _picture(target), is_ct=model.plan.intensity == "window")
+
+
+def _picture(target: Path) -> Path:
+    return target.with_name(target.name.removesuffix(".nii.gz") + ".png")
 
 
 class _View:
@@ -127,11 +146,11 @@ def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) 
         )
 
 
-def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
+def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
     """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
     given = {scan.path.resolve() for scan in scans}
     for scan in scans:
-        target = _target(scan, out)
+        target = _target(scan, request.out)
         if target.resolve() in given:
             raise DataError(
                 "A label map would overwrite a scan.",
@@ -140,11 +159,12 @@ def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
                 why="--out is the folder of the scans",
                 fix="Choose another folder with --out.",
             )
-        if target.exists() and not _is_prediction(target):
+        written = [target, *([_picture(target)] if request.preview else [])]
+        for file in (file for file in written if file.exists() and not _is_prediction(target)):
             raise DataError(
-                "A label map would overwrite another file.",
+                "A prediction would overwrite another file.",
                 code="overwrites-file",
-                where=str(target),
+                where=str(file),
                 why=f"{scan.name}.json beside it does not say that panorgan predicted it",
                 fix="Choose another folder with --out, or move the file away.",
             )

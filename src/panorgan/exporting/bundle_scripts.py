@@ -38,7 +38,9 @@ _IMPORT = re.compile(r"^from (panorgan[.\w]*) import", flags=re.MULTILINE)
 def write_scripts(folder: Path, vocabulary: Vocabulary) -> None:
     """Write the package `scripts`, and the facts about the model's organs that cleaning needs."""
     folder.mkdir(parents=True)
-    first = f'"""From panorgan {panorgan.__version__} (Apache-2.0), with other imports: the bundle needs no panorgan."""\n'
+    first = (
+        f'"""From panorgan {panorgan.__version__} (Apache-2.0), with other imports: the bundle needs no panorgan."""\n'
+    )
     (folder / "__init__.py").write_text(first, encoding="utf-8")
     for name, module in _FILES.items():
         (folder / f"{name}.py").write_text(standing_alone(inspect.getsource(module)), encoding="utf-8")

@@ -40,9 +40,7 @@ class Export:
     check: Mapping[str, Any] = field(default_factory=dict)
 
 
-def export(
-    run: str | os.PathLike[str] | Run, to: str = "bundle", out: str | os.PathLike[str] | None = None
-) -> Export:
+def export(run: str | os.PathLike[str] | Run, to: str = "bundle", out: str | os.PathLike[str] | None = None) -> Export:
     """Write a delivered model for other software, and compare the result with the model where panorgan can run it.
 
     Parameters

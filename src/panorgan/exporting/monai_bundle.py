@@ -26,7 +26,7 @@ _WINDOWS, _SLICES = 2, 16  # as `evaluation.inference` takes them where the sett
 
 
 def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]) -> Agreement:
-    """Write the bundle and check its network; `card` is the model card, `licences` what is stated of each site's data."""
+    """Write the bundle and check its network; `card` is the model card, `licences` those of the data by site."""
     (folder / "models").mkdir(parents=True)
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
@@ -46,9 +46,9 @@ def _write_network(model: Model, path: Path) -> Agreement:
     with warnings.catch_warnings():
         # TorchScript is deprecated in favour of torch.export, whose files only newer versions of PyTorch read.
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(PlainNetwork(model.network), torch.zeros(2, 1, *window), check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(path))  # type: ignore[no-untyped-call]
-        loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(PlainNetwork(model.network), torch.zeros(2, 1, *window), check_trace=False)
+        torch.jit.save(traced, str(path))
+        loaded = torch.jit.load(str(path))
         return compare_networks(model.network, loaded, [(batch, 1, *window) for batch in (1, 2, 3)])
 
 

@@ -122,10 +122,10 @@ def plans(model: Model, settings: UNetSettings) -> dict[str, Any]:
 
 def _resampling(model: Model) -> dict[str, Any]:
     """Linear by torch, which is what panorgan does; cubic images by nnU-Net's own function."""
-    linear: dict[str, Any] = {"is_seg": False, "mode": "linear"}
+    linear: dict[str, Any] = {"is_seg": False, "mode": "linear", "force_separate_z": False, "num_threads": 1}
     found: dict[str, Any] = {}
     for kind, kwargs in (("data", linear), ("seg", {**linear, "is_seg": True}), ("probabilities", linear)):
-        found[f"resampling_fn_{kind}"] = "resample_torch_simple"
+        found[f"resampling_fn_{kind}"] = "resample_torch_fornnunet"
         found[f"resampling_fn_{kind}_kwargs"] = kwargs
     if model.plan.image_interpolation == "cubic":
         found["resampling_fn_data"] = "resample_data_or_seg_to_shape"
@@ -188,7 +188,7 @@ def _convolutions(block: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 def _outputs(network: nn.Module) -> dict[str, torch.Tensor]:
     """The output layer at full resolution, and zeros for those of deep supervision, which prediction does not use."""
-    head = network.head.conv.conv  # type: ignore[union-attr]
+    head: Any = network.head.conv.conv  # type: ignore[union-attr]
     found: dict[str, torch.Tensor] = {}
     for place, width in enumerate(_widths(network)):
         found[f"decoder.seg_layers.{place}.weight"] = head.weight.new_zeros(len(head.weight), width, 1, 1, 1)

@@ -25,7 +25,7 @@ from panorgan.workflows.model_bundle import Model
 INPUT, OUTPUT = "image", "probabilities"
 _AXES = ("right", "anterior", "superior")
 _EMBEDDED = 1 << 30
-"""Weights up to this many bytes lie inside the file; more go into a file beside it, because a file holds 2 GB at most."""
+"""Weights up to this many bytes lie inside the file, more go into a file beside it: a file holds 2 GB at most."""
 
 
 def write_onnx(model: Model, folder: Path) -> Agreement:

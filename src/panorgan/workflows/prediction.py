@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from panorgan.data.volume import write_labels
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.evaluation.inference import label_ids, structure_mask
+from panorgan.evaluation.organ_statistics import OrganStatistics
 from panorgan.federation.files import write_atomically
 
 _ENDINGS = (".nii.gz", ".nii")
@@ -38,6 +39,7 @@ class Prediction:
     vocabulary : the organs; organ i has the label i + 1.
     about : the names of the scan, the model and the run.
     doubts : what speaks against the model or the scan, each with a code (docs/predict.md lists them).
+    organs : volume, mean intensity and completeness of each organ that was asked for.
     """
 
     labels: NDArray[np.uint8]
@@ -45,11 +47,13 @@ class Prediction:
     vocabulary: Vocabulary
     about: Mapping[str, str]
     doubts: tuple[Problem, ...] = ()
+    organs: Mapping[str, OrganStatistics] = field(default_factory=dict)
 
     @property
     def names(self) -> dict[str, int]:
-        """The integer of each organ."""
-        return label_ids(self.vocabulary)
+        """The integer of each organ that was asked for."""
+        ids = label_ids(self.vocabulary)
+        return {organ: ids[organ] for organ in self.organs or ids}
 
     def mask(self, structure: str) -> NDArray[np.bool_]:
         """Where an organ is, or a union of organs such as `kidney`: [X, Y, Z]."""
@@ -81,19 +85,20 @@ class Prediction:
         return side
 
     def describe(self) -> dict[str, Any]:
-        """The meaning of the integers, with SNOMED CT codes, and the doubts."""
+        """The meaning of the integers with SNOMED CT codes, what was measured in the organs, and the doubts."""
         organs = catalogue()
         return {
             **self.about,
             "doubts": [asdict(doubt) for doubt in self.doubts],
             "labels": self.names,
+            "organs": {organ: asdict(found) for organ, found in self.organs.items()},
             "snomed": {
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
-                for organ in self.vocabulary
+                for organ in self.names
                 if organs[organ].snomed_value  # DICOM does not list every structure
             },
             # The code of a kidney is the same on both sides; DICOM distinguishes them by a modifier.
             "laterality": {
-                organ: _LATERALITY[side] for organ in self.vocabulary if (side := organs[organ].side) in _LATERALITY
+                organ: _LATERALITY[side] for organ in self.names if (side := organs[organ].side) in _LATERALITY
             },
         }

@@ -56,8 +56,7 @@ def _upsample(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
     """
     make = _interpolation.__wrapped__ if is_recording() else _interpolation
     matrices = [
-        make(cells, size, weights.device, weights.dtype)
-        for cells, size in zip(weights.shape[1:], space, strict=True)
+        make(cells, size, weights.device, weights.dtype) for cells, size in zip(weights.shape[1:], space, strict=True)
     ]
     with torch.autocast(weights.device.type, enabled=False):
         weights = weights @ matrices[-1].mT
