@@ -23,6 +23,7 @@ FILES = (
     "requirements.txt",
     "requirements-torch.txt",
     "requirements-network.txt",
+    "requirements-onnx.txt",
     "requirements-dev.txt",
     "requirements-docs.txt",
 )

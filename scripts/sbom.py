@@ -23,6 +23,7 @@ FILES = {
     "requirements.txt": "required",
     "requirements-torch.txt": "required",
     "requirements-network.txt": "optional",
+    "requirements-onnx.txt": "optional",
     "requirements-dev.txt": "excluded",
 }
 _LONGEST_LICENCE = 100  # some packages put the whole text there

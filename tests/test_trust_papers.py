@@ -69,7 +69,8 @@ def test_what_the_project_asks_for_is_pinned():
     from packaging.requirements import Requirement
 
     project, pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], sbom.pins()
-    scopes = {"required": project["dependencies"], "optional": project["optional-dependencies"]["network"]}
+    extras = project["optional-dependencies"]
+    scopes = {"required": project["dependencies"], "optional": [*extras["network"], *extras["onnx"]]}
     for scope, texts in scopes.items():
         for needed in map(Requirement, texts):
             version, found, _ = pinned[lock.normalised(needed.name)]
