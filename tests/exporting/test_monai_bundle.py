@@ -98,6 +98,15 @@ def test_its_files_are_where_monai_looks_for_them(bundle):
     } <= names
 
 
+def test_a_network_that_makes_tensors_itself_stays_on_the_cpu(bundle, tmp_path):
+    folder = make_model(tmp_path / "model", method={"name": "fediod", **SMALL_TRANSFORMER})
+    transformer = panorgan.export(folder, "bundle", tmp_path / "bundle").folder
+    devices = [
+        json.loads((place / "configs" / "inference.json").read_text())["device"] for place in (bundle, transformer)
+    ]
+    assert ["cuda" in device for device in devices] == [True, False]
+
+
 def test_its_metadata_names_channels_and_labels(bundle):
     content = json.loads((bundle / "configs" / "metadata.json").read_text())
     output = content["network_data_format"]["outputs"]["pred"]

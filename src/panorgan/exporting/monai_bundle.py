@@ -30,9 +30,9 @@ def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]
     (folder / "models").mkdir(parents=True)
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
-    agreement = _write_network(model, folder / "models" / "model.ts")
+    agreement, any_device = _write_network(model, folder / "models" / "model.ts")
     _write_json(folder / "configs" / "metadata.json", metadata(model, licences))
-    _write_json(folder / "configs" / "inference.json", inference(model))
+    _write_json(folder / "configs" / "inference.json", inference(model, any_device))
     write_scripts(folder / "scripts", model.vocabulary)
     (folder / "docs" / "README.md").write_text(bundle_readme(model) + "\n" + card, encoding="utf-8")
     (folder / "LICENSE").write_text(LICENCE, encoding="utf-8")
@@ -40,8 +40,11 @@ def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]
 
 
 @torch.no_grad()
-def _write_network(model: Model, path: Path) -> Agreement:
-    """Trace the network with one window and run the written file with one, two and three."""
+def _write_network(model: Model, path: Path) -> tuple[Agreement, bool]:
+    """Trace the network with one window and run the written file with one, two and three.
+
+    Returns also whether it runs on any device: a trace that makes tensors itself makes them on the CPU, for good.
+    """
     window = _window(model)
     with warnings.catch_warnings():
         # TorchScript is deprecated in favour of torch.export, whose files only newer versions of PyTorch read.
@@ -49,7 +52,10 @@ def _write_network(model: Model, path: Path) -> Agreement:
         traced = torch.jit.trace(PlainNetwork(model.network), torch.zeros(2, 1, *window), check_trace=False)
         torch.jit.save(traced, str(path))
         loaded = torch.jit.load(str(path))
-        return compare_networks(model.network, loaded, [(batch, 1, *window) for batch in (1, 2, 3)])
+        agreement = compare_networks(model.network, loaded, [(batch, 1, *window) for batch in (1, 2, 3)])
+    graph = loaded.inlined_graph  # its nodes live as long as it does
+    devices = (node.output().type().kind() for node in graph.findAllNodes("prim::Constant"))
+    return agreement, "DeviceObjType" not in set(devices)
 
 
 def _window(model: Model) -> tuple[int, ...]:
@@ -57,15 +63,16 @@ def _window(model: Model) -> tuple[int, ...]:
     return tuple(size for axis, size in enumerate(patch) if axis != sliced)
 
 
-def inference(model: Model) -> dict[str, Any]:
+def inference(model: Model, any_device: bool = True) -> dict[str, Any]:
     """`configs/inference.json`."""
+    device = "'cuda' if torch.cuda.is_available() else 'cpu'" if any_device else "'cpu'"
     return {
         "imports": ["$import glob"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/data'",
         "output_dir": "$@bundle_root + '/eval'",
         "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
-        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        "device": f"$torch.device({device})",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device)",
         "network": "$@network_def.to(@device)",
         "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model)},
