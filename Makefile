@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 PIP_QUIET := --quiet --disable-pip-version-check
-LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dicom.txt -r requirements-dev.txt
+LOCKED := -r requirements.txt -r requirements-network.txt -r requirements-dicom.txt -r requirements-onnx.txt -r requirements-dev.txt
 
 .PHONY: help venv demo quick test lint docs docs-version wheel sbom clean
 
@@ -21,7 +21,7 @@ help:
 
 venv: $(READY)
 
-$(READY): requirements.txt requirements-torch.txt requirements-network.txt requirements-dicom.txt \
+$(READY): requirements.txt requirements-torch.txt requirements-network.txt requirements-dicom.txt requirements-onnx.txt \
 		requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("panorgan needs Python 3.11 or newer; set PYTHON=…") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)

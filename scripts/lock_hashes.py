@@ -25,6 +25,7 @@ FILES = (
     "requirements-network.txt",
     "requirements-dicom.txt",
     "requirements-mlflow.txt",
+    "requirements-onnx.txt",
     "requirements-dev.txt",
     "requirements-docs.txt",
 )

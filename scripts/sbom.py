@@ -24,6 +24,7 @@ FILES = {
     "requirements-torch.txt": "required",
     "requirements-network.txt": "optional",
     "requirements-dicom.txt": "optional",
+    "requirements-onnx.txt": "optional",
     "requirements-dev.txt": "excluded",
 }
 # Files of other projects that lie in the package itself, each with a record beside it.

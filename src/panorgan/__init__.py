@@ -14,6 +14,7 @@ from panorgan.errors import PanorganError
 if TYPE_CHECKING:
     from panorgan.api import compare, predict
     from panorgan.config import Experiment, load_experiment
+    from panorgan.exporting.export import export
     from panorgan.methods.base import Method, MethodConfig, ServerRule, SiteRule
     from panorgan.methods.registry import register
     from panorgan.report.page import write_report
@@ -41,6 +42,7 @@ __all__ = [
     "compare",
     "doctor",
     "evaluate",
+    "export",
     "load_experiment",
     "load_model",
     "predict",
@@ -62,6 +64,7 @@ _HOME = {
     "compare": "api",
     "doctor": "workflows.doctor",
     "evaluate": "workflows.execute",
+    "export": "exporting.export",
     "load_experiment": "config",
     "load_model": "workflows.model_bundle",
     "predict": "api",

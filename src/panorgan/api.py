@@ -27,6 +27,7 @@ def predict(
     scan: StrPath | NDArray[Any],
     affine: NDArray[Any] | None = None,
     device: str | torch.device = "auto",
+    organs: Sequence[str] | None = None,
 ) -> Prediction:
     """Segment one scan; for many, `load_model` once and call its `predict`.
 
@@ -36,13 +37,14 @@ def predict(
     scan : a NIfTI, MetaImage or NRRD file, a folder with one DICOM series, or voxels [X, Y, Z].
     affine : [4, 4] from voxel indices to RAS millimetres; with voxels only.
     device : auto, cpu or cuda; that of the model where one is given.
+    organs : segment only these, such as ["liver", "kidney"]; all if left out.
 
     Returns
     -------
     Prediction : the label map [X, Y, Z] on the scan's own grid, with `mask(organ)` and `save(path)`.
     """
     loaded = model if isinstance(model, Model) else load_model(model, device)
-    return loaded.predict(scan, affine)
+    return loaded.predict(scan, affine, organs=organs)
 
 
 def compare(

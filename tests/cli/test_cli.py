@@ -183,7 +183,7 @@ def test_predict_goes_on_after_a_damaged_scan_and_names_all_of_them(finished, ti
     assert "2 of 3 scans" in err
     assert "a.nii.gz" in err
     assert "c.nii.gz" in err
-    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["b.json", "b.nii.gz"]
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["b.json", "b.nii.gz", "volumes.csv"]
 
 
 def test_predict_takes_every_format_that_a_site_may_have(finished, tiny, tmp_path, capfd, monkeypatch):
@@ -200,7 +200,7 @@ def test_predict_takes_every_format_that_a_site_may_have(finished, tiny, tmp_pat
     code, _, err = invoke(capfd, monkeypatch, *arguments)
     assert code == 2
     assert "1.2.840.7" in err, "a folder of slices is taken for one scan"
-    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["meta.json", "meta.nii.gz"]
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["meta.json", "meta.nii.gz", "volumes.csv"]
 
 
 def test_predict_finds_the_series_in_a_dicom_tree(finished, tmp_path, capfd, monkeypatch):

@@ -389,15 +389,25 @@ def predict(
             metavar="FILE",
         ),
     ] = None,
+    organs: Annotated[
+        str, typer.Option("--organs", help="Only these, separated by commas; all if left out.", metavar="ORGANS")
+    ] = "",
+    preview: Annotated[
+        bool, typer.Option("--preview", help="A picture of three planes beside each label map.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Segment scans: a label map on each scan's own grid, organ names and doubts in a JSON file beside it."""
+    """Segment scans: a label map on each scan's own grid; organ names, volumes and doubts in a JSON file beside it."""
     from panorgan.cli.predict import PredictRequest, predict_scans
     from panorgan.cli.predict_dicomweb import DicomWebRequest
     from panorgan.workflows.outputs import parse_formats
 
     web = DicomWebRequest(origin, study, to, credentials)
-    predict_scans(PredictRequest(model, scans or (), out, device, series or (), as_json, parse_formats(formats), web))
+    wanted = [organ.strip() for organ in organs.split(",") if organ.strip()]
+    formats_wanted = parse_formats(formats)
+    predict_scans(
+        PredictRequest(model, scans or (), out, device, series or (), as_json, formats_wanted, web, wanted, preview)
+    )
 
 
 @app.command()
@@ -498,6 +508,21 @@ def view(
     from panorgan.cli.viewer import view as serve
 
     serve(ViewRequest(path, case, organ, scan, layout, port, not no_browser, seconds, as_json))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder, or its model folder.", metavar="RUN")],
+    to: Annotated[str, typer.Option(help="bundle (MONAI), onnx, or nnunet (a model folder of nnU-Net v2).")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A new folder; export/<to> in the run folder if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run's model for other software, with a model card, and compare it with the model."""
+    from panorgan.cli.export import export_model
+
+    export_model(run, to, out, as_json)
 
 
 @app.command()

@@ -12,18 +12,20 @@ from typing import Any
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
 from panorgan.cli.predict_dicomweb import DicomWebRequest
-from panorgan.data.volume import read_scan, source_files
+from panorgan.data.volume import Volume, read_scan, source_files
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import LABELS
 from panorgan.workflows.outputs import NIFTI, check_source, output_files, side_file
+from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
+from panorgan.workflows.volume_table import add_volumes, check_volumes
 
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """The options of the command line. `series` chooses among DICOM series; all if empty."""
+    """The options of the command line. `series` chooses among DICOM series, `organs` among organs; all if empty."""
 
     model: Path
     scans: Sequence[Path]
@@ -33,6 +35,8 @@ class PredictRequest:
     as_json: bool = False
     formats: tuple[str, ...] = (NIFTI,)
     web: DicomWebRequest = field(default_factory=DicomWebRequest)
+    organs: Sequence[str] = ()
+    preview: bool = False
 
 
 def predict_scans(request: PredictRequest) -> None:
@@ -43,7 +47,9 @@ def predict_scans(request: PredictRequest) -> None:
 
 def _predict_found(request: PredictRequest, found: Found) -> None:
     _refuse_overwriting(found.scans, request)
+    check_volumes(request.out)
     loaded = load_model(request.model, choose_device(request.device, "--device"))
+    loaded.organs_for(request.organs)  # refuse unknown names before anything is written
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)
@@ -61,7 +67,7 @@ def _predict_found(request: PredictRequest, found: Found) -> None:
 
 
 def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str, Any]:
-    """Write the label map and its names; a label map in a folder of scans is left out."""
+    """Write the label map, its names and volumes; a label map in a folder of scans is left out."""
     source = scan.slices or source_files(scan.path)
     check_source(request.formats, source)
     volume = read_scan(scan.path, source)
@@ -72,11 +78,14 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
     if scan.listed and any(doubt.code == LABELS for doubt in doubts):
         return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
-    files = _targets(scan, request)
-    replaced = [_replaced(target) for target in files.values() if target.exists()]
-    prediction = model.segment(volume, scan.path.resolve().name, doubts, source)
+    files, target = _targets(scan, request), _target(scan, request.out)
+    replaced = [_replaced(file) for file in files.values() if file.exists()]
+    prediction = model.segment(volume, scan.path.resolve().name, doubts, source, request.organs or None)
     prediction = replace(prediction, about={**prediction.about, **scan.place})
-    side = prediction.save(_target(scan, request.out), request.formats)
+    side = prediction.save(target, request.formats)
+    shown["volumes"] = str(add_volumes(request.out, target, scan.name, prediction))
+    if request.preview:
+        shown["preview"] = str(_write_preview(model, prediction, volume, target))
     request.web.store(files)
     found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
     shown["files"] = {name: str(file) for name, file in files.items()}
@@ -85,6 +94,16 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
     if request.web.to:
         shown["stored"] = request.web.to
     return {**shown, "names": str(side), "doubts": found}
+
+
+def _write_preview(model: Model, prediction: Prediction, volume: Volume, target: Path) -> Path:
+    from panorgan.report.preview import write_preview  # loads matplotlib
+
+    return write_preview(prediction, volume, _picture(target), is_ct=model.plan.intensity == "window")
+
+
+def _picture(target: Path) -> Path:
+    return target.with_name(target.name.removesuffix(".nii.gz") + ".png")
 
 
 class _View:
@@ -148,7 +167,7 @@ def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) 
 def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
     """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
     given = {scan.path.resolve() for scan in scans}
-    targets = [(scan, target) for scan in scans for target in _targets(scan, request).values()]
+    targets = [(scan, target) for scan in scans for target in _written(scan, request)]
     for scan, target in targets:
         if target.resolve() in given:
             raise DataError(
@@ -160,7 +179,7 @@ def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
             )
         if target.exists() and not _is_prediction(_target(scan, request.out)):
             raise DataError(
-                "A label map would overwrite another file.",
+                "A prediction would overwrite another file.",
                 code="overwrites-file",
                 where=str(target),
                 why=f"{scan.name}.json beside it does not say that panorgan predicted it",
@@ -189,6 +208,12 @@ def _replaced(target: Path) -> Problem:
 def _targets(scan: Scan, request: PredictRequest) -> dict[str, Path]:
     """The file of every format."""
     return output_files(_target(scan, request.out), request.formats)
+
+
+def _written(scan: Scan, request: PredictRequest) -> list[Path]:
+    """All files that predict writes for a scan, but for the one beside them that says so."""
+    pictures = [_picture(_target(scan, request.out))] if request.preview else []
+    return [*_targets(scan, request).values(), *pictures]
 
 
 def _target(scan: Scan, out: Path) -> Path:

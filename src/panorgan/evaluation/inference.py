@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.data.volume import Volume
 from panorgan.errors import AnatomyError
 from panorgan.evaluation.postprocess import apply_preset
-from panorgan.networks import SegmentationNetwork
+from panorgan.networks import OrganNetwork, SegmentationNetwork
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid
 from panorgan.preparation.sampling import sliced_axis
@@ -34,9 +34,11 @@ class InferenceSettings(Settings):
 
 @torch.no_grad()
 def predict_probabilities(
-    network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings
+    network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings, organs: Vocabulary | None = None
 ) -> torch.Tensor:
     """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass.
+
+    With `organs`, a network with per-organ parts computes these alone, which are then the channels.
 
     Where `patch_size` is 1 along an axis, the network sees the slices across that axis, as a batch of 2D images.
     The network keeps its mode (training or evaluation).
@@ -46,7 +48,7 @@ def predict_probabilities(
     network.eval()
 
     def activated(windows: torch.Tensor) -> torch.Tensor:
-        logits = network(windows).float()
+        logits = (network(windows) if organs is None else network.channels_for(windows, organs.organs)[0]).float()
         return logits.softmax(1) if network.activation == "softmax" else logits.sigmoid()
 
     sliced = sliced_axis(settings.patch_size)
@@ -87,13 +89,38 @@ def decide(
 
 
 def predict_volume(
-    network: SegmentationNetwork, volume: Volume, plan: Plan, settings: InferenceSettings
+    network: SegmentationNetwork,
+    volume: Volume,
+    plan: Plan,
+    settings: InferenceSettings,
+    organs: Collection[str] | None = None,
 ) -> NDArray[np.uint8]:
-    """Label map on the scan's own grid: exactly its shape and orientation."""
-    grid = Grid.of(volume, plan)
-    probabilities = predict_probabilities(network, prepare_image(volume, plan, grid), settings)
-    labels = decide(list(probabilities.cpu()), network, lambda channel: to_scan_grid(channel, grid))
-    return grid.turn_back(labels)
+    """Label map on the scan's own grid: exactly its shape and orientation.
+
+    `organs` leaves the others out, with the same integers for those that stay. A network with per-organ parts computes
+    only these; where an organ that was left out overlaps with one that stays, the one that stays gets the voxel.
+    """
+    grid, vocabulary = Grid.of(volume, plan), network.vocabulary
+    image = prepare_image(volume, plan, grid)
+
+    def place(channel: torch.Tensor) -> torch.Tensor:
+        return to_scan_grid(channel, grid)
+
+    if organs is not None and isinstance(network, OrganNetwork):
+        computed = Vocabulary(organ for organ in vocabulary if organ in organs)
+        probabilities = predict_probabilities(network, image, settings, computed).cpu()
+        painted = _paint(dict(zip(computed, probabilities, strict=True)), computed, place)
+        labels = np.array([0, *(vocabulary.index(organ) + 1 for organ in computed)], dtype=np.uint8)[painted]
+    else:
+        labels = decide(list(predict_probabilities(network, image, settings).cpu()), network, place)
+    return grid.turn_back(labels if organs is None else only_organs(labels, organs, vocabulary))
+
+
+def only_organs(labels: NDArray[np.uint8], organs: Collection[str], vocabulary: Vocabulary) -> NDArray[np.uint8]:
+    """A label map without the other organs."""
+    kept = np.array([0, *(place * (organ in organs) for place, organ in enumerate(vocabulary, start=1))])
+    chosen: NDArray[np.uint8] = kept.astype(np.uint8)[labels]
+    return chosen
 
 
 def predict_organs(

@@ -16,6 +16,11 @@ BACKGROUND = "background"
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
+def is_recording() -> bool:
+    """Whether a pass is being recorded to be run elsewhere: plain operations, no caches and no kernels of our own."""
+    return bool(torch.jit.is_tracing() or torch.compiler.is_exporting())
+
+
 class SegmentationNetwork(nn.Module):
     """Base of all networks: images [B, 1, *S] in, logits [B, len(channels), *S] out.
 

@@ -19,7 +19,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
 from panorgan.errors import AnatomyError
-from panorgan.networks.base import SegmentationNetwork
+from panorgan.networks.base import SegmentationNetwork, is_recording
 from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
@@ -127,11 +127,11 @@ class OrganNetwork(SegmentationNetwork):
         wanted = [group_of(organ) for organ in organs]
         places = [place for place, (group, _) in enumerate(wanted) if group in self.groups]
         if not places:
-            return image.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
+            return image.new_full((image.shape[0], len(organs), *image.shape[2:]), _NOWHERE)
         logits = self._chosen([wanted[place] for place in places], image)
         if len(places) == len(organs):
             return logits
-        whole = logits.new_full((len(image), len(organs), *image.shape[2:]), _NOWHERE)
+        whole = logits.new_full((image.shape[0], len(organs), *image.shape[2:]), _NOWHERE)
         return whole.index_copy(1, torch.tensor(places, device=image.device), logits)
 
     def _chosen(self, chosen: list[tuple[str, int]], image: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,9 @@ class MultiHead(OrganNetwork):
         return [self.embedding(decode(self.decoder, encode(self.encoder, self.bottleneck, image)))]
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
-        """All heads at once."""
+        """All heads at once; one by one where a pass is recorded."""
+        if is_recording():
+            return super().outputs(chosen, shared)
         groups = sorted({group for group, _ in chosen})
         places = [(groups.index(group), output) for group, output in chosen]
         return run_heads([self._part(group) for group in groups], shared[0], places)  # type: ignore[misc]

@@ -28,6 +28,7 @@ from panorgan.workflows.device import use_hardware
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.workflows.model_bundle import Model, deliver, load_model
+from panorgan.workflows.model_card import write_card
 from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
@@ -159,6 +160,7 @@ def _score(run: Run, model: Model, prepared: PreparedFederation, events: EventLo
         local = score_local_models(model, scores.rows, files, prepared, on_case)
         write_metrics(run.local_models_file, local, own_models=True)
     write_metrics(run.scores_file, scores.rows)
+    write_card(Run(run.path))
     return scores.rows
 
 

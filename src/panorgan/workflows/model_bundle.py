@@ -23,8 +23,9 @@ from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, source_files
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import DataError, RunError
-from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
+from panorgan.errors import AnatomyError, DataError, RunError, did_you_mean
+from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
+from panorgan.evaluation.organ_statistics import organ_statistics
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
@@ -36,6 +37,7 @@ from panorgan.preparation.plan import Plan
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
+from panorgan.workflows.model_card import CARD, model_card
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
@@ -70,6 +72,7 @@ class Model:
         scan: str | os.PathLike[str] | NDArray[Any],
         affine: NDArray[Any] | None = None,
         slices: Sequence[Path] = (),
+        organs: Sequence[str] | None = None,
     ) -> Prediction:
         """Segment one scan.
 
@@ -79,6 +82,7 @@ class Model:
             Hounsfield units for CT.
         affine : [4, 4] from voxel indices to RAS millimetres (as nibabel has it); with an array only.
         slices : the files of the series, where a DICOM folder holds more than one.
+        organs : segment only these, such as ["liver", "kidney"]; the integers stay the same. All if left out.
 
         Returns
         -------
@@ -94,35 +98,61 @@ class Model:
                 else "Pass its affine too: predict(array, affine).",
             )
         if not isinstance(scan, str | os.PathLike):
-            return self.segment(scan_from_array(scan, np.asarray(affine)), "array")
+            return self.segment(scan_from_array(scan, np.asarray(affine)), "array", organs=organs)
         path = Path(scan)
         source = slices or source_files(path)
-        return self.segment(read_scan(path, source), path.name, source=source)
+        return self.segment(read_scan(path, source), path.name, source=source, organs=organs)
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
         """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
         return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality)
 
     def segment(
-        self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None, source: Sequence[Path] = ()
+        self,
+        volume: Volume,
+        name: str,
+        doubts: Sequence[Problem] | None = None,
+        source: Sequence[Path] = (),
+        organs: Sequence[str] | None = None,
     ) -> Prediction:
         """Segment a scan that is in memory.
 
         `doubts` are those already known, `name` tells which scan it is, `source` are the files of its DICOM series.
         """
+        wanted = None if organs is None else self.organs_for(organs)
         found = self.doubts(volume) if doubts is None else doubts
-        labels = self.label_map(volume)
+        labels = self.label_map(volume, wanted)
         about = {"scan": name, "model": self.card["name"], "run": self.card["run"]}
         if self.weights:
             about["weights"] = self.weights
         if not labels.any():
             found = (*found, nothing_found())
-        return Prediction(labels, volume.affine, self.vocabulary, about, tuple(found), tuple(source))
+        measured = organ_statistics(labels, volume.voxels, volume.affine, self.vocabulary, wanted)
+        return Prediction(labels, volume.affine, self.vocabulary, about, tuple(found), tuple(source), measured)
 
-    def label_map(self, volume: Volume) -> NDArray[np.uint8]:
-        """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies."""
+    def organs_for(self, structures: Sequence[str]) -> tuple[str, ...]:
+        """The organs that make up some structures, with what lies inside them, in the order of the vocabulary."""
+        members: set[str] = set()
+        for structure in structures:
+            if not knows(self.vocabulary, structure):
+                raise AnatomyError(
+                    f"The model does not segment {structure!r:.80}.",
+                    code="organ-not-in-model",
+                    fix=did_you_mean(structure, self.vocabulary) or f"It segments: {', '.join(self.vocabulary)}.",
+                )
+            members.update(self.vocabulary.members(structure))
+        return tuple(organ for organ in self.vocabulary if organ in members)
+
+    def label_map(self, volume: Volume, organs: Sequence[str] | None = None) -> NDArray[np.uint8]:
+        """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies; of all organs or some.
+
+        Post-processing compares organs with each other, so that a model with it always computes all of them.
+        """
+        if self.postprocess == "none":
+            return predict_volume(self.network, volume, self.plan, self.inference, organs)
         labels = predict_volume(self.network, volume, self.plan, self.inference)
-        return clean_labels(labels, self.vocabulary, self.postprocess)
+        labels = clean_labels(labels, self.vocabulary, self.postprocess)
+        return labels if organs is None else only_organs(labels, organs, self.vocabulary)
 
     def can_show(self, structure: str) -> bool:
         """Whether the model can segment a structure: it was trained on it, or on all of its parts."""
@@ -275,5 +305,6 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
     whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
     write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
+    write_atomically(scratch / CARD, model_card(whole))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)

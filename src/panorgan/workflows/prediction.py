@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from panorgan.anatomy import Vocabulary, catalogue
 from panorgan.data_doctor.files import Problem
 from panorgan.evaluation.inference import label_ids, structure_mask
+from panorgan.evaluation.organ_statistics import OrganStatistics
 from panorgan.workflows.outputs import NIFTI, parse_formats, write_outputs
 
 # SNOMED CT codes of the sides, as DICOM-SEG carries them.
@@ -35,6 +36,7 @@ class Prediction:
     about : the names of the scan, the model and the run, and the SHA-256 of the model's weights.
     doubts : what speaks against the model or the scan, each with a code (docs/predict.md lists them).
     source : the files of the DICOM series that was predicted on; empty for other scans.
+    organs : volume, mean intensity and completeness of each organ that was asked for.
     """
 
     labels: NDArray[np.uint8]
@@ -43,11 +45,13 @@ class Prediction:
     about: Mapping[str, str]
     doubts: tuple[Problem, ...] = ()
     source: tuple[Path, ...] = ()
+    organs: Mapping[str, OrganStatistics] = field(default_factory=dict)
 
     @property
     def names(self) -> dict[str, int]:
-        """The integer of each organ."""
-        return label_ids(self.vocabulary)
+        """The integer of each organ that was asked for."""
+        ids = label_ids(self.vocabulary)
+        return {organ: ids[organ] for organ in self.organs or ids}
 
     def mask(self, structure: str) -> NDArray[np.bool_]:
         """Where an organ is, or a union of organs such as `kidney`: [X, Y, Z]."""
@@ -69,19 +73,20 @@ class Prediction:
         return write_outputs(self, Path(path), parse_formats(formats))
 
     def describe(self) -> dict[str, Any]:
-        """The meaning of the integers, with SNOMED CT codes, and the doubts."""
+        """The meaning of the integers with SNOMED CT codes, what was measured in the organs, and the doubts."""
         organs = catalogue()
         return {
             **self.about,
             "doubts": [asdict(doubt) for doubt in self.doubts],
             "labels": self.names,
+            "organs": {organ: asdict(found) for organ, found in self.organs.items()},
             "snomed": {
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
-                for organ in self.vocabulary
+                for organ in self.names
                 if organs[organ].snomed_value  # DICOM does not list every structure
             },
             # The code of a kidney is the same on both sides; DICOM distinguishes them by a modifier.
             "laterality": {
-                organ: _LATERALITY[side] for organ in self.vocabulary if (side := organs[organ].side) in _LATERALITY
+                organ: _LATERALITY[side] for organ in self.names if (side := organs[organ].side) in _LATERALITY
             },
         }

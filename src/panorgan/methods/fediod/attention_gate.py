@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from panorgan.networks.base import is_recording
+
 Gate = Literal["softmax", "sigmoid", "none"]
 
 
@@ -52,15 +54,15 @@ def _upsample(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
 
     As multiplications along each axis: on a GPU the gradient of `F.interpolate` differs from run to run.
     """
+    make = _interpolation.__wrapped__ if is_recording() else _interpolation
     matrices = [
-        _interpolation(cells, size, weights.device, weights.dtype)
-        for cells, size in zip(weights.shape[1:], space, strict=True)
+        make(cells, size, weights.device, weights.dtype) for cells, size in zip(weights.shape[1:], space, strict=True)
     ]
     with torch.autocast(weights.device.type, enabled=False):
         weights = weights @ matrices[-1].mT
         for axis in range(len(matrices) - 1, 0, -1):  # [axes before, the axis, axes behind]
             behind = weights.flatten(0, axis - 1).flatten(2)
-            finer = matrices[axis - 1].expand(len(behind), -1, -1) @ behind
+            finer = matrices[axis - 1].expand(behind.shape[0], -1, -1) @ behind
             weights = finer.unflatten(2, weights.shape[axis + 1 :]).unflatten(0, weights.shape[:axis])
     return weights
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from panorgan.networks.base import is_recording
+
 # Wavelengths of the positions go from 2π to a hundred times that. Sentences need longer ones; grids here are small.
 _LONGEST = 100.0
 
@@ -150,6 +152,13 @@ class Attend(torch.autograd.Function):
         return out
 
 
+def _attend_plainly(projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Attend` without a backward pass of its own."""
+    queries, keys, values = (part.transpose(0, 1) for part in projected.unbind())
+    attention = (queries @ keys.mT).softmax(-1, dtype=torch.promote_types(projected.dtype, torch.float32))
+    return (attention.to(projected.dtype) @ values).transpose(0, 1), attention
+
+
 _softmax_backward: Any = torch.ops.aten._softmax_backward_data.default
 
 
@@ -239,18 +248,18 @@ class Layer(nn.Module):
         samples = normed.shape[1]
         if given is not None:
             attention = given
-            values = (normed @ projections[2]).view(len(normed), -1, self.head_width).transpose(0, 1)
+            values = (normed @ projections[2]).view(normed.shape[0], -1, self.head_width).transpose(0, 1)
             mixed = attention.to(values.dtype).flatten(0, 1) @ values
         else:
             placed = torch.addcmul(places.offsets, normed, places.scales).flatten(1, 2)
-            projected = (placed @ projections).view(3, len(normed), -1, self.head_width)
+            projected = (placed @ projections).view(3, normed.shape[0], -1, self.head_width)
             if with_map:
-                mixed, attention = Attend.apply(projected)
-                return mixed.view(len(normed), samples, -1), attention.unflatten(0, (samples, -1))
+                mixed, attention = _attend_plainly(projected) if is_recording() else Attend.apply(projected)
+                return mixed.reshape(normed.shape[0], samples, -1), attention.unflatten(0, (samples, -1))
             attention = None
             q, k, v = (part.transpose(0, 1).unflatten(0, (samples, len(self.heads))) for part in projected.unbind())
             mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0).flatten(0, 1)  # q and k are scaled already
-        return mixed.transpose(0, 1).reshape(len(normed), samples, -1), attention
+        return mixed.transpose(0, 1).reshape(normed.shape[0], samples, -1), attention
 
     def weights(self) -> LayerWeights:
         """The layer's own."""
@@ -308,7 +317,9 @@ class BottleneckTransformer(nn.Module):
         space, layers = tuple(features.shape[2:]), self._layers()
         own = layers[0].attention_norm.weight.dtype  # under autocast the wider type, in which sums stay
         tokens = _copied(features.flatten(2).permute(2, 0, 1), own, torch.contiguous_format)
-        places = _places_on(space, features.shape[1], layers[0].head_width, features.device, own)
+        # Recorded passes have sizes that are no numbers yet, which nothing can be cached for.
+        find_places = _places_on.__wrapped__ if is_recording() else _places_on
+        places = find_places(space, features.shape[1], layers[0].head_width, features.device, own)
         maps = []
         for place, (layer, weights) in enumerate(zip(layers, self._weights(features.device.type), strict=True)):
             tokens, attention = layer.apply_weights(

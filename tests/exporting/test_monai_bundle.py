@@ -1,0 +1,143 @@
+"""A MONAI Bundle gives panorgan's label maps, in a process that cannot import panorgan."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from made_models import ORGANS, SMALL_TRANSFORMER, make_model, write_scans
+
+import panorgan
+from panorgan.exporting import bundle_scripts
+
+# Runs `python -m monai.bundle` where panorgan cannot be imported.
+WITHOUT_PANORGAN = """
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "panorgan":
+            raise ImportError("panorgan must not be needed")
+sys.meta_path.insert(0, Refuse())
+sys.argv[0] = "monai.bundle"
+runpy.run_module("monai.bundle", run_name="__main__", alter_sys=True)
+"""
+
+KINDS = {
+    "softmax, cropped to the body, cubic": {"plan": {"crop": "body", "image_interpolation": "cubic"}},
+    "softmax, cleaned as FLKD does": {"postprocess": "flkd", "plan": {"spacing_mm": (4, 4, 4)}, "overlap": 0.0},
+    "a head per organ, z-score, cleaned as UFPS does": {
+        "method": {"name": "flkd"},
+        "network": {"organs": "heads"},
+        "plan": {"intensity": "zscore"},
+        "postprocess": "ufps",
+    },
+    "2D slices, FedIOD's transformer": {
+        "method": {"name": "fediod", **SMALL_TRANSFORMER},
+        "network": {"dimensions": 2, "organs": "decoders"},
+        "patch": (12, 8, 1),
+    },
+}
+
+
+def run_bundle(folder: Path, scans: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    arguments = ("run", "inference", "--config_file", "configs/inference.json")
+    places = ("--dataset_dir", str(scans), "--output_dir", str(out), "--device", "cpu")
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_PANORGAN, *arguments, *places],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_gives_the_same_label_maps_without_panorgan(kind, tmp_path):
+    folder = make_model(tmp_path / "model", **KINDS[kind])
+    made = panorgan.export(folder, "bundle", tmp_path / "bundle")
+    assert made.check["decided_otherwise"] == 0
+    scans = write_scans(tmp_path / "scans")
+    done = run_bundle(made.folder, tmp_path / "scans", tmp_path / "out")
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = panorgan.load_model(folder, "cpu")
+    for scan in scans:
+        written = nib.load(tmp_path / "out" / scan.name.replace(".nii.gz", "_seg.nii.gz"))
+        expected = model.predict(scan)
+        found = np.asarray(written.dataobj)
+        assert len(np.unique(expected.labels)) > 2, "a map of one label would prove little"
+        assert np.count_nonzero(found != expected.labels) == 0
+        assert written.affine == pytest.approx(expected.affine, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    return panorgan.export(make_model(folder / "model"), "bundle", folder / "bundle").folder
+
+
+def test_its_files_are_where_monai_looks_for_them(bundle):
+    names = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
+    assert {
+        "LICENSE",
+        "configs/inference.json",
+        "configs/metadata.json",
+        "docs/README.md",
+        "models/model.ts",
+        "scripts/__init__.py",
+        "scripts/transforms.py",
+    } <= names
+
+
+def test_a_network_that_makes_tensors_itself_stays_on_the_cpu(bundle, tmp_path):
+    folder = make_model(tmp_path / "model", method={"name": "fediod", **SMALL_TRANSFORMER})
+    transformer = panorgan.export(folder, "bundle", tmp_path / "bundle").folder
+    devices = [
+        json.loads((place / "configs" / "inference.json").read_text())["device"] for place in (bundle, transformer)
+    ]
+    assert ["cuda" in device for device in devices] == [True, False]
+
+
+def test_its_metadata_names_channels_and_labels(bundle):
+    content = json.loads((bundle / "configs" / "metadata.json").read_text())
+    output = content["network_data_format"]["outputs"]["pred"]
+    assert output["channel_def"] == dict(zip("01234", ("background", *ORGANS), strict=True))
+    assert output["num_channels"] == 5
+    assert content["label_classes"]["2"] == ORGANS[1]
+    image = content["network_data_format"]["inputs"]["image"]
+    assert (image["spatial_shape"], image["modality"], image["value_range"]) == ([8, 8, 8], "CT", [-1, 1])
+
+
+def test_monai_finds_every_property_that_it_asks_for(bundle):
+    from monai.bundle import ConfigWorkflow
+
+    workflow = ConfigWorkflow(
+        config_file=str(bundle / "configs" / "inference.json"), logging_file=False, workflow_type="infer"
+    )
+    missing = [
+        name
+        for name, facts in workflow.properties.items()
+        if facts["required"]
+        and facts["id"].replace("_meta_::", "") not in workflow.parser
+        and name not in workflow.parser["_meta_"]
+    ]
+    assert missing == []
+
+
+def test_no_script_imports_panorgan(bundle):
+    for script in (bundle / "scripts").glob("*.py"):
+        assert re.findall(r"^\s*(?:from|import) panorgan.*$", script.read_text(), flags=re.MULTILINE) == [], script.name
+
+
+def test_an_import_without_a_place_in_the_bundle_is_noticed():
+    with pytest.raises(KeyError):
+        bundle_scripts.standing_alone("from panorgan.federation.site import SiteWorker\n")
