@@ -167,7 +167,7 @@ def doctor(
 @app.command("init")
 def init_command(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders with scans and labels, one per site.", metavar="FOLDER...")
+        list[Path], typer.Argument(help="Folders with scans and labels, one per site.", metavar="FOLDER")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for experiment.yaml and the tables of cases.", metavar="FOLDER")

@@ -16,17 +16,17 @@ _FOLDERS_TO_TRY = 10
 
 def no_layout(folder: Path, layouts: Mapping[str, Layout]) -> DataError:
     """The error for a folder that fits none of the layouts: what lies there, and what it nearly is."""
-    known = "; ".join(f"{layout.name} ({layout.title})" for layout in layouts.values())
+    known = f"known layouts are {', '.join(layouts)}"
     what = "A data folder fits no layout that panorgan knows."
     if not folder.is_dir():
-        why = f"it is a file, and no table of cases; known are: {known}"
+        why = f"it is a file, and no table of cases; {known}"
         fix = "Give the folder that holds the scans and labels, or a table with columns case,image,label,annotated."
         return DataError(what, where=str(folder), why=why, fix=fix, code="no-layout")
     contents = list_contents(folder)
     return DataError(
         what,
         where=str(folder),
-        why=f"it holds {contents.in_words()}; {nearest(folder, layouts) or f'known are: {known}'}",
+        why=f"it holds {contents.in_words()}; {nearest(folder, layouts) or known}",
         fix=f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases (cases.csv) "
         "and an experiment file."
         if contents.files
