@@ -11,7 +11,6 @@ from typing import Any
 
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
-from panorgan.data.volume import read_scan
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
@@ -33,9 +32,9 @@ class PredictRequest:
 
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
-    found = find_scans(request.scans, request.series)
-    _refuse_overwriting(found.scans, request.out)
     loaded = load_model(request.model, choose_device(request.device, "--device"))
+    found = find_scans(request.scans, request.series, loaded.channels)
+    _refuse_overwriting(found.scans, request.out)
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)
@@ -54,9 +53,11 @@ def predict_scans(request: PredictRequest) -> None:
 
 def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
     """Write the label map and its names; a label map in a folder of scans is left out."""
-    volume = read_scan(scan.path, scan.slices)
+    volume = scan.read()
     doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
     shown: dict[str, Any] = {"scan": str(scan.path)}
+    if scan.channels:
+        shown["channels"] = {channel.name: str(channel.path) for channel in scan.channels}
     if scan.series:
         series = scan.series
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
@@ -64,7 +65,7 @@ def _predict_one(model: Model, scan: Scan, out: Path) -> dict[str, Any]:
         return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
     target = _target(scan, out)
     replaced = (_replaced(target),) if target.exists() else ()
-    prediction = model.segment(volume, scan.path.resolve().name, doubts)
+    prediction = model.segment(volume, scan.name if scan.channels else scan.path.resolve().name, doubts)
     side = prediction.save(target)
     found = [asdict(doubt) for doubt in (*prediction.doubts, *replaced)]
     return {**shown, "labels": str(target), "names": str(side), "doubts": found}
@@ -129,7 +130,7 @@ def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) 
 
 def _refuse_overwriting(scans: Sequence[Scan], out: Path) -> None:
     """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
-    given = {scan.path.resolve() for scan in scans}
+    given = {path.resolve() for scan in scans for path in (scan.path, *(c.path for c in scan.channels))}
     for scan in scans:
         target = _target(scan, out)
         if target.resolve() in given:

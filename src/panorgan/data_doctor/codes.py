@@ -29,7 +29,8 @@ CODES: dict[str, Code] = {
     "unused-masks": Code(_NOTE, "masks not used", "Mask files of structures that panorgan does not know."),
     "ignore-label": Code(_ERROR, "ignore label", "The label marks voxels as unknown, which is not supported."),
     "same-id-twice": Code(_ERROR, "one id, two names", "Two labels are declared with the same ids."),
-    "channels-unused": Code(_WARNING, "channels not used", "Several channels are declared; only the first is read."),
+    "channels-unused": Code(_WARNING, "channels not used", "Several channels are declared; only the first is used."),
+    "unknown-channel": Code(_ERROR, "unknown channel", "The experiment names a channel that the folder does not have."),
     "labels-unusable": Code(_ERROR, "labels do not fit", "The experiment asks for what is not labelled so."),
     "nothing-annotated": Code(_ERROR, "nothing annotated", "The site annotates nothing of the vocabulary."),
     "never-annotated": Code(_WARNING, "declared, never drawn", "A declared structure is empty in every case."),
@@ -38,6 +39,8 @@ CODES: dict[str, Code] = {
     "unlabelled": Code(_NOTE, "image without label", "A scan has no label, its siblings have: it is not used."),
     # files
     "image-missing": Code(_ERROR, "image missing", "A scan that the folder lists is not there."),
+    "channel-missing": Code(_ERROR, "channel missing", "A case lacks a channel (a sequence) that it must have."),
+    "channel-twice": Code(_WARNING, "one channel twice", "Two channels of a case hold the same voxels."),
     "label-missing": Code(_ERROR, "label missing", "A label file that the folder promises is not there."),
     "file-unreadable": Code(_ERROR, "unreadable file", "A file is damaged, cut off, or not what its name says."),
     "too-large": Code(_ERROR, "larger than the memory", "By its header, a scan cannot fit into this machine's memory."),
@@ -58,6 +61,8 @@ CODES: dict[str, Code] = {
     "origin-mismatch": Code(_ERROR, "origins differ", "The label is shifted against its image."),
     "grid-mismatch": Code(_ERROR, "grids differ", "Image and label do not lie on the same voxels."),
     "frame-of-reference": Code(_ERROR, "another frame", "A DICOM-SEG has another frame of reference than its scan."),
+    "channel-elsewhere": Code(_ERROR, "channel elsewhere", "A channel does not lie where the first channel does."),
+    "channel-resampled": Code(_NOTE, "channel resampled", "A channel has other voxels than the first one."),
     "spacing-outlier": Code(_WARNING, "unusual voxel size", "The voxel size is far from that of the other cases."),
     # intensities
     "one-slice": Code(_WARNING, "a single slice", "A scan is one slice: a scout view, or a volume that was cut."),

@@ -12,9 +12,11 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.data.channels import Channel
 from panorgan.data.layouts.base import FoundLabels
 from panorgan.data.volume import Volume
 from panorgan.data_doctor import intensity, masks, organ_positions, plausible, thumbnail
+from panorgan.data_doctor.channels import check_channels
 from panorgan.data_doctor.codes import CODES, finding
 from panorgan.data_doctor.files import Problem, look
 from panorgan.data_doctor.findings import CaseFacts, Finding, StructureFacts
@@ -37,7 +39,7 @@ class CaseTask:
 
     `organs` gives the organ for every one of the folder's label names that is used; `modality` is what the folder
     says (CT, MR or nothing) and `declared_in` where. `layout` is the layout's name where the user had to choose it.
-    `image_only` cases are compared with the others and not shown.
+    `image_only` cases are compared with the others and not shown. `channels` are those of a scan that has several.
     """
 
     site: str
@@ -53,6 +55,7 @@ class CaseTask:
     image_only: bool = False
     declared_in: str = ""
     layout: str = ""
+    channels: tuple[Channel, ...] = ()
 
     @property
     def repair(self) -> str:
@@ -110,6 +113,8 @@ def read_case(task: CaseTask) -> tuple[CaseFacts, list[Finding]]:
 
 def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
     image, facts = _read_image(task, facts, report)
+    for channel, problem in check_channels(task.channels, image.stored if image else None, facts.modality, task.repair):
+        report.add(problem, channel.path)
     if task.labels is None or task.image_only:
         if image is not None and image.usable and not task.image_only:
             picture = np.zeros(image.ras.voxels.shape, dtype=np.uint8)
@@ -147,7 +152,7 @@ def _files(labels: FoundLabels, organs: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _read_image(task: CaseTask, facts: CaseFacts, report: _Report) -> tuple[_Image | None, CaseFacts]:
-    stored, problems = look(task.image, task.repair, task.slices)
+    stored, problems = look(task.image, task.repair, task.slices, task.channels[0].index if task.channels else None)
     for problem in problems:
         report.add(problem, task.image)
     if stored is None:

@@ -17,7 +17,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 class SegmentationNetwork(nn.Module):
-    """Base of all networks: images [B, 1, *S] in, logits [B, len(channels), *S] out.
+    """Base of all networks: images [B, C, *S] in, logits [B, len(channels), *S] out.
 
     Subclasses group their layers in child modules whose names are the structural parts (`encoder`, `decoder`…).
     """

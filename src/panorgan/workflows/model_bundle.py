@@ -19,8 +19,9 @@ import panorgan
 from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.config import Agreement
+from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
-from panorgan.data.volume import Volume, read_scan, scan_from_array
+from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError, RunError
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
@@ -33,6 +34,13 @@ from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.sampling import sliced_axis
+from panorgan.workflows.channel_files import (
+    FilePath,
+    channels_by_name,
+    is_paths,
+    one_file,
+    refuse_other_channels,
+)
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
 from panorgan.workflows.prediction import Prediction
@@ -41,6 +49,8 @@ from panorgan.workflows.run import Run
 FORMAT = 1
 OWN_ORGANS = "own_organs"
 """What a card calls the organs that the catalogue does not know; left out where there are none."""
+INPUT_CHANNELS = "input_channels"
+"""What a card calls the channels of a scan, in their order; left out where the experiment names none."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,14 @@ class Model:
         """The organs that it segments."""
         return self.network.vocabulary
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels that a scan must have, in this order; empty where the experiment did not name them."""
+        return tuple(self.card.get(INPUT_CHANNELS, ()))
+
     def predict(
         self,
-        scan: str | os.PathLike[str] | NDArray[Any],
+        scan: FilePath | Sequence[FilePath] | Mapping[str, FilePath] | NDArray[Any],
         affine: NDArray[Any] | None = None,
         slices: Sequence[Path] = (),
     ) -> Prediction:
@@ -74,7 +89,8 @@ class Model:
         Parameters
         ----------
         scan : a NIfTI, MetaImage or NRRD file, a folder with one DICOM series, or the voxels themselves: [X, Y, Z] in
-            Hounsfield units for CT.
+            Hounsfield units for CT. For a model of several `channels`: a file for each, by name or in their order; one
+            4-D file; or an array [C, X, Y, Z].
         affine : [4, 4] from voxel indices to RAS millimetres (as nibabel has it); with an array only.
         slices : the files of the series, where a DICOM folder holds more than one.
 
@@ -82,7 +98,7 @@ class Model:
         -------
         Prediction : the label map [X, Y, Z] on the scan's own grid.
         """
-        is_file = isinstance(scan, str | os.PathLike)
+        is_file = is_paths(scan)
         if is_file != (affine is None):
             raise DataError(
                 "A file has its own affine." if is_file else "An array alone has no voxel size.",
@@ -92,14 +108,20 @@ class Model:
                 else "Pass its affine too: predict(array, affine).",
             )
         if isinstance(scan, str | os.PathLike):
-            name, volume = Path(scan).name, read_scan(Path(scan), slices)
-        else:
-            name, volume = "array", scan_from_array(scan, np.asarray(affine))
-        return self.segment(volume, name)
+            several = len(self.channels) > 1
+            path = Path(scan)
+            volume = read_channels(one_file(path, self.channels)) if several else read_scan(path, slices)
+            return self.segment(volume, path.name)
+        if is_paths(scan):
+            channels = channels_by_name(scan, self.channels)
+            return self.segment(read_channels(channels), channels[0].path.name)
+        voxels = np.asarray(scan)
+        read = scan_from_channels if len(self.channels) > 1 and voxels.ndim == 4 else scan_from_array
+        return self.segment(read(voxels, np.asarray(affine)), "array")
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
         """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
-        return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality)
+        return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality, self.channels)
 
     def segment(self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None) -> Prediction:
         """Segment a scan that is in memory; `doubts` are those already known, `name` tells which scan it is."""
@@ -112,6 +134,7 @@ class Model:
 
     def label_map(self, volume: Volume) -> NDArray[np.uint8]:
         """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies."""
+        refuse_other_channels(volume, self.channels)
         labels = predict_volume(self.network, volume, self.plan, self.inference)
         return clean_labels(labels, self.vocabulary, self.postprocess)
 
@@ -243,7 +266,7 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
         "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
         "parameters": sum(p.numel() for p in network.parameters()),
         "run": coordinator.setup.run,
-        **own_organs(experiment),
+        **later_entries(experiment),
     }
     save_model(run.model_folder, weights, card)
     for spent in (run.path / "spool", coordinator.tensor_store.folder, *run.path.glob("sites/*/vault")):
@@ -251,9 +274,13 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
     return card
 
 
-def own_organs(experiment: Agreement) -> dict[str, Any]:
-    """The entry of a card that describes the organs of an experiment's own."""
-    return {OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()}} if experiment.organs else {}
+def later_entries(experiment: Agreement) -> dict[str, Any]:
+    """The entries of a card that most experiments do not need: organs of their own, and the channels of a scan."""
+    entries = {
+        OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()},
+        INPUT_CHANNELS: list(experiment.channels),
+    }
+    return {name: content for name, content in entries.items() if content}
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:
