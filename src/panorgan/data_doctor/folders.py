@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from panorgan.data.channels import Channel
@@ -11,7 +12,7 @@ from panorgan.data.formats import ITK_ENDINGS
 from panorgan.data.layouts import AUTO, find_layout, find_problems
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
 from panorgan.data.layouts.channel_names import channel_names
-from panorgan.data_doctor.channels import channels_of
+from panorgan.data_doctor.channel_lists import channels_of
 from panorgan.data_doctor.files import NIFTI_ENDINGS, code_of
 from panorgan.data_doctor.findings import Source
 from panorgan.data_doctor.labels import label_names
@@ -200,11 +201,8 @@ def _test_images(opened: OpenedSource, channels: Sequence[str]) -> list[CaseTask
         case = stem.removesuffix("_0000")
         index = 0 if opened.layout == "msd" and len(channels) > 1 and case == stem else None
         whole = (Channel(channels[0], path, index=index),) if index is not None else ()
-        tasks.append(
-            CaseTask(
-                source.site, source.folder, case, case, path, None, {}, modality, _TEST, image_only=True, channels=whole
-            )
-        )
+        task = CaseTask(source.site, source.folder, case, case, path, modality=modality, split=_TEST, image_only=True)
+        tasks.append(replace(task, channels=whole))
     return tasks
 
 

@@ -1,9 +1,9 @@
 """Augmentation of whole batches on the training device.
 
 Geometry: one random rotation and scale per sample, in millimetres, applied to all channels and soft targets (linear)
-and label bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and blurred
-within their slices only. Intensity: brightness, contrast, gamma, noise and blur, for every channel by itself. Left and
-right stay where they are unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
+and label bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and
+blurred within their slices only. Intensity: brightness, contrast, gamma, noise and blur, for every channel by itself.
+Left and right stay where they are unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class PatchSampler:
             bits.fill(0)
         inside = tuple(slice(m // 2, m // 2 + n) for m, n in zip(size - found, found, strict=True))
         # Out of the memory map first, then torch: it widens half precision many times faster than NumPy.
-        halves = torch.from_numpy(np.array(case.image[..., *window]))
+        halves = torch.from_numpy(np.array(case.part(window)))
         torch.from_numpy(image[(slice(None), *inside)]).copy_(halves)
         bits[inside] = self._common_bits(np.asarray(case.labels[window]), case)
         return window, inside
@@ -204,7 +204,7 @@ def _voxel_of_tissue(case: StoredCase, random: np.random.Generator, shape: NDArr
     """A voxel above the middle of the window, or one that is not: drawn until it fits, any of them if none does."""
     drawn = random.integers(0, shape, size=(_TRIES, 3))
     for voxel in drawn:
-        if bool(np.any(case.image[..., *(int(at) for at in voxel)] > 0)) == wanted:
+        if bool(np.any(case.part(voxel) > 0)) == wanted:
             return np.asarray(voxel)
     return np.asarray(drawn[-1])
 
@@ -221,7 +221,7 @@ def whole_scan(case: StoredCase, patch_size: tuple[int, int, int]) -> PackedBatc
     window, inside = zip(*(_middle(n, m) for n, m in zip(case.shape, size, strict=True)), strict=True)
     image = np.full((case.channels, *size), -1.0, dtype=np.float32)
     bits = np.zeros(size, dtype=case.labels.dtype)
-    image[(slice(None), *inside)], bits[inside] = case.image[..., *window], case.labels[window]
+    image[(slice(None), *inside)], bits[inside] = case.part(window), case.labels[window]
     # The slices become samples, or the whole of it the only one.
     if axis is None:
         image, bits = image[None], bits[None]

@@ -1,9 +1,10 @@
 """Preprocessed cases on disk, memory-mapped, keyed by the content of their inputs.
 
 One folder per case: `image.npy` (float16 [X, Y, Z], or [C, X, Y, Z] of several channels), `labels.npy` (integers whose
-bit t says "inside structure t") and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one small volume. The key hashes the
-input files and the plan: a changed input gets a new entry, an interrupted one is never seen. `case.json` holds the
-checksums of the others; they are compared once per process, and an entry that is damaged is made again.
+bit t says "inside structure t") and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one
+small volume. The key hashes the input files and the plan: a changed input gets a new entry, an interrupted one is never
+seen. `case.json` holds the checksums of the others; they are compared once per process, and an entry that is damaged is
+made again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +75,12 @@ class StoredCase:
         """Voxels along R, A and S."""
         x, y, z = self.image.shape[-3:]
         return x, y, z
+
+    def part(self, place: Sequence[slice] | NDArray[np.integer]) -> NDArray[np.float16]:
+        """A window, or a voxel, of every channel."""
+        index: tuple[Any, ...] = (..., *place)
+        found: NDArray[np.float16] = self.image[index]
+        return found
 
     @property
     def channels(self) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import nibabel as nib
 
@@ -27,16 +27,14 @@ def one_file(path: Path, channels: Sequence[str]) -> tuple[Channel, ...]:
     return tuple(Channel(name, path, index=number) for number, name in enumerate(channels))
 
 
-def is_paths(scan: object) -> TypeGuard[FilePath | Sequence[FilePath] | Mapping[str, FilePath]]:
+def is_paths(scan: object) -> bool:
     """Whether a scan is given as a file, or as several, rather than by its voxels."""
     several = scan.values() if isinstance(scan, Mapping) else scan if isinstance(scan, list | tuple) else (scan,)
     return all(isinstance(one, str | os.PathLike) for one in several)
 
 
-def channels_by_name(
-    files: Sequence[FilePath] | Mapping[str, FilePath], channels: Sequence[str]
-) -> tuple[Channel, ...]:
-    """A file for each channel of a model: by name, or in the model's order."""
+def channels_by_name(files: Any, channels: Sequence[str]) -> tuple[Channel, ...]:
+    """A file for each channel of a model: a mapping by name, or a sequence in the model's order."""
     if not isinstance(files, Mapping):
         if len(files) != len(channels):
             raise _other_number(len(files), channels)
