@@ -21,7 +21,8 @@ def sequences_of(hu: np.ndarray) -> list[np.ndarray]:
 
 def write_sequences(source: Path, target: Path, layout: str) -> Path:
     """The cases of an nnU-Net folder with one channel, as a folder with four; labels and their names stay."""
-    shutil.copytree(source / "labelsTr", target / "labelsTr")
+    if (source / "labelsTr").is_dir():
+        shutil.copytree(source / "labelsTr", target / "labelsTr")
     about = json.loads((source / "dataset.json").read_text())
     writer = {"nnunet": _write_nnunet, "msd": _write_msd, "csv": _write_table}[layout]
     scans = {path.name.removesuffix("_0000.nii.gz"): path for path in sorted((source / "imagesTr").iterdir())}
@@ -72,4 +73,5 @@ def _write_table(scans: dict[str, Path], target: Path, about: dict) -> None:
             thick = images[3][:, :, : images[3].shape[2] // 2 * 2]
             thick = (thick[:, :, ::2] + thick[:, :, 1::2]) / 2
             nib.save(nib.Nifti1Image(thick, coarse), target / files[3])
-            table.writerow([case, *files, f"labelsTr/{case}.nii.gz", annotated])
+            label = f"labelsTr/{case}.nii.gz" if (target / "labelsTr").is_dir() else ""
+            table.writerow([case, *files, label, annotated if label else ""])

@@ -121,6 +121,7 @@ class Model:
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
         """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
+        refuse_other_channels(volume, self.channels)
         return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality, self.channels)
 
     def segment(self, volume: Volume, name: str, doubts: Sequence[Problem] | None = None) -> Prediction:
