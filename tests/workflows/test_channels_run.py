@@ -28,6 +28,7 @@ from panorgan.workflows.prepare import prepare
 from panorgan.workflows.scans_to_segment import find_scans
 from panorgan.workflows.site_cases import cache_folder, site_settings
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LAYOUTS = {"north": "nnunet", "south": "msd", "island": "csv"}
 DECATHLON = {"T1w": "t1", "t1gd": "t1ce", "T2w": "t2"}
 AXIAL = {"sampling": {"patch_size": [16, 16, 1], "batch_size": 4}}
@@ -273,3 +274,34 @@ def test_a_doubt_names_its_channel():
     assert [(doubt.code, doubt.what.split(":")[0]) for doubt in doubts] == [("constant-image", "Channel t2")]
     fine = Volume(random, np.eye(4), (random[::-1],))
     assert doubts_about(fine, plan, None, "", ("t1", "t2")) == ()
+
+
+# -- the example
+
+
+def test_the_example_trains_on_a_folder_like_the_decathlons(sites, tmp_path, monkeypatch):
+    """The set itself is 7 GB; its dataset.json names sequences and labels like this."""
+    monkeypatch.setenv("PANORGAN_DATA", str(tmp_path))
+    folder = write_sequences(_labelled_like_brats(tmp_path / "source"), tmp_path / "Task01_BrainTumour", "msd")
+    assert json.loads((folder / "dataset.json").read_text())["modality"]["2"] == "t1gd"
+    fast = ["network.features=[4, 4]", "training.rounds=1", "training.local_steps=1", "training.overlap=0"]
+    fast += ["training.sampling.patch_size=[8, 8, 8]", "training.sampling.batch_size=1"]
+    experiment = load_experiment(EXAMPLES / "brain_tumour.yaml", fast)
+    run = train(experiment, tmp_path / "run")
+    assert {row["organ"] for row in run.scores} == set(experiment.vocabulary)
+    assert load_model(run, "cpu").channels == SEQUENCES
+
+
+def _labelled_like_brats(folder: Path) -> Path:
+    random = np.random.default_rng(0)
+    for name in ("imagesTr", "labelsTr"):
+        (folder / name).mkdir(parents=True)
+    for number in range(10):
+        labels = np.zeros((16, 16, 16), np.uint8)
+        labels[4:12, 4:12, 4:12], labels[6:10, 6:10, 6:10], labels[7:9, 7:9, 7:9] = 1, 2, 3
+        scan = (random.normal(0, 5, labels.shape) + 40 * labels + 10).astype(np.float32)
+        nib.save(nib.Nifti1Image(scan, np.eye(4)), folder / "imagesTr" / f"BRATS_{number:03d}_0000.nii.gz")
+        nib.save(nib.Nifti1Image(labels, np.eye(4)), folder / "labelsTr" / f"BRATS_{number:03d}.nii.gz")
+    labels = {"background": 0, "edema": 1, "non-enhancing tumor": 2, "enhancing tumour": 3}
+    (folder / "dataset.json").write_text(json.dumps({"labels": labels}))
+    return folder
