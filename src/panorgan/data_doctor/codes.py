@@ -91,6 +91,7 @@ CODES: dict[str, Code] = {
     "mask-in-air": Code(_WARNING, "mask in air", "Much of a mask of a solid organ lies in air."),
     "wrong-side": Code(_ERROR, "wrong body side", "Left and right are swapped in the label or the header."),
     "wrong-order": Code(_ERROR, "upside down", "Organs lie head to foot or front to back the wrong way round."),
+    "body-turned": Code(_WARNING, "header turns the body", "Spine, table or lungs of a CT lie where they cannot."),
     "odd-place": Code(_WARNING, "organ out of place", "One organ lies on the wrong side of others: a transplant?"),
     "far-piece": Code(_WARNING, "far second piece", "An organ that is one piece has a second one far away."),
     "specks": Code(_WARNING, "many specks", "A mask consists of a great many pieces."),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from panorgan.data.channels import Channel
 from panorgan.data.layouts.base import FoundLabels
 from panorgan.data.volume import Volume
-from panorgan.data_doctor import intensity, masks, organ_positions, plausible, thumbnail
+from panorgan.data_doctor import body_orientation, intensity, masks, organ_positions, plausible, thumbnail
 from panorgan.data_doctor.channels import check_channels
 from panorgan.data_doctor.codes import CODES, finding
 from panorgan.data_doctor.files import Problem, look
@@ -120,6 +120,7 @@ def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
             picture = np.zeros(image.ras.voxels.shape, dtype=np.uint8)
             facts = replace(facts, thumbnail=thumbnail.draw(image.ras, picture, (), image.ct))
             _check_stack(image, None, report)
+            _check_body(image, facts, report)
         return facts
     stored = image.stored if image is not None else None
     read = read_labels(task.labels, task.organs, stored, task.repair, report.add)
@@ -132,6 +133,7 @@ def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
         for structure, problem in masks.check_overlaps(found):
             report.add(problem, structure=structure)
         _check_stack(image, picture, report)
+        _check_body(image, facts, report)
         solid = {organ: mask for organ, mask in found.items() if not plausible.is_hollow(organ)}
         if len(solid) < len(found):
             picture, _ = masks.painted(solid, image.ras.voxels.shape)
@@ -145,6 +147,15 @@ def _check_stack(image: _Image, labels: NDArray[np.uint8] | None, report: _Repor
     repeated = check_slices(image.ras.voxels, labels, image.stack)
     if repeated:
         report.add(repeated, report.task.image)
+
+
+def _check_body(image: _Image, facts: CaseFacts, report: _Report) -> None:
+    """How the body lies, where organs do not say already that it lies the wrong way round."""
+    if image.ct and not any(found.code == "wrong-order" for found in report.findings):
+        drawn = {structure.name: structure for structure in facts.structures}
+        turned = body_orientation.check_orientation(image.ras, organ_positions.axes_in_order(drawn))
+        if turned:
+            report.add(turned, report.task.image)
 
 
 def _files(labels: FoundLabels, organs: Mapping[str, str]) -> tuple[Path, ...]:
