@@ -2,8 +2,8 @@
 
 The body leaves a scan at head and feet and is surrounded by air elsewhere: that gives its long axis. The spine is bone
 near the middle of the body, on the back's side of its centre; the table lies behind a patient on the back. Lungs are
-at the head's end of a scan that goes on into the abdomen. Bones are alike on both sides, so left and right are not judged.
-Whatever is not clear (a limb, the head, a crop, a table on the other side than the spine) gives no answer.
+at the head's end of a scan that goes on into the abdomen. Bones are alike on both sides, so left and right are not
+judged. Whatever is not clear (a limb, the head, a crop, a table on the other side than the spine) gives no answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BODY_HU, _BONE_HU, _SOLID_HU = -300.0, 150.0, -700.0
 _LUNG_HU = (-950.0, -550.0)
 # A torso is at least so wide, and seen over at least this length.
 _WIDTH_MM, _LENGTH_MM = 180.0, 60.0
-# Tissue's share of an axis' end faces: at head and feet the body goes on at both ends; at the sides it may touch one, as
+# Tissue's share of an axis' end faces: at head and feet the body goes on at both ends; at the sides it may touch one,
 # where it lies off the middle of the field of view, but not much of both.
 _GOES_ON, _CLOSED, _TOUCHED = 0.12, 0.05, 0.35
 # Half the width of the strip through the body's middle in which the spine lies, and of a stretch along it.
@@ -116,17 +116,23 @@ def look_at_body(image: Volume) -> Seen | None:
     tissue = _largest(coarse > _BODY_HU)
     if tissue is None:
         return None
-    axis = _long_axis(tissue)
-    if axis is None:
-        return None
-    # From here on the first axis of the arrays is the long one.
+    open_, closed = _ends(tissue)
+    # A wide patient may reach both sides of the field of view. That another axis than the header's is the long one
+    # must be beyond doubt: in a crop from the middle of the body the sides look like ends.
+    axis = 2 if 2 in open_ else open_[0] if len(open_) == 1 and len(closed) == 2 else None
+    return None if axis is None else _look_along(coarse, tissue, spacing, axis, closed)
+
+
+def _look_along(coarse: Array, tissue: Mask, spacing: tuple[float, ...], axis: int, closed: set[int]) -> Seen | None:
+    """The same if this is the body's long axis; the body must not be cut off where its back is."""
     others = [other for other in range(3) if other != axis]
-    coarse, tissue = (np.moveaxis(some, axis, 0) for some in (coarse, tissue))
+    # From here on the first axis of the arrays is the long one.
+    coarse, tissue = np.moveaxis(coarse, axis, 0), np.moveaxis(tissue, axis, 0)
     mm = (spacing[axis], spacing[others[0]], spacing[others[1]])
     if len(coarse) * mm[0] < _LENGTH_MM:
         return None
     found = _spine(coarse, tissue, mm)
-    if found is None:
+    if found is None or others[found[0][0] - 1] not in closed:
         return None
     (along, sign), stretches = found
     table, opposite = (_has_table(coarse, tissue, mm, along, side) for side in (sign, -sign))
@@ -165,15 +171,17 @@ def _largest(tissue: Mask) -> Mask | None:
     return ndimage.binary_dilation(kept, iterations=2) & tissue
 
 
-def _long_axis(tissue: Mask) -> int | None:
-    """The axis at both of whose ends the body goes on, where it does not along the two others."""
-    shares = []
+def _ends(tissue: Mask) -> tuple[list[int], set[int]]:
+    """The axes at both of whose ends the body goes on, and those at whose ends it does not."""
+    open_, closed = [], set()
     for axis in range(3):
         ends = np.moveaxis(tissue, axis, 0)
-        shares.append(sorted((float(ends[:2].any(0).mean()), float(ends[-2:].any(0).mean()))))
-    open_ = [axis for axis, (low, _) in enumerate(shares) if low >= _GOES_ON]
-    closed = [axis for axis, (low, high) in enumerate(shares) if low <= _CLOSED and high <= _TOUCHED]
-    return open_[0] if len(open_) == 1 and len(closed) == 2 else None
+        low, high = sorted((float(ends[:2].any(0).mean()), float(ends[-2:].any(0).mean())))
+        if low >= _GOES_ON:
+            open_.append(axis)
+        if low <= _CLOSED and high <= _TOUCHED:
+            closed.add(axis)
+    return open_, closed
 
 
 def _extent(profile: NDArray[np.integer]) -> tuple[int, int]:
