@@ -145,7 +145,7 @@ def test_parts_of_a_torso_raise_no_false_alarm(torsos):
         assert check_orientation(_turned(part, LR)) is None, name
 
 
-@pytest.mark.parametrize(("name", "image"), others(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "image"), list(others()), ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_no_torso_gives_no_answer(name, image):
     assert [look_at_body(seen) for *_, seen in headers(image)] == [None] * 48
 

@@ -242,7 +242,7 @@ def test_what_cannot_be_grouped_is_refused(tmp_path):
         found(touch(tmp_path / "b", "scan.nii.gz") / "scan.nii.gz")
     with refused("channel-unclear"):
         found(touch(tmp_path / "b", "scan.nii.gz"))
-    with refused("channel-named-twice"):
+    with refused("channel-file-twice"):
         found(touch(tmp_path / "c", "anna_t1.nii.gz", "anna_T1.nii"))
     with refused("channel-missing"):
         found(Path(f"t1={tmp_path / 'b' / 'scan.nii.gz'}"))

@@ -89,7 +89,7 @@ def group_files(
                     f"Two files are channel {name} of {case}.",
                     where=f"{scans[case][name]}\n{path}",
                     fix="Keep one of them.",
-                    code="channel-named-twice",
+                    code="channel-file-twice",
                 )
             scans[case][name] = path
     if others and (not leave_out or not (scans or whole)):
