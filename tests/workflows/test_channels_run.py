@@ -227,6 +227,15 @@ def test_files_of_a_folder_are_grouped_by_their_names(tmp_path):
     assert found(*sorted(brats.glob("*_[tf]*"))) == {"BraTS_001": files}
 
 
+def test_a_model_of_one_named_channel_takes_that_of_a_folder(tmp_path):
+    brats = touch(tmp_path / "brats", *(f"BraTS_001_{name}.nii.gz" for name in SEQUENCES))
+    scans = find_scans([brats], (), ("flair",))
+    assert [scan.path.name for scan in scans.scans] == ["BraTS_001_flair.nii.gz"]
+    assert scans.left_out == {brats: {"files of no channel": 3}}
+    plain = touch(tmp_path / "plain", "a.nii.gz", "b.nii.gz")
+    assert [scan.name for scan in find_scans([plain], (), ("flair",)).scans] == ["a", "b"]
+
+
 def test_files_are_named_one_by_one(tmp_path):
     folder = touch(tmp_path / "x", "w.nii.gz", "x.nii.gz", "y.nii.gz", "z.nii.gz")
     pairs = [Path(f"{name}={folder / file}.nii.gz") for name, file in zip(SEQUENCES, "zyxw", strict=True)]

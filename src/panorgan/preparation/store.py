@@ -222,7 +222,8 @@ class Store:
         if case.labels:
             digest.update(case.labels.recipe().encode())
         if case.channels:
-            digest.update(repr([(c.files[0].name, c.recipe()) for c in case.channels]).encode())
+            files = case.image_files
+            digest.update(repr([(files.index(c.files[0]), c.recipe()) for c in case.channels]).encode())
         return digest.hexdigest()[:32]
 
 

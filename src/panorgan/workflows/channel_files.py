@@ -130,6 +130,12 @@ def _place(path: Path, channels: Sequence[str]) -> tuple[str, str] | None:
     numbered = _NUMBERED.fullmatch(stem)
     if numbered and int(numbered["number"]) < len(channels):
         return numbered["case"], channels[int(numbered["number"])]
+    return channel_of(path, channels)
+
+
+def channel_of(path: Path, channels: Sequence[str]) -> tuple[str, str] | None:
+    """Case and channel of a file whose name ends in a channel's."""
+    stem = _stem(path)
     if (name := find_channel(stem, channels)) is not None:
         return path.resolve().parent.name, name
     for place in range(len(stem)):

@@ -12,7 +12,7 @@ from panorgan.data.formats import ITK_ENDINGS, import_pydicom
 from panorgan.data.volume import Volume, read_scan
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError, PanorganError
-from panorgan.workflows.channel_files import channels_by_name, group_files, named_files
+from panorgan.workflows.channel_files import channel_of, channels_by_name, group_files, named_files
 
 ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
 # Of so many files of a folder the first bytes are read: names do not tell whether they are slices.
@@ -71,8 +71,20 @@ def find_scans(paths: Sequence[Path], series: Sequence[str] = (), channels: Sequ
         raise _no_scans(paths, found)
     if series:
         found.scans = _chosen(found.scans, series)
+    if channels:
+        found.scans = _of_channel(found.scans, channels[0], found)
     found.scans = _with_unique_names(found.scans)
     return found
+
+
+def _of_channel(scans: list[Scan], channel: str, found: Found) -> list[Scan]:
+    """Of a folder whose files name their channels, those of the model's only one."""
+    named = [scan for scan in scans if scan.listed and channel_of(scan.path, [channel]) is not None]
+    for scan in scans if named else ():
+        if scan.listed and scan not in named:
+            others = found.left_out.setdefault(scan.path.parent, {"files of no channel": 0})
+            others["files of no channel"] += 1
+    return [scan for scan in scans if not scan.listed or scan in named] if named else scans
 
 
 def _find_channels(paths: Sequence[Path], channels: Sequence[str]) -> Found:
