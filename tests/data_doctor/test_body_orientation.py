@@ -45,6 +45,7 @@ def headers(image: Volume) -> Iterator[tuple[tuple[int, ...], set[int], Volume]]
             yield order, turned, Volume(np.ascontiguousarray(voxels), np.diag([*spacing, 1.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SITES)
 def test_wrong_headers_are_found_and_right_ones_are_not(torsos, name):
     for order, turned, seen in headers(torsos[name]):
@@ -100,6 +101,7 @@ def test_a_patient_on_the_belly_gives_no_answer(torsos):
     assert look_at_body(_turned(prone, AP)) is None
 
 
+@pytest.mark.slow
 def test_random_crops_raise_no_false_alarm(torsos):
     """Cut off anywhere, the body may look as if it went on at its sides."""
     random = np.random.default_rng(0)
@@ -162,6 +164,7 @@ def test_hips_are_not_taken_for_a_spine():
     assert look_at_body(hips) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["example_ct.nii.gz", "example_ct_sm.nii.gz"])
 def test_real_scans(name):
     path = DATA / "totalsegmentator_examples" / name
