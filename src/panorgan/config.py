@@ -15,6 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from panorgan.anatomy import OwnOrgan, Vocabulary, declare_organs
 from panorgan.anatomy.own_organs import refuse_undeclared
+from panorgan.data.channels import plain_name
 from panorgan.data.layouts import AUTO
 from panorgan.data.places import with_data_folder
 from panorgan.data.splits import SplitSettings
@@ -31,9 +32,11 @@ from panorgan.networks.organ_parts import refuse_part_names
 from panorgan.overrides import as_assignments, read_overridden
 from panorgan.phantom import PhantomConfig
 from panorgan.preparation.augment import refuse_swapped_sides
-from panorgan.preparation.plan import PlanSettings
+from panorgan.preparation.plan import POOLED, PlanSettings
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import SettingError, Settings, validated
+
+_CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9 _.+-]{0,63}"
 
 
 class SiteSettings(Settings):
@@ -44,6 +47,9 @@ class SiteSettings(Settings):
     annotated: tuple[str, ...] | None = Field(None, description="structures to use; all that is annotated if left out")
     labels: dict[str, str] = Field(default_factory=dict, description="what names in the folder mean: {its name: organ}")
     ignore: tuple[str, ...] = Field((), description="names in the folder to leave out")
+    channels: dict[str, str] = Field(
+        default_factory=dict, description="what the folder's names of channels mean: {its name: channel}"
+    )
     leave_out: tuple[str, ...] = Field(
         (), description="cases or patients not to use, such as a scan that is there twice"
     )
@@ -56,6 +62,12 @@ class SiteSettings(Settings):
         description="first round, counted over the whole run, in which the site takes part; from the first if left "
         "out. Methods that pool all data in one place ignore it",
     )
+
+    @model_serializer(mode="wrap")
+    def _without_channels(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was added later and is not used, as in an agreement."""
+        content: dict[str, Any] = write(self)
+        return {key: value for key, value in content.items() if key != "channels" or value}
 
     @model_validator(mode="after")
     def _only_who_trains_joins(self) -> SiteSettings:
@@ -93,6 +105,9 @@ class Agreement(Settings):
     seed: int = Field(0, ge=0)
     organs: dict[str, OwnOrgan] = Field(default_factory=dict, description="organs that the catalogue does not know")
     vocabulary: tuple[str, ...] = Field(description="the organs that the federation segments")
+    channels: tuple[str, ...] = Field(
+        (), description="the channels that every scan has, such as MR sequences: [t1, t1ce, t2, flair]; one if left out"
+    )
     method: dict[str, Any] = Field({"name": "fedavg"}, description="name, and the method's own numbers")
     splits: SplitSettings = SplitSettings()
     allow_shared_scans: bool = Field(
@@ -123,6 +138,18 @@ class Agreement(Settings):
     def _canonical(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return Vocabulary(names).organs
 
+    @field_validator("channels")
+    @classmethod
+    def _plain_channel_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not re.fullmatch(_CHANNEL_NAME, name):
+                raise SettingError(
+                    f"channel name {name!r} may hold letters, digits, spaces and '_.+-' only", code="bad-channel-name"
+                )
+        if len({plain_name(name) for name in names}) < len(names):
+            raise SettingError(f"a channel is named twice: {', '.join(names)}", code="channel-named-twice")
+        return names
+
     @field_validator("postprocess")
     @classmethod
     def _known_preset(cls, name: str) -> str:
@@ -146,6 +173,37 @@ class Agreement(Settings):
         numbers = {key: value for key, value in choice.items() if key != "name"}
         return {"name": method.name, **validated(method.Config, numbers, "method").as_json()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _channels_decide_what_follows(cls, content: Any) -> Any:
+        """The network's inputs; and several channels are each standardised by themselves."""
+        channels = content.get("channels") if isinstance(content, dict) else None
+        if not isinstance(channels, list | tuple) or not channels:
+            return content
+        network, plan = content.get("network", {}), content.get("plan", {})
+        if isinstance(network, dict):
+            network = {"input_channels": len(channels), **network}
+        if isinstance(plan, dict) and len(channels) > 1 and plan.get("intensity", POOLED) == POOLED:
+            plan = {**plan, "intensity": "zscore"}
+        return {**content, "network": network, "plan": plan}
+
+    @model_validator(mode="after")
+    def _channels_fit(self) -> Agreement:
+        count = max(1, len(self.channels))
+        if self.network.input_channels != count:
+            raise SettingError(
+                f"network.input_channels is {self.network.input_channels}, and scans have {count} "
+                f"{'channels' if count > 1 else 'channel'}: leave it out, it follows from 'channels'",
+                code="input-channels-differ",
+            )
+        if count > 1 and self.plan.intensity != "zscore":
+            raise SettingError(
+                "a window of Hounsfield units suits a single channel of CT: leave plan.intensity out, and every one "
+                "of several channels is standardised by itself (zscore)",
+                code="window-of-channels",
+            )
+        return self
+
     @model_validator(mode="after")
     def _describes_its_organs(self) -> Agreement:
         refuse_undeclared(self.vocabulary, self.organs)
@@ -155,7 +213,7 @@ class Agreement(Settings):
     def _without_empty_sections(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what was added later and is not used: fingerprints of older experiments stay as they are."""
         content: dict[str, Any] = write(self)
-        return {key: value for key, value in content.items() if key != "organs" or value}
+        return {key: value for key, value in content.items() if key not in ("organs", "channels") or value}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """Another process does not know the organs yet."""

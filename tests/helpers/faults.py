@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faults_of_channels
 import faults_of_content
 import faults_of_folders
 import faults_of_geometry
@@ -12,6 +13,7 @@ __all__ = [
     "SITE",
     "Bench",
     "Fault",
+    "faults_of_channels",
     "faults_of_content",
     "faults_of_folders",
     "faults_of_geometry",

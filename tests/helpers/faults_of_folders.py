@@ -138,13 +138,6 @@ def one_id_for_two_names(bench: Bench) -> Where:
     return ("", *bench.cases)
 
 
-@fault("channels-unused")
-def second_channel(bench: Bench) -> Where:
-    bench.describe(channel_names={"0": "CT", "1": "PET"})
-    shutil.copy(bench.image, bench.image.with_name(f"{bench.case}_0001.nii.gz"))
-    return ""
-
-
 @fault("nothing-annotated")
 def nothing_declared(bench: Bench) -> Where:
     bench.describe(labels={})

@@ -6,12 +6,15 @@ import gzip
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-from fault_bench import Array, Bench, Where, fault, load, save
+from fault_bench import SITE, Array, Bench, Where, fault, load, save
 from scipy import ndimage
+
+from panorgan.phantom import PhantomConfig, PhantomSite, write_federation
 
 
 def _both(bench: Bench, change: Callable[[Array], Array]) -> str:
@@ -33,6 +36,17 @@ def flipped_left_right(bench: Bench) -> Where:
 
 @fault("wrong-order")
 def flipped_front_back(bench: Bench) -> Where:
+    return _both(bench, _mirror(1))
+
+
+@fault("body-turned")
+def flipped_front_back_where_one_organ_is_labelled(bench: Bench) -> Where:
+    """One organ says nothing about front and back: the spine and the table do."""
+    site = PhantomSite(name=SITE, annotated=("liver",), cases=4, spacing_mm=(4.5, 4.5, 5.0))
+    bench.folder = write_federation(PhantomConfig(sites=(site,), seed=9), bench.folder.parent / "one_organ")[SITE]
+    bench.source = replace(bench.source, folder=bench.folder)
+    bench.cases = sorted(path.name.removesuffix(".nii.gz") for path in (bench.folder / "labelsTr").iterdir())
+    bench.case = str(bench.rng.choice(bench.cases))
     return _both(bench, _mirror(1))
 
 

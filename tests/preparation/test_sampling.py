@@ -41,7 +41,7 @@ def settings(size: int = 8, batch: int = 4, foreground: float = 0.66) -> Samplin
     return SamplingSettings(patch_size=(size, size, size), batch_size=batch, foreground=foreground)
 
 
-CASE = ("id", "site", "structures", "image", "labels", "foreground")
+CASE = ("id", "site", "structures", "image", "labels", "foreground", "shape", "channels", "part")
 STRUCTURES = ("spleen", "liver_tumour", "liver")  # another order than the cases'
 
 

@@ -42,14 +42,14 @@ class PredictRequest:
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
     with request.web.opened(request.scans, request.series, request.formats) as (scans, series):
-        _predict_found(request, find_scans(scans, series))
+        loaded = load_model(request.model, choose_device(request.device, "--device"))
+        loaded.organs_for(request.organs)  # refuse unknown names before anything is written
+        _predict_found(loaded, request, find_scans(scans, series, loaded.channels))
 
 
-def _predict_found(request: PredictRequest, found: Found) -> None:
+def _predict_found(loaded: Model, request: PredictRequest, found: Found) -> None:
     _refuse_overwriting(found.scans, request)
     check_volumes(request.out)
-    loaded = load_model(request.model, choose_device(request.device, "--device"))
-    loaded.organs_for(request.organs)  # refuse unknown names before anything is written
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)
@@ -68,11 +68,13 @@ def _predict_found(request: PredictRequest, found: Found) -> None:
 
 def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str, Any]:
     """Write the label map, its names and volumes; a label map in a folder of scans is left out."""
-    source = scan.slices or source_files(scan.path)
+    source = () if scan.channels else scan.slices or source_files(scan.path)
     check_source(request.formats, source)
-    volume = read_scan(scan.path, source)
+    volume = scan.read() if scan.channels else read_scan(scan.path, source)
     doubts = (*scan.doubts, *model.doubts(volume, scan.modality))
     shown: dict[str, Any] = {"scan": request.web.place_of(scan.path)}
+    if scan.channels:
+        shown["channels"] = {channel.name: str(channel.path) for channel in scan.channels}
     if scan.series:
         series = scan.series
         shown["series"] = {"uid": series.uid, "number": series.number, "description": series.description}
@@ -80,7 +82,8 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
         return {**shown, "skipped": LABELS, "doubts": [asdict(doubt) for doubt in doubts]}
     files, target = _targets(scan, request), _target(scan, request.out)
     replaced = [_replaced(file) for file in files.values() if file.exists()]
-    prediction = model.segment(volume, scan.path.resolve().name, doubts, source, request.organs or None)
+    name = scan.name if scan.channels else scan.path.resolve().name
+    prediction = model.segment(volume, name, doubts, source, request.organs or None)
     prediction = replace(prediction, about={**prediction.about, **scan.place})
     side = prediction.save(target, request.formats)
     shown["volumes"] = str(add_volumes(request.out, target, scan.name, prediction))
@@ -166,7 +169,7 @@ def _report_failures(failures: Sequence[DataError], scans: int, segmented: int) 
 
 def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
     """Neither a scan (in its own folder a label map would have its name) nor what predict has not written."""
-    given = {scan.path.resolve() for scan in scans}
+    given = {path.resolve() for scan in scans for path in (scan.path, *(c.path for c in scan.channels))}
     targets = [(scan, target) for scan in scans for target in _written(scan, request)]
     for scan, target in targets:
         if target.resolve() in given:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.data.channels import Channel, channel_files, read_channels
 from panorgan.data.formats import files_of
 from panorgan.data.volume import Volume, grid_distance_mm, on_grid, read_scan, read_volume, turned_like
 from panorgan.errors import DataError
@@ -167,6 +168,8 @@ class Case:
     annotated : canonical names of the structures whose masks are given (an empty mask means known to be absent);
         every other structure is unknown.
     slices : the files of the DICOM series, where the folder may hold other things too.
+    channels : where the experiment names its channels, those of this scan in its order; `image` is then the first one's
+        file, on whose grid the labels lie.
     """
 
     id: str
@@ -176,15 +179,16 @@ class Case:
     annotated: tuple[str, ...]
     labels: MaskSource | None = None
     slices: tuple[Path, ...] = ()
+    channels: tuple[Channel, ...] = ()
 
     @property
     def image_files(self) -> tuple[Path, ...]:
         """The files whose content decides the scan."""
-        return self.slices or files_of(self.image)
+        return channel_files(self.channels) if self.channels else self.slices or files_of(self.image)
 
     def read_image(self) -> Volume:
         """The scan with its own grid, checked to be finite."""
-        return read_scan(self.image, self.slices)
+        return read_channels(self.channels, self.id) if self.channels else read_scan(self.image, self.slices)
 
     def iter_masks(self, image: Volume) -> Iterator[tuple[str, Mask]]:
         """Name and mask of every annotated structure, on the grid of the image, one at a time."""

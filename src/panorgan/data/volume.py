@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,19 @@ _ARRAY = "the given array"
 
 @dataclass(frozen=True)
 class Volume:
-    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres."""
+    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres.
+
+    `voxels` is the first channel, which labels and pictures belong to; `more` are the others, on the same grid.
+    """
 
     voxels: NDArray[Any]
     affine: NDArray[np.float64]
+    more: tuple[NDArray[Any], ...] = ()
+
+    @property
+    def channels(self) -> tuple[NDArray[Any], ...]:
+        """All channels, each [X, Y, Z]; of most scans there is one."""
+        return (self.voxels, *self.more)
 
     @property
     def spacing(self) -> tuple[float, float, float]:
@@ -49,7 +58,7 @@ class Volume:
 
 def read_scan(path: Path, slices: Sequence[Path] = ()) -> Volume:
     """Read an image, checked to be finite; `slices` as for `read_volume`."""
-    return _finite(read_volume(path, slices), path)
+    return as_finite(read_volume(path, slices), path)
 
 
 def scan_from_array(voxels: NDArray[Any], affine: NDArray[Any]) -> Volume:
@@ -63,10 +72,17 @@ def scan_from_array(voxels: NDArray[Any], affine: NDArray[Any]) -> Volume:
             fix="Pass the affine of the image, such as nibabel's image.affine.",
             code="bad-affine",
         )
-    return _finite(_checked(np.asarray(voxels), affine, _ARRAY), _ARRAY)
+    return as_finite(_checked(np.asarray(voxels), affine, _ARRAY), _ARRAY)
 
 
-def _finite(volume: Volume, where: Path | str) -> Volume:
+def scan_from_channels(channels: NDArray[Any], affine: NDArray[Any]) -> Volume:
+    """The same for the channels of a scan, [C, X, Y, Z]."""
+    first, *others = (scan_from_array(channel, affine) for channel in channels)
+    return replace(first, more=tuple(other.voxels for other in others))
+
+
+def as_finite(volume: Volume, where: Path | str) -> Volume:
+    """The volume, or an error where it holds NaN or infinity."""
     if not np.isfinite(volume.voxels).all():
         raise DataError(
             "A scan holds values that are not finite numbers.",
@@ -83,6 +99,19 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
     NIfTI, MetaImage and NRRD files, or a folder with one DICOM series. `slices` names the files of the series where
     the folder holds more than that.
     """
+    return _checked(*_stored(path, slices), path)
+
+
+def read_stack(path: Path) -> list[Volume]:
+    """The images of a 4-D file, or the one of a 3-D file; refuses what `read_volume` refuses."""
+    voxels, affine = _stored(path)
+    if voxels.ndim != 4:
+        return [_checked(voxels, affine, path)]
+    return [_checked(np.ascontiguousarray(voxels[..., index]), affine, path) for index in range(voxels.shape[-1])]
+
+
+def _stored(path: Path, slices: Sequence[Path] = ()) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Voxels and affine as a file has them."""
     if not path.exists():
         raise DataError(
             "A scan file is missing.",
@@ -91,7 +120,7 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             code="image-missing",
         )
     try:
-        voxels, affine = read_dicom_files(slices, path) if slices else _read_any(path)
+        return read_dicom_files(slices, path) if slices else _read_any(path)
     except DataError:
         raise
     except Exception as error:  # nibabel and ITK raise many kinds: gzip, zlib, EOF, header, OS errors
@@ -102,7 +131,6 @@ def read_volume(path: Path, slices: Sequence[Path] = ()) -> Volume:
             fix="The file is damaged or of a kind that is not read. Copy it again from its source, or remove the case.",
             code="file-unreadable",
         ) from error
-    return _checked(voxels, affine, path)
 
 
 def source_files(path: Path) -> tuple[Path, ...]:
@@ -127,7 +155,8 @@ def _checked(voxels: NDArray[Any], affine: NDArray[np.float64], path: Path | str
         raise DataError(
             f"A scan must have three dimensions, this one has {voxels.ndim}: {voxels.shape}.",
             where=str(path),
-            fix="Split a time series or a multi-channel file into one 3D file per case."
+            fix="Say which channels a file holds: 'channels' in the experiment file, and their names in dataset.json. "
+            "Split a time series into one 3D file per case."
             if voxels.ndim > 3
             else "Export it again as a volume, or as one flat slice.",
             code="not-3d",

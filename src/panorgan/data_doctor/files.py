@@ -12,6 +12,7 @@ import numpy as np
 from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
+from panorgan.data.channels import read_image_of
 from panorgan.data.volume import FINEST_MM, LONGEST_MM, Volume, grid_distance_mm, read_volume
 from panorgan.data_doctor.codes import CODES, FINDING_OF
 from panorgan.errors import DataError
@@ -34,13 +35,15 @@ class Problem:
     fix: str
 
 
-def look(path: Path, repair: str, slices: Sequence[Path] = ()) -> tuple[Volume | None, list[Problem]]:
+def look(
+    path: Path, repair: str, slices: Sequence[Path] = (), index: int | None = None
+) -> tuple[Volume | None, list[Problem]]:
     """The volume (None where it cannot be used) and what is wrong; `repair` is the command that corrects headers.
 
-    `slices` are the files of a DICOM series, as for `read_volume`.
+    `slices` are the files of a DICOM series, as for `read_volume`; `index` is the image of a 4-D file that is meant.
     """
     try:
-        volume = read_volume(path, slices)
+        volume = read_volume(path, slices) if index is None else read_image_of(path, index)
     except DataError as error:
         return None, [_refused(path, error, repair)]
     except OSError as error:  # a path that no system can have, such as one of 5000 letters
@@ -48,7 +51,7 @@ def look(path: Path, repair: str, slices: Sequence[Path] = ()) -> tuple[Volume |
         return None, [Problem("image-missing", "A scan file is missing.", f"{type(error).__name__}: {error}", fix)]
     if max(extent_mm(volume)) < _SMALLEST_EXTENT_MM:
         return None, [_too_small(volume, repair)]
-    return volume, _oddities(path, volume, repair) if is_nifti(path) else []
+    return volume, _oddities(path, volume, repair, index is not None) if is_nifti(path) else []
 
 
 def is_nifti(path: Path) -> bool:
@@ -120,11 +123,11 @@ def _too_small(volume: Volume, repair: str) -> Problem:
     )
 
 
-def _oddities(path: Path, volume: Volume, repair: str) -> list[Problem]:
+def _oddities(path: Path, volume: Volume, repair: str, stacked: bool) -> list[Problem]:
     """What a header says twice, or not at all."""
     image: Any = nib.load(path)
     found = []
-    if len(image.shape) > 3:
+    if len(image.shape) > 3 and not stacked:
         found.append(
             Problem(
                 "singleton-axis", f"The file has a needless axis: {tuple(image.shape)}.", "it is read as 3D", repair

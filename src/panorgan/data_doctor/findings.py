@@ -35,6 +35,7 @@ class Source:
     leave_out : cases or patients that are not used.
     external : scored, never trained on: need not annotate anything.
     modality : CT where the experiment's plan is for CT; what the data itself says comes first.
+    channels, channel_names : as for `read_cases`; without an experiment all channels of the folder are checked.
     """
 
     site: str
@@ -49,6 +50,8 @@ class Source:
     external: bool = False
     leave_out: tuple[str, ...] = ()
     modality: str = ""
+    channels: tuple[str, ...] = ()
+    channel_names: Mapping[str, str] = field(default_factory=dict)
 
     def uses(self, case: str, patient: str) -> bool:
         """Whether a case of the folder belongs to this source."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from panorgan.data.channels import Channel
 from panorgan.data.formats import ITK_ENDINGS
 from panorgan.data.layouts import AUTO, find_layout, find_problems
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
+from panorgan.data.layouts.channel_names import channel_names
+from panorgan.data_doctor.channel_lists import channels_of
 from panorgan.data_doctor.files import NIFTI_ENDINGS, code_of
 from panorgan.data_doctor.findings import Source
 from panorgan.data_doctor.labels import label_names
@@ -46,17 +49,20 @@ def open_source(source: Source) -> OpenedSource:
     labels = {case: found for case, found in labels.items() if case in mine and label_names(found)}
     _report_unlabelled(opened, mine, labels)
     organs = name_organs(opened, labels)
-    channels = _channels(folder) if opened.layout in _NNUNET else ()
+    channels = channel_names(folder) if opened.layout in _NNUNET else ()
+    chosen_channels = channels_of(opened, mine)
     _report_channels(opened, channels)
     for case, image in mine.items():
         found = labels.get(case)
         own = {name: organs[name] for name in label_names(found) if name in organs} if found else {}
         modality, declared_in = _modality(opened, channels, image)
         split = source.splits.get(case, "")
-        about = (source.site, folder, case, image.patient, image.path, found, own, modality, split, image.slices)
+        several = chosen_channels.get(case, ())
+        path, slices = (several[0].path, several[0].slices) if several else (image.path, image.slices)
+        about = (source.site, folder, case, image.patient, path, found, own, modality, split, slices)
         chosen = source.layout if source.layout != AUTO else ""
-        opened.tasks.append(CaseTask(*about, declared_in=declared_in, layout=chosen))
-    opened.tasks += _test_images(opened, _spoken(channels))
+        opened.tasks.append(CaseTask(*about, declared_in=declared_in, layout=chosen, channels=several))
+    opened.tasks += _test_images(opened, channels)
     return opened
 
 
@@ -149,16 +155,6 @@ def _modality(opened: OpenedSource, channels: tuple[str, ...], image: FoundImage
     return "", ""
 
 
-def _channels(folder: Path) -> tuple[str, ...]:
-    """Names from nnU-Net's `channel_names` or the decathlon's `modality`, the first one first."""
-    try:
-        content = json.loads((folder / "dataset.json").read_text(encoding="utf-8-sig"))
-        channels = content.get("channel_names") or content.get("modality") or {}
-        return tuple(str(channels[key]).strip() for key in sorted(channels, key=int))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return ()
-
-
 def _spoken(channels: tuple[str, ...]) -> str:
     """CT or MR from the first channel's name; empty for other words."""
     first = channels[0].lower() if channels else ""
@@ -168,12 +164,17 @@ def _spoken(channels: tuple[str, ...]) -> str:
 
 
 def _report_channels(opened: OpenedSource, channels: tuple[str, ...]) -> None:
-    """The decathlon keeps its channels in one file, which is refused where it is read."""
-    if opened.layout == "nnunet" and len(channels) > 1:
-        what = f"Only the first of {len(channels)} channels is read: {channels[0]}."
-        fix = "Leave it if that one is enough; panorgan trains on one channel."
+    """Channels that training would not see. A 4-D file is refused where it is read without them."""
+    if len(channels) > 1 and not opened.source.channels and (opened.layout == "nnunet" or _is_bare(opened)):
+        what = f"Only the first of {len(channels)} channels is used: {channels[0]}."
+        fix = f"Write 'channels: [{', '.join(channels)}]' into the experiment file to train on all of them."
         why = f"not used: {', '.join(channels[1:])}"
         opened.add("channels-unused", what, why, fix, opened.source.folder / "dataset.json")
+
+
+def _is_bare(opened: OpenedSource) -> bool:
+    """A folder that is checked without an experiment."""
+    return opened.source.vocabulary is None
 
 
 def _by_name(image: Path, layout: str) -> str:
@@ -187,18 +188,21 @@ def _by_name(image: Path, layout: str) -> str:
     return ""
 
 
-def _test_images(opened: OpenedSource, modality: str) -> list[CaseTask]:
+def _test_images(opened: OpenedSource, channels: Sequence[str]) -> list[CaseTask]:
     """nnU-Net's and the decathlon's test images: nothing of them may be trained on."""
     if opened.layout not in _NNUNET:
         return []
-    source, tasks = opened.source, []
+    source, tasks, modality = opened.source, [], _spoken(tuple(channels))
     for path in _scan_files(source.folder / _TEST):
         stem = path.name.split(".")[0]
         other_channel = stem[-5:-4] == "_" and stem[-4:].isdigit() and not stem.endswith("_0000")
         if opened.layout == "nnunet" and other_channel:
             continue
         case = stem.removesuffix("_0000")
-        tasks.append(CaseTask(source.site, source.folder, case, case, path, None, {}, modality, _TEST, image_only=True))
+        index = 0 if opened.layout == "msd" and len(channels) > 1 and case == stem else None
+        whole = (Channel(channels[0], path, index=index),) if index is not None else ()
+        task = CaseTask(source.site, source.folder, case, case, path, modality=modality, split=_TEST, image_only=True)
+        tasks.append(replace(task, channels=whole))
     return tasks
 
 

@@ -102,6 +102,16 @@ def check_order(facts: Mapping[str, StructureFacts]) -> Iterator[tuple[str, Prob
             yield wrong[0][0], Problem("wrong-order", f"The organs lie the wrong way round, {direction}.", why, fix)
 
 
+def axes_in_order(facts: Mapping[str, StructureFacts]) -> set[int]:
+    """The RAS axes along which labelled organs clearly lie as they should, and none the other way round."""
+    found = set()
+    for axis, table in ((2, plausible.ABOVE), (1, plausible.IN_FRONT)):
+        right = any(_reversed(facts, (second, first), axis) for first, second in table)
+        if right and not any(_reversed(facts, pair, axis) for pair in table):
+            found.add(axis)
+    return found
+
+
 def _one_to_blame(facts: Mapping[str, StructureFacts], wrong: Sequence[tuple[str, str]]) -> str:
     """The one organ whose odd place explains everything; empty where two organs disagree, or both of a pair do."""
     if any(_both_sides(facts, name) for pair in wrong for name in pair):

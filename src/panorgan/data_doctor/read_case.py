@@ -12,9 +12,11 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
+from panorgan.data.channels import Channel
 from panorgan.data.layouts.base import FoundLabels
 from panorgan.data.volume import Volume
-from panorgan.data_doctor import intensity, masks, organ_positions, plausible, thumbnail
+from panorgan.data_doctor import body_orientation, intensity, masks, organ_positions, plausible, thumbnail
+from panorgan.data_doctor.channels import check_channels
 from panorgan.data_doctor.codes import CODES, finding
 from panorgan.data_doctor.files import Problem, look
 from panorgan.data_doctor.findings import CaseFacts, Finding, StructureFacts
@@ -37,7 +39,7 @@ class CaseTask:
 
     `organs` gives the organ for every one of the folder's label names that is used; `modality` is what the folder
     says (CT, MR or nothing) and `declared_in` where. `layout` is the layout's name where the user had to choose it.
-    `image_only` cases are compared with the others and not shown.
+    `image_only` cases are compared with the others and not shown. `channels` are those of a scan that has several.
     """
 
     site: str
@@ -53,6 +55,7 @@ class CaseTask:
     image_only: bool = False
     declared_in: str = ""
     layout: str = ""
+    channels: tuple[Channel, ...] = ()
 
     @property
     def repair(self) -> str:
@@ -110,11 +113,14 @@ def read_case(task: CaseTask) -> tuple[CaseFacts, list[Finding]]:
 
 def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
     image, facts = _read_image(task, facts, report)
+    for channel, problem in check_channels(task.channels, image.stored if image else None, facts.modality, task.repair):
+        report.add(problem, channel.path)
     if task.labels is None or task.image_only:
         if image is not None and image.usable and not task.image_only:
             picture = np.zeros(image.ras.voxels.shape, dtype=np.uint8)
             facts = replace(facts, thumbnail=thumbnail.draw(image.ras, picture, (), image.ct))
             _check_stack(image, None, report)
+            _check_body(image, facts, report)
         return facts
     stored = image.stored if image is not None else None
     read = read_labels(task.labels, task.organs, stored, task.repair, report.add)
@@ -127,6 +133,7 @@ def _read(task: CaseTask, facts: CaseFacts, report: _Report) -> CaseFacts:
         for structure, problem in masks.check_overlaps(found):
             report.add(problem, structure=structure)
         _check_stack(image, picture, report)
+        _check_body(image, facts, report)
         solid = {organ: mask for organ, mask in found.items() if not plausible.is_hollow(organ)}
         if len(solid) < len(found):
             picture, _ = masks.painted(solid, image.ras.voxels.shape)
@@ -142,12 +149,21 @@ def _check_stack(image: _Image, labels: NDArray[np.uint8] | None, report: _Repor
         report.add(repeated, report.task.image)
 
 
+def _check_body(image: _Image, facts: CaseFacts, report: _Report) -> None:
+    """How the body lies, where organs do not say already that it lies the wrong way round."""
+    if image.ct and not any(found.code == "wrong-order" for found in report.findings):
+        drawn = {structure.name: structure for structure in facts.structures}
+        turned = body_orientation.check_orientation(image.ras, organ_positions.axes_in_order(drawn))
+        if turned:
+            report.add(turned, report.task.image)
+
+
 def _files(labels: FoundLabels, organs: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(path for path in label_paths(labels, organs) if os.path.isfile(path))
 
 
 def _read_image(task: CaseTask, facts: CaseFacts, report: _Report) -> tuple[_Image | None, CaseFacts]:
-    stored, problems = look(task.image, task.repair, task.slices)
+    stored, problems = look(task.image, task.repair, task.slices, task.channels[0].index if task.channels else None)
     for problem in problems:
         report.add(problem, task.image)
     if stored is None:

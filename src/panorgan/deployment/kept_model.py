@@ -20,7 +20,7 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Federation, Tensors
-from panorgan.workflows.model_bundle import OWN_ORGANS, own_organs, save_model
+from panorgan.workflows.model_bundle import INPUT_CHANNELS, OWN_ORGANS, later_entries, save_model
 
 _LARGEST_CARD = 10**6
 
@@ -42,6 +42,8 @@ def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Ma
             )
     if OWN_ORGANS in card and not agreement.organs:
         raise _refused("its card describes organs", "the agreed experiment has none of its own", code="wrong-card")
+    if INPUT_CHANNELS in card and not agreement.channels:
+        raise _refused("its card names channels", "the agreed experiment names none", code="wrong-card")
     if own := sorted({"format", "panorgan"} & card.keys()):
         raise _refused("its card has fields that the site itself writes", ", ".join(own), code="reserved-card-field")
     check_plan(card.get("plan"), agreement.plan)
@@ -87,7 +89,7 @@ def _expected_card(task: Task, agreement: Agreement, channels: Any, activation: 
         "postprocess": agreement.postprocess,
         "sites": {name: facts.as_json() for name, facts in task.sites.items()},
         "run": task.run,
-        **own_organs(agreement),
+        **later_entries(agreement),
     }
     return dict(json.loads(json.dumps(expected)))
 

@@ -290,7 +290,7 @@ def _check_teaching(site: SiteFile, agreement: Agreement) -> Check:
         return Check("data", "failed", what, fix, "external-site")
     vocabulary = Vocabulary(agreement.vocabulary)
     try:
-        read = read_site(site.name, site.data, vocabulary, "annotated")
+        read = read_site(site.name, site.data, vocabulary, "annotated", agreement.channels)
         own, sizes = read.own, by_split(site.name, False, read, agreement).sizes()
     except PanorganError as error:
         return failed_by("data", error)

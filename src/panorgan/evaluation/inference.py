@@ -16,7 +16,7 @@ from panorgan.errors import AnatomyError
 from panorgan.evaluation.postprocess import apply_preset
 from panorgan.networks import OrganNetwork, SegmentationNetwork
 from panorgan.preparation.plan import Plan
-from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid
+from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid, with_channels
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import Settings
 
@@ -36,7 +36,9 @@ class InferenceSettings(Settings):
 def predict_probabilities(
     network: SegmentationNetwork, image: torch.Tensor, settings: InferenceSettings, organs: Vocabulary | None = None
 ) -> torch.Tensor:
-    """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z]; every organ in the same pass.
+    """Channel probabilities [channels, X, Y, Z] for a prepared image [X, Y, Z] or [C, X, Y, Z].
+
+    Every organ in the same pass.
 
     With `organs`, a network with per-organ parts computes these alone, which are then the channels.
 
@@ -52,7 +54,8 @@ def predict_probabilities(
         return logits.softmax(1) if network.activation == "softmax" else logits.sigmoid()
 
     sliced = sliced_axis(settings.patch_size)
-    images = image[None, None] if sliced is None else image.movedim(sliced, 0)[:, None]
+    image = with_channels(image)
+    images = image[None] if sliced is None else image.movedim(1 + sliced, 0)
     try:
         probabilities: torch.Tensor = sliding_window_inference(  # type: ignore[assignment]
             images.to(device),

@@ -59,7 +59,7 @@ def layers_of(network: SegmentationNetwork) -> dict[str, nn.Module]:
 def layer_features(
     network: SegmentationNetwork, images: Iterable[torch.Tensor], places: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Features [examples, channels] by layer at `places` random places of every image [B, 1, *S].
+    """Features [examples, channels] by layer at `places` random places of every image [B, C, *S].
 
     The places depend on the seed alone. Layers are in the order of the data flow. A block that runs several times per
     image (the decoder shared by per-organ encoders) gives its features side by side and comes after all that it reads;

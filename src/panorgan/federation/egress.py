@@ -162,8 +162,13 @@ def weights_of_site(
 
 
 def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[tuple[int, ...]]:
-    """Shapes in which a site holds images: its prepared volumes, and the patches cut from them."""
-    return {tuple(patch_size), *(tuple(case.image.shape) for case in cases)}
+    """Shapes in which a site holds images: prepared volumes and patches, each channel and all of them."""
+    found: set[tuple[int, ...]] = {tuple(patch_size)}
+    for case in cases:
+        found |= {case.shape, case.image.shape}
+        if case.channels > 1:
+            found.add((case.channels, *patch_size))
+    return found
 
 
 class _Objection(NamedTuple):

@@ -23,8 +23,8 @@ def validation_scores(
 ) -> ValidationScores:
     """Mean Dice and pooled volume ratio per annotated structure.
 
-    `predict(network, image [X, Y, Z])` gives probabilities [channels, X, Y, Z]. `taught`: the organs that the network
-    was trained on. All other softmax channels then count as background, as for a teacher.
+    `predict(network, image)` of [X, Y, Z] or [C, X, Y, Z] gives probabilities [channels, X, Y, Z]. `taught`: the organs
+    that the network was trained on. All other softmax channels then count as background, as for a teacher.
     """
     scores: dict[str, list[float]] = {}
     predicted_mm3: dict[str, float] = {}

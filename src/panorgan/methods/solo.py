@@ -103,7 +103,7 @@ class MergedMembers(SegmentationNetwork):
         self._heard = {organ: sure[organ] or able[organ] for organ in vocabulary}
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, 1, *S] → merged logits [B, channels, *S]."""
+        """[B, C, *S] → merged logits [B, channels, *S]."""
         (logits,) = self.run_pass("merged", self._merged, image)
         return logits
 

@@ -22,7 +22,7 @@ def is_recording() -> bool:
 
 
 class SegmentationNetwork(nn.Module):
-    """Base of all networks: images [B, 1, *S] in, logits [B, len(channels), *S] out.
+    """Base of all networks: images [B, C, *S] in, logits [B, len(channels), *S] out.
 
     Subclasses group their layers in child modules whose names are the structural parts (`encoder`, `decoder`…).
     """

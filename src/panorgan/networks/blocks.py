@@ -65,7 +65,7 @@ class Blocks:
     def _down(self, level: int) -> nn.Module:
         s = self.settings
         block = UnetResBlock if s.residual else UnetBasicBlock
-        inputs = 1 if level == 0 else s.features[level - 1]
+        inputs = s.input_channels if level == 0 else s.features[level - 1]
         kernel, stride = s.level_kernels[level], s.level_strides[level]
         return block(s.dimensions, inputs, s.features[level], kernel, stride, norm_name=self.norm, dropout=self.dropout)
 

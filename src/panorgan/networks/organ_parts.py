@@ -103,7 +103,7 @@ class OrganNetwork(SegmentationNetwork):
 
     @abstractmethod
     def shared(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """The features computed once for all groups from images [B, 1, *S]."""
+        """The features computed once for all groups from images [B, C, *S]."""
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
         """Logits [B, len(chosen), *S] from the shared features; `chosen` names groups and which of their outputs."""
@@ -115,7 +115,7 @@ class OrganNetwork(SegmentationNetwork):
         """Logits [B, 2, *S] of one group's part from the shared features."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, 1, *S] → logits [B, organs, *S]."""
+        """[B, C, *S] → logits [B, organs, *S]."""
         return self._logits(image, tuple(self.vocabulary))
 
     def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:

@@ -44,6 +44,10 @@ class UNetSettings(Settings):
         None, description="per level, 2 for each axis halved on the way there; null halves every axis every time"
     )
 
+    input_channels: PositiveInt = Field(
+        1, description="channels of the images; follows from the experiment's 'channels', and need not be given"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _read_convention(cls, content: Any) -> Any:
@@ -57,9 +61,11 @@ class UNetSettings(Settings):
 
     @model_serializer(mode="wrap")
     def _write_convention(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the older name: any other would change the fingerprint of every experiment."""
+        """Write the older name, and one channel not at all: fingerprints of older experiments stay as they are."""
         renamed = {"activation": "convention"}
         content = {renamed.get(key, key): value for key, value in write(self).items()}
+        if content.get("input_channels") == 1:
+            del content["input_channels"]
         return {**content, "convention": CONVENTIONS[self.activation]} if "convention" in content else content
 
     @model_validator(mode="after")

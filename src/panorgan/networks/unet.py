@@ -29,7 +29,7 @@ class UNet(SegmentationNetwork):
         begin_rare(self.head, settings, background=settings.activation == "softmax")
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, 1, *S] → logits [B, channels, *S]."""
+        """[B, C, *S] → logits [B, channels, *S]."""
         (logits,) = self.run_pass("logits", self._logits, image)
         return logits
 

@@ -1,9 +1,9 @@
 """Augmentation of whole batches on the training device.
 
-Geometry: one random rotation and scale per sample, in millimetres, applied to image and soft targets (linear) and label
-bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and blurred
-within their slices only. Intensity: brightness, contrast, gamma, noise and blur. Left and right stay where they are
-unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
+Geometry: one random rotation and scale per sample, in millimetres, applied to all channels and soft targets (linear)
+and label bits (nearest) together. Where slices are thick, what lies between them is not known: such scans are moved and
+blurred within their slices only. Intensity: brightness, contrast, gamma, noise and blur, for every channel by itself.
+Left and right stay where they are unless asked otherwise: a mirrored left kidney would be a wrong right kidney.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Draws:
         """Numbers between two others, on the CPU."""
         return torch.rand(shape, generator=self.numbers) * (high - low) + low
 
-    def chance(self, count: int, probability: float) -> torch.Tensor:
-        """Whether something happens to each of so many samples, [count] bool."""
-        return self.uniform((count,), 0, 1) < probability
+    def chance(self, shape: tuple[int, ...], probability: float) -> torch.Tensor:
+        """Whether something happens to each of so many samples, bool."""
+        return self.uniform(shape, 0, 1) < probability
 
     def noise_like(self, image: torch.Tensor) -> torch.Tensor:
         """Standard Gaussian noise."""
@@ -103,7 +103,7 @@ class _Changes:
     shift: torch.Tensor | None = None
     blurred: torch.Tensor | None = None
     strength: torch.Tensor | None = None
-    """All [B]: of gamma, contrast, brightness, blur (bool) and noise."""
+    """All [B, C]: of gamma, contrast, brightness, blur (bool) and noise."""
 
 
 def augment(batch: PackedBatch, settings: AugmentSettings, draws: Draws) -> PackedBatch:
@@ -128,7 +128,7 @@ def _drawn(batch: PackedBatch, spacing: torch.Tensor, settings: AugmentSettings,
     if settings.geometry_probability and (angle or settings.scale):
         # grid_sample counts axes from the last one, and so does everything below.
         matrices = _random_matrices(spacing.flip(1), angle, settings.scale, draws)
-        changes.turned = draws.chance(count, settings.geometry_probability)
+        changes.turned = draws.chance((count,), settings.geometry_probability)
         matrices = torch.where(changes.turned.view(-1, 1, 1), matrices, torch.eye(spacing.shape[1]))
         # Its coordinates run from -1 to 1 along each axis: undo the patch's aspect ratio, which is one of millimetres.
         extent = torch.tensor(batch.image.shape[:1:-1]) * spacing.flip(1)
@@ -136,17 +136,18 @@ def _drawn(batch: PackedBatch, spacing: torch.Tensor, settings: AugmentSettings,
         changes.theta = torch.cat([matrices, torch.zeros(count, spacing.shape[1], 1)], dim=2)
     for place, axis in enumerate(batch.axes[: spacing.shape[1]]):
         if axis in settings.mirror_axes:
-            changes.mirrored[place] = draws.chance(count, 0.5)
+            changes.mirrored[place] = draws.chance((count,), 0.5)
+    each = count, batch.image.shape[1]
     if settings.gamma:
-        changes.exponent = draws.uniform((count,), 1 - settings.gamma, 1 + settings.gamma)
+        changes.exponent = draws.uniform(each, 1 - settings.gamma, 1 + settings.gamma)
     if settings.contrast:
-        changes.factor = draws.uniform((count,), 1 - settings.contrast, 1 + settings.contrast)
+        changes.factor = draws.uniform(each, 1 - settings.contrast, 1 + settings.contrast)
     if settings.brightness:
-        changes.shift = draws.uniform((count,), -settings.brightness, settings.brightness)
+        changes.shift = draws.uniform(each, -settings.brightness, settings.brightness)
     if settings.blur_probability:
-        changes.blurred = draws.chance(count, settings.blur_probability)
+        changes.blurred = draws.chance(each, settings.blur_probability)
     if settings.noise:
-        changes.strength = draws.uniform((count,), 0, settings.noise)
+        changes.strength = draws.uniform(each, 0, settings.noise)
     return changes
 
 
@@ -255,7 +256,7 @@ def _mirror(batch: PackedBatch, changes: _Changes) -> PackedBatch:
 
 def _change_intensity(image: torch.Tensor, thick: torch.Tensor, changes: _Changes, draws: Draws) -> torch.Tensor:
     def per_sample(values: torch.Tensor) -> torch.Tensor:
-        return values.view(-1, *(1,) * (image.ndim - 1))
+        return values.view(*values.shape, *(1,) * (image.ndim - 2))
 
     if changes.exponent is not None:
         image = ((image.clamp(-1, 1) + 1) / 2) ** per_sample(changes.exponent) * 2 - 1
@@ -264,23 +265,25 @@ def _change_intensity(image: torch.Tensor, thick: torch.Tensor, changes: _Change
     if changes.shift is not None:
         image = image + per_sample(changes.shift)
     if changes.blurred is not None:
-        image = _smooth(image, changes.blurred.unsqueeze(1) & ~thick)
+        image = _smooth(image, changes.blurred.unsqueeze(2) & ~thick.unsqueeze(1))
     if changes.strength is not None:
         image = image + per_sample(changes.strength) * draws.noise_like(image)
     return image
 
 
 def _smooth(image: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
-    """A 3-tap mean along the axes that each sample is smoothed along, `along` [B, D] bool on the CPU."""
+    """A 3-tap mean along the axes that each channel is smoothed along, `along` [B, C, D] bool on the CPU."""
+    whole = image
+    image = image.flatten(0, 1).unsqueeze(1)  # channels as samples of their own
     pool = F.avg_pool2d if image.ndim == 4 else F.avg_pool3d
-    for axis, chosen in enumerate(along.unbind(1)):
+    for axis, chosen in enumerate(along.flatten(0, 1).unbind(1)):
         window = [int(axis == other) for other in range(image.ndim - 2)]
 
         def smoothed(some: torch.Tensor, window: list[int] = window) -> torch.Tensor:
             return pool(some, [1 + 2 * n for n in window], stride=1, padding=window, count_include_pad=False)
 
         image = _changed_where(chosen, smoothed, image)
-    return image
+    return image.reshape(whole.shape)
 
 
 def _changed_where(

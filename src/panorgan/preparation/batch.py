@@ -24,7 +24,7 @@ class Batch:
 
     Parameters
     ----------
-    image : [B, 1, *S] float.
+    image : [B, C, *S] float; C channels, of most scans one.
     masks : [B, T, *S] bool, one channel per structure of `structures`; meaningful where annotated.
     annotated : [B, T] bool; False means unknown, whatever the mask says.
     structures : the T structure names.
@@ -57,7 +57,7 @@ class Batch:
 class PackedBatch:
     """A batch as it is cut from the store, moved to the device and augmented: label bits instead of masks.
 
-    `image` [B, 1, *S] float32, `bits` [B, *S] integers (as narrow as they may be) with bit t for `structures[t]`,
+    `image` [B, C, *S] float32, `bits` [B, *S] integers (as narrow as they may be) with bit t for `structures[t]`,
     `annotated` [B, T] bool.
     `spacing` [B, D] float32, always on the CPU, is the voxel size in mm along the D axes of *S (None: all alike), and
     `axes` says which of R, A, S (0, 1, 2) those axes are: slices have two.

@@ -54,7 +54,8 @@ class Grid:
         grid = cls(volume.voxels.shape, volume.affine, to_ras, volume.spacing, whole)
         if plan is None or plan.crop == "none":
             return grid
-        box = _body_box(grid.turn_to_ras(volume.voxels), plan, grid.ras_spacing)
+        seen = volume.voxels if not volume.more else np.any([voxels != 0 for voxels in volume.channels], axis=0)
+        box = _body_box(grid.turn_to_ras(seen), plan, grid.ras_spacing)
         return replace(grid, box=box)
 
     @property
@@ -92,14 +93,27 @@ class Grid:
 
 
 def prepare_image(volume: Volume, plan: Plan, grid: Grid | None = None) -> torch.Tensor:
-    """The network's view of a scan: float32 [X, Y, Z] in [-1, 1] on the plan's grid."""
+    """The network's view of a scan: float32 [X, Y, Z] in [-1, 1] on the plan's grid; [C, X, Y, Z] of several channels.
+
+    Every channel is brought to its range by itself.
+    """
     grid = grid or Grid.of(volume, plan)
-    voxels = torch.from_numpy(grid.turn_to_ras(volume.voxels).astype(np.float32))
+    channels = [_prepare_channel(voxels, plan, grid) for voxels in volume.channels]
+    return channels[0] if len(channels) == 1 else torch.stack(channels)
+
+
+def _prepare_channel(scan: NDArray[Any], plan: Plan, grid: Grid) -> torch.Tensor:
+    voxels = torch.from_numpy(grid.turn_to_ras(scan).astype(np.float32))
     voxels = _windowed(voxels, plan.window_hu) if plan.intensity == "window" else _standardised(voxels)
     shape = grid.planned_shape(plan)
     if plan.image_interpolation == "cubic":
         return _resample(voxels, shape, order=3).clamp(-1, 1)  # a spline overshoots at edges
     return _resample(voxels, shape)
+
+
+def with_channels(image: torch.Tensor) -> torch.Tensor:
+    """A prepared image [X, Y, Z] or [C, X, Y, Z] as [C, X, Y, Z]."""
+    return image if image.ndim == 4 else image[None]
 
 
 def prepare_mask(mask: NDArray[np.bool_], grid: Grid, plan: Plan) -> NDArray[np.bool_]:

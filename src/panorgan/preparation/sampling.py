@@ -51,7 +51,7 @@ def sliced_axis(patch_size: tuple[int, ...]) -> int | None:
 def patches_per_pass(cases: Sequence[StoredCase], patch_size: tuple[int, ...]) -> int:
     """How many patches are one pass over the cases: one of each case, or all slices of all of them."""
     axis = sliced_axis(patch_size)
-    return len(cases) if axis is None else sum(case.image.shape[axis] for case in cases)
+    return len(cases) if axis is None else sum(case.shape[axis] for case in cases)
 
 
 # Voxels that are looked at for a centre in tissue: of a scan with a hundredth of it, nine in ten searches find some.
@@ -89,6 +89,7 @@ class PatchSampler:
         self.structures = structures
         self.settings = settings
         self.predictions = predictions if predictions is not None and predictions.names else None
+        self._channels = self.cases[0].channels
         self._sliced = sliced_axis(settings.patch_size)
         self._axes = tuple(axis for axis in range(3) if axis != self._sliced)
 
@@ -102,9 +103,9 @@ class PatchSampler:
                 self._cut(case, random, image, labels) for case, image, labels in zip(chosen, images, bits, strict=True)
             ]
             if self._sliced is not None:
-                images, bits = images.squeeze(1 + self._sliced), bits.squeeze(1 + self._sliced)
+                images, bits = images.squeeze(2 + self._sliced), bits.squeeze(1 + self._sliced)
             batch = PackedBatch(
-                image=torch.from_numpy(images)[:, None],
+                image=torch.from_numpy(images),
                 bits=torch.from_numpy(bits),
                 annotated=torch.tensor(
                     [[name in case.structures for name in self.structures] for case in chosen], dtype=torch.bool
@@ -123,7 +124,7 @@ class PatchSampler:
     ) -> PackedBatch:
         """The batch with where along `axis` each sample lies."""
         slices = torch.tensor([int(window[axis].start) for window, _ in places])
-        return replace(batch, slices=slices, depths=torch.tensor([case.image.shape[axis] for case in chosen]))
+        return replace(batch, slices=slices, depths=torch.tensor([case.shape[axis] for case in chosen]))
 
     def _with_soft_targets(
         self, batch: PackedBatch, chosen: Sequence[StoredCase], places: Sequence[Place], random: np.random.Generator
@@ -146,16 +147,17 @@ class PatchSampler:
         )
 
     def _empty(self, count: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """Room for `count` patches, [count, X, Y, Z]."""
-        shape = (count, *self.settings.patch_size)
-        return np.empty(shape, dtype=np.float32), np.empty(shape, dtype=bits_type(len(self.structures)))
+        """Room for the images [count, C, X, Y, Z] and the bits [count, X, Y, Z] of patches."""
+        size = self.settings.patch_size
+        images = np.empty((count, self._channels, *size), dtype=np.float32)
+        return images, np.empty((count, *size), dtype=bits_type(len(self.structures)))
 
     def _cut(
         self, case: StoredCase, random: np.random.Generator, image: NDArray[np.float32], bits: NDArray[Any]
     ) -> Place:
-        """Write one patch into `image` and `bits`, in their middle where the case is smaller."""
+        """Write one patch into `image` [C, X, Y, Z] and `bits`, in their middle where the case is smaller."""
         size = np.array(self.settings.patch_size)
-        shape = np.array(case.image.shape)
+        shape = np.array(case.shape)
         centre = self._centre(case, random, size, shape)
         start = np.clip(centre - size // 2, 0, np.maximum(shape - size, 0))
         window = tuple(slice(int(a), int(min(a + n, m))) for a, n, m in zip(start, size, shape, strict=True))
@@ -165,8 +167,8 @@ class PatchSampler:
             bits.fill(0)
         inside = tuple(slice(m // 2, m // 2 + n) for m, n in zip(size - found, found, strict=True))
         # Out of the memory map first, then torch: it widens half precision many times faster than NumPy.
-        halves = torch.from_numpy(np.array(case.image[window]))
-        torch.from_numpy(image[inside]).copy_(halves)
+        halves = torch.from_numpy(np.array(case.part(window)))
+        torch.from_numpy(image[(slice(None), *inside)]).copy_(halves)
         bits[inside] = self._common_bits(np.asarray(case.labels[window]), case)
         return window, inside
 
@@ -202,7 +204,7 @@ def _voxel_of_tissue(case: StoredCase, random: np.random.Generator, shape: NDArr
     """A voxel above the middle of the window, or one that is not: drawn until it fits, any of them if none does."""
     drawn = random.integers(0, shape, size=(_TRIES, 3))
     for voxel in drawn:
-        if bool(case.image[tuple(voxel)] > 0) == wanted:
+        if bool(np.any(case.part(voxel) > 0)) == wanted:
             return np.asarray(voxel)
     return np.asarray(drawn[-1])
 
@@ -214,16 +216,20 @@ def whole_scan(case: StoredCase, patch_size: tuple[int, int, int]) -> PackedBatc
     patch. The bits are those of the case's own structures, all of which are annotated.
     """
     axis = sliced_axis(patch_size)
-    depth = 1 if axis is None else case.image.shape[axis]
+    depth = 1 if axis is None else case.shape[axis]
     size = tuple(depth if along == axis else n for along, n in enumerate(patch_size))
-    window, inside = zip(*(_middle(n, m) for n, m in zip(case.image.shape, size, strict=True)), strict=True)
-    image, bits = np.full(size, -1.0, dtype=np.float32), np.zeros(size, dtype=case.labels.dtype)
-    image[inside], bits[inside] = case.image[window], case.labels[window]
+    window, inside = zip(*(_middle(n, m) for n, m in zip(case.shape, size, strict=True)), strict=True)
+    image = np.full((case.channels, *size), -1.0, dtype=np.float32)
+    bits = np.zeros(size, dtype=case.labels.dtype)
+    image[(slice(None), *inside)], bits[inside] = case.part(window), case.labels[window]
     # The slices become samples, or the whole of it the only one.
-    image, bits = (x[None] if axis is None else np.ascontiguousarray(np.moveaxis(x, axis, 0)) for x in (image, bits))
+    if axis is None:
+        image, bits = image[None], bits[None]
+    else:
+        image, bits = (np.ascontiguousarray(np.moveaxis(x, at, 0)) for x, at in ((image, 1 + axis), (bits, axis)))
     axes = tuple(along for along in range(3) if along != axis)
     return PackedBatch(
-        image=torch.from_numpy(image)[:, None],
+        image=torch.from_numpy(image),
         bits=torch.from_numpy(bits),
         annotated=torch.ones(depth, len(case.structures), dtype=torch.bool),
         structures=case.structures,

@@ -1,9 +1,10 @@
 """Preprocessed cases on disk, memory-mapped, keyed by the content of their inputs.
 
-One folder per case: `image.npy` (float16 [X, Y, Z]), `labels.npy` (integers whose bit t says "inside structure t")
-and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one small volume. The key hashes the
-input files and the plan: a changed input gets a new entry, an interrupted one is never seen. `case.json` holds the
-checksums of the others; they are compared once per process, and an entry that is damaged is made again.
+One folder per case: `image.npy` (float16 [X, Y, Z], or [C, X, Y, Z] of several channels), `labels.npy` (integers whose
+bit t says "inside structure t") and `case.json`. Bits keep overlapping structures (a tumour inside its organ) in one
+small volume. The key hashes the input files and the plan: a changed input gets a new entry, an interrupted one is never
+seen. `case.json` holds the checksums of the others; they are compared once per process, and an entry that is damaged is
+made again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,9 +66,26 @@ class StoredCase:
 
     @cached_property
     def image(self) -> NDArray[np.float16]:
-        """[X, Y, Z] in [-1, 1], memory-mapped."""
+        """[X, Y, Z] in [-1, 1], or [C, X, Y, Z] of several channels; memory-mapped."""
         voxels: NDArray[np.float16] = np.load(self.folder / "image.npy", mmap_mode="r")
         return voxels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Voxels along R, A and S."""
+        x, y, z = self.image.shape[-3:]
+        return x, y, z
+
+    def part(self, place: Sequence[slice] | NDArray[np.integer]) -> NDArray[np.float16]:
+        """A window, or a voxel, of every channel."""
+        index: tuple[Any, ...] = (..., *place)
+        found: NDArray[np.float16] = self.image[index]
+        return found
+
+    @property
+    def channels(self) -> int:
+        """How many channels the image has."""
+        return self.image.shape[0] if self.image.ndim == 4 else 1
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -203,6 +221,9 @@ class Store:
             digest.update(self._hashes.of(path))
         if case.labels:
             digest.update(case.labels.recipe().encode())
+        if case.channels:
+            files = case.image_files
+            digest.update(repr([(files.index(c.files[0]), c.recipe()) for c in case.channels]).encode())
         return digest.hexdigest()[:32]
 
 
@@ -243,7 +264,8 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
     volume = case.read_image()
     grid = Grid.of(volume, plan)
     image = prepare_image(volume, plan, grid)
-    bits = np.zeros(image.shape, dtype=bits_type(len(case.annotated)))
+    shape = image.shape[-3:]
+    bits = np.zeros(shape, dtype=bits_type(len(case.annotated)))
     foreground = {}
     for name, whole in case.iter_masks(volume):
         _refuse_cut(name, whole, grid, case)
@@ -259,7 +281,7 @@ def _write(case: Case, plan: Plan, folder: Path) -> None:
         "labels.npy": array_bytes(bits),
         "foreground.npz": arrays_bytes(foreground),
     }
-    spacing = [mm * n / m for mm, n, m in zip(grid.ras_spacing, grid.ras_shape, image.shape, strict=True)]
+    spacing = [mm * n / m for mm, n, m in zip(grid.ras_spacing, grid.ras_shape, shape, strict=True)]
     description = {
         "site": case.site,
         "case": case.id,

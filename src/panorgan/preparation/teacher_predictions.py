@@ -30,7 +30,7 @@ _MARKED_EVERY = 24 * 3600
 _WHOLE = OncePerProcess()
 
 Predict = Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor]
-"""Takes a prepared image [X, Y, Z] and channel names; gives their probabilities [len(names), X, Y, Z]."""
+"""Takes a prepared image [X, Y, Z] or [C, X, Y, Z] and names; gives their probabilities [len(names), X, Y, Z]."""
 OnCase = Callable[[int, int], None]
 """Called with how many of how many cases are done."""
 
@@ -128,7 +128,7 @@ class TeacherPredictions:
     def _stored(self, case: StoredCase) -> NDArray[np.uint8]:
         """The memory map of a case's volume, predicted first if there is none (or a damaged one)."""
         path, names = self.path(case), self.names_of(case)
-        shape = (len(names), *case.image.shape)
+        shape = (len(names), *case.shape)
         volume = _read(path, shape)
         if volume is None:
             levels = quantised(torch.from_numpy(self._predicted(case, names)))
@@ -149,7 +149,7 @@ class TeacherPredictions:
         """Probabilities [len(names), X, Y, Z], checked."""
         image = torch.from_numpy(np.asarray(case.image, dtype=np.float32))
         probabilities = self._predict(image, names).detach().float().cpu()
-        if tuple(probabilities.shape) != (len(names), *image.shape) or not bool(probabilities.isfinite().all()):
+        if tuple(probabilities.shape) != (len(names), *case.shape) or not bool(probabilities.isfinite().all()):
             raise DataError(
                 "What was predicted for a case cannot be used.",
                 code="prediction-unusable",

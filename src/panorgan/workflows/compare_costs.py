@@ -229,7 +229,7 @@ def time_inference(
             times[label].append(_seconds(model, images[label], device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_words()
     seconds = {label: statistics.median(some[1:]) for label, some in times.items()}
-    return InferenceTimes(name, tuple(next(iter(images.values())).shape), seconds, runs)
+    return InferenceTimes(name, tuple(next(iter(images.values())).shape[-3:]), seconds, runs)
 
 
 def _seconds(model: Model, image: torch.Tensor, device: torch.device) -> float:

@@ -5,7 +5,12 @@ Codes are the doctor's where it would find the same in training data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import nibabel as nib
+from numpy.typing import NDArray
 
 from panorgan.data.volume import Volume
 from panorgan.data_doctor.files import Problem
@@ -32,20 +37,34 @@ DOUBTS = {
 """What each code means."""
 
 
-def doubts_about(volume: Volume, plan: Plan, sliced: int | None, modality: str = "") -> tuple[Problem, ...]:
+def doubts_about(
+    volume: Volume, plan: Plan, sliced: int | None, modality: str = "", channels: Sequence[str] = ()
+) -> tuple[Problem, ...]:
     """What speaks against segmenting a scan with a model of this plan.
 
     `sliced` is the RAS axis across which the model sees slices, None for a model of volumes. `modality` is what a DICOM
-    header says: CT, MR, or nothing.
+    header says: CT, MR, or nothing. `channels` names the scan's, where it has several.
     """
-    if looks_like_labels(volume.voxels):
-        return (_labels(),)
-    values = measure(volume.voxels)
+    found: list[Problem] = []
+    for name, voxels in zip(channels if volume.more else ("",), volume.channels, strict=True):
+        doubt = _about_values(voxels, plan, modality)
+        if doubt is not None:
+            found.append(replace(doubt, what=f"Channel {name}: {doubt.what}") if name else doubt)
+    if any(doubt.code in (LABELS, "constant-image") for doubt in found):
+        return tuple(found)
+    flat = _one_slice(volume, sliced)
+    return (*found, flat) if flat is not None else tuple(found)
+
+
+def _about_values(voxels: NDArray[Any], plan: Plan, modality: str) -> Problem | None:
+    """The most telling doubt about the values of a scan, or of one of its channels."""
+    if looks_like_labels(voxels):
+        return _labels()
+    values = measure(voxels)
     if values.low == values.high:
         why = f"every voxel is {values.low:.5g}"
-        return (Problem("constant-image", "The scan shows nothing.", why, "Export it again from its source."),)
-    against = _against_ct(values, modality) if plan.intensity == "window" else _against_mr(values, modality)
-    return tuple(doubt for doubt in (against, _one_slice(volume, sliced)) if doubt is not None)
+        return Problem("constant-image", "The scan shows nothing.", why, "Export it again from its source.")
+    return _against_ct(values, modality) if plan.intensity == "window" else _against_mr(values, modality)
 
 
 def nothing_found() -> Problem:

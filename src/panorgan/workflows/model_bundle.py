@@ -20,8 +20,9 @@ import panorgan
 from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
 from panorgan.config import Agreement
+from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
-from panorgan.data.volume import Volume, read_scan, scan_from_array, source_files
+from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import AnatomyError, DataError, RunError, did_you_mean
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
@@ -35,6 +36,13 @@ from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.sampling import sliced_axis
+from panorgan.workflows.channel_files import (
+    FilePath,
+    channels_by_name,
+    is_paths,
+    one_file,
+    refuse_other_channels,
+)
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
 from panorgan.workflows.model_card import CARD, model_card
@@ -44,6 +52,8 @@ from panorgan.workflows.run import Run
 FORMAT = 1
 OWN_ORGANS = "own_organs"
 """What a card calls the organs that the catalogue does not know; left out where there are none."""
+INPUT_CHANNELS = "input_channels"
+"""What a card calls the channels of a scan, in their order; left out where the experiment names none."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,14 @@ class Model:
         """The organs that it segments."""
         return self.network.vocabulary
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels that a scan must have, in this order; empty where the experiment did not name them."""
+        return tuple(self.card.get(INPUT_CHANNELS, ()))
+
     def predict(
         self,
-        scan: str | os.PathLike[str] | NDArray[Any],
+        scan: FilePath | Sequence[FilePath] | Mapping[str, FilePath] | NDArray[Any],
         affine: NDArray[Any] | None = None,
         slices: Sequence[Path] = (),
         organs: Sequence[str] | None = None,
@@ -79,7 +94,8 @@ class Model:
         Parameters
         ----------
         scan : a NIfTI, MetaImage or NRRD file, a folder with one DICOM series, or the voxels themselves: [X, Y, Z] in
-            Hounsfield units for CT.
+            Hounsfield units for CT. For a model of several `channels`: a file for each, by name or in their order; one
+            4-D file; or an array [C, X, Y, Z].
         affine : [4, 4] from voxel indices to RAS millimetres (as nibabel has it); with an array only.
         slices : the files of the series, where a DICOM folder holds more than one.
         organs : segment only these, such as ["liver", "kidney"]; the integers stay the same. All if left out.
@@ -88,7 +104,7 @@ class Model:
         -------
         Prediction : the label map [X, Y, Z] on the scan's own grid.
         """
-        is_file = isinstance(scan, str | os.PathLike)
+        is_file = is_paths(scan)
         if is_file != (affine is None):
             raise DataError(
                 "A file has its own affine." if is_file else "An array alone has no voxel size.",
@@ -97,15 +113,23 @@ class Model:
                 if is_file
                 else "Pass its affine too: predict(array, affine).",
             )
-        if not isinstance(scan, str | os.PathLike):
-            return self.segment(scan_from_array(scan, np.asarray(affine)), "array", organs=organs)
-        path = Path(scan)
-        source = slices or source_files(path)
-        return self.segment(read_scan(path, source), path.name, source=source, organs=organs)
+        if isinstance(scan, str | os.PathLike):
+            path = Path(scan)
+            if len(self.channels) > 1:
+                return self.segment(read_channels(one_file(path, self.channels)), path.name, organs=organs)
+            source = slices or source_files(path)
+            return self.segment(read_scan(path, source), path.name, source=source, organs=organs)
+        if is_paths(scan):
+            channels = channels_by_name(scan, self.channels)
+            return self.segment(read_channels(channels), channels[0].path.name, organs=organs)
+        voxels = np.asarray(scan)
+        read = scan_from_channels if len(self.channels) > 1 and voxels.ndim == 4 else scan_from_array
+        return self.segment(read(voxels, np.asarray(affine)), "array", organs=organs)
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
         """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
-        return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality)
+        refuse_other_channels(volume, self.channels)
+        return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality, self.channels)
 
     def segment(
         self,
@@ -148,6 +172,7 @@ class Model:
 
         Post-processing compares organs with each other, so that a model with it always computes all of them.
         """
+        refuse_other_channels(volume, self.channels)
         if self.postprocess == "none":
             return predict_volume(self.network, volume, self.plan, self.inference, organs)
         labels = predict_volume(self.network, volume, self.plan, self.inference)
@@ -283,7 +308,7 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
         "validation_dice": best["dice"] if best and int(best["round"]) == chosen else None,
         "parameters": sum(p.numel() for p in network.parameters()),
         "run": coordinator.setup.run,
-        **own_organs(experiment),
+        **later_entries(experiment),
     }
     save_model(run.model_folder, weights, card)
     for spent in (run.path / "spool", coordinator.tensor_store.folder, *run.path.glob("sites/*/vault")):
@@ -291,9 +316,13 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
     return card
 
 
-def own_organs(experiment: Agreement) -> dict[str, Any]:
-    """The entry of a card that describes the organs of an experiment's own."""
-    return {OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()}} if experiment.organs else {}
+def later_entries(experiment: Agreement) -> dict[str, Any]:
+    """The entries of a card that most experiments do not need: organs of their own, and the channels of a scan."""
+    entries = {
+        OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()},
+        INPUT_CHANNELS: list(experiment.channels),
+    }
+    return {name: content for name, content in entries.items() if content}
 
 
 def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ class SiteFolder:
     def cases(self) -> SiteCases:
         """The site's cases by split, as in the folder."""
         vocabulary = Vocabulary(self.agreement.vocabulary)
-        read = read_site(self.name, self.settings, vocabulary, "annotated")
+        read = read_site(self.name, self.settings, vocabulary, "annotated", self.agreement.channels)
         cases = by_split(self.name, False, read, self.agreement)
         # A site sees only its own cases, so only these can be checked for scans that are used twice.
         check_shared_scans([cases], self._store, self._work, self.agreement.allow_shared_scans)

@@ -38,7 +38,7 @@ class PreparedSite:
     def describe(self) -> dict[str, Any]:
         """Counts and annotated structures, for the manifest; `train_slices` are those across R, A and S."""
         counts = {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}
-        slices = [sum(case.image.shape[axis] for case in self.train) for axis in range(3)]
+        slices = [sum(case.shape[axis] for case in self.train) for axis in range(3)]
         return {
             "external": self.external,
             "annotated": list(self.annotated),

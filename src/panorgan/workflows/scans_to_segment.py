@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from panorgan.data.channels import Channel, read_channels
 from panorgan.data.dicom import DicomTree, Series, case_names, is_dicom, read_tree
 from panorgan.data.formats import ITK_ENDINGS, import_pydicom
+from panorgan.data.volume import Volume, read_scan
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError, PanorganError
+from panorgan.workflows.channel_files import channel_of, channels_by_name, group_files, named_files
 
 ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
 # Of so many files of a folder the first bytes are read: names do not tell whether they are slices.
@@ -20,7 +23,8 @@ _LOOKED_AT = 5
 class Scan:
     """A scan to segment: a file, or a DICOM series. The label map is named after it.
 
-    `listed` scans lie in a folder that was given as a whole, so that not all of its files need be scans.
+    `listed` scans lie in a folder that was given as a whole, so that not all of its files need be scans. `channels` are
+    the files of a scan of several channels, of which `path` is the first.
     """
 
     path: Path
@@ -28,6 +32,11 @@ class Scan:
     series: Series | None = None
     listed: bool = False
     doubts: tuple[Problem, ...] = ()
+    channels: tuple[Channel, ...] = ()
+
+    def read(self) -> Volume:
+        """The scan with all its channels."""
+        return read_channels(self.channels, self.name) if self.channels else read_scan(self.path, self.slices)
 
     @property
     def slices(self) -> tuple[Path, ...]:
@@ -48,17 +57,19 @@ class Scan:
 
 @dataclass
 class Found:
-    """Scans, and how much of each kind of DICOM file was left out, by folder."""
+    """Scans, and how many files of each kind were left out, by folder."""
 
     scans: list[Scan] = field(default_factory=list)
     left_out: dict[Path, dict[str, int]] = field(default_factory=dict)
 
 
-def find_scans(paths: Sequence[Path], series: Sequence[str] = ()) -> Found:
-    """All requested scans, each with a unique name.
+def find_scans(paths: Sequence[Path], series: Sequence[str] = (), channels: Sequence[str] = ()) -> Found:
+    """All requested scans, each with a unique name; with all their `channels`, where the model has several.
 
     `series` chooses among DICOM series by number, description, UID or the name of the label map; all if left out.
     """
+    if len(channels) > 1:
+        return _find_channels(paths, channels)
     found = Found()
     for path in paths:
         found.scans += _scans_at(path, found)
@@ -66,6 +77,43 @@ def find_scans(paths: Sequence[Path], series: Sequence[str] = ()) -> Found:
         raise _no_scans(paths, found)
     if series:
         found.scans = _chosen(found.scans, series)
+    if channels:
+        found.scans = _of_channel(found.scans, channels[0], found)
+    found.scans = _with_unique_names(found.scans)
+    return found
+
+
+def _of_channel(scans: list[Scan], channel: str, found: Found) -> list[Scan]:
+    """Of a folder whose files name their channels, those of the model's only one."""
+    named = [scan for scan in scans if scan.listed and channel_of(scan.path, [channel]) is not None]
+    for scan in scans if named else ():
+        if scan.listed and scan not in named:
+            others = found.left_out.setdefault(scan.path.parent, {"files of no channel": 0})
+            others["files of no channel"] += 1
+    return [scan for scan in scans if not scan.listed or scan in named] if named else scans
+
+
+def _find_channels(paths: Sequence[Path], channels: Sequence[str]) -> Found:
+    """Scans of several channels: files by their names, folders of them, or `t1=FILE t2=FILE` for one scan."""
+    found = Found()
+    named = named_files(paths, channels)
+    if named:
+        files = channels_by_name(named, channels)
+        found.scans.append(Scan(files[0].path, _stem(files[0].path), channels=files))
+    rest = [path for path in paths if not named_files([path], channels)]
+    for path in rest:
+        if not path.exists():
+            raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
+    for folder in (path for path in rest if path.is_dir()):
+        inside = sorted(p for p in folder.iterdir() if p.name.endswith(ENDINGS) and not p.name.startswith("."))
+        scans, others = group_files(inside, channels, leave_out=True)
+        found.scans += [Scan(own[0].path, name, listed=True, channels=own) for name, own in scans.items()]
+        if others:
+            found.left_out[folder] = {"files of no channel": others}
+    scans, _ = group_files([path for path in rest if not path.is_dir()], channels, leave_out=False)
+    found.scans += [Scan(own[0].path, name, channels=own) for name, own in scans.items()]
+    if not found.scans:
+        raise _no_scans(paths, found)
     found.scans = _with_unique_names(found.scans)
     return found
 

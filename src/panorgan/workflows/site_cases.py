@@ -62,8 +62,8 @@ def read_sites(experiment: Experiment, cache: Path, progress: OnProgress) -> tup
     """The sites' cases by split; phantom sites are generated first."""
     vocabulary = Vocabulary(experiment.vocabulary)
     settings = site_settings(experiment, cache, progress)
-    labels = experiment.build_method().labels
-    read = {name: read_site(name, site, vocabulary, labels) for name, site in sorted(settings.items())}
+    labels, channels = experiment.build_method().labels, experiment.channels
+    read = {name: read_site(name, site, vocabulary, labels, channels) for name, site in sorted(settings.items())}
     if all(site.external for site in settings.values()):
         raise ConfigError(
             "No site trains.",
@@ -135,12 +135,27 @@ class ReadSite:
     scored: dict[str, Case]
 
 
-def read_site(name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str) -> ReadSite:
-    """Read a site's folder. `labels`: `annotated` or `withheld`, what a method trains on."""
+def read_site(
+    name: str, site: SiteSettings, vocabulary: Vocabulary, labels: str, channels: tuple[str, ...] = ()
+) -> ReadSite:
+    """Read a site's folder.
+
+    `labels`: `annotated` or `withheld`, what a method trains on; `channels`: those that every scan must have.
+    """
 
     def read(withheld: Path | None = None, restrict: tuple[str, ...] | None = None) -> list[Case]:
         cases = read_cases(
-            site.folder, name, vocabulary, withheld, restrict, site.layout, rename=site.labels, ignore=site.ignore
+            site.folder,
+            name,
+            vocabulary,
+            withheld,
+            restrict,
+            site.layout,
+            rename=site.labels,
+            ignore=site.ignore,
+            channels=channels,
+            channel_names=site.channels,
+            leave_out=site.leave_out,
         )
         # Parts first: leaving a patient out must not move the others to another site.
         return _without(_part_of(cases, site.part), site, _names(cases), f"sites.{name}.leave_out")

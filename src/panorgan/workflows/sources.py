@@ -53,6 +53,8 @@ def source_of(name: str, site: SiteSettings, experiment: Agreement) -> Source:
         patients=_patients(site),
         external=site.external,
         leave_out=site.leave_out,
+        channels=experiment.channels,
+        channel_names=site.channels,
         modality=_modality(experiment),
     )
 
@@ -81,7 +83,7 @@ def _splits(name: str, site: SiteSettings, experiment: Agreement) -> dict[str, s
         # Withheld labels score the test cases; they decide nothing here, and may be unreadable without harm.
         site = site.model_copy(update={"withheld": None})
     try:
-        read = read_site(name, site, Vocabulary(experiment.vocabulary), "annotated")
+        read = read_site(name, site, Vocabulary(experiment.vocabulary), "annotated", experiment.channels)
         if site.external:
             return dict.fromkeys(read.scored, "test")
         shared = split_cases(read.own, experiment.splits, experiment.seed)

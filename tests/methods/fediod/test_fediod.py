@@ -357,9 +357,10 @@ def test_attribution_changes_with_the_organ(tiny, tmp_path):
     rule.model.eval()
     case = rule.tools.cases[0]
     found = {}
+    image = {name: getattr(case, name) for name in ("image", "shape", "channels", "part", "spacing")}
     for bit, organ in enumerate(case.structures):
         labels = ((np.asarray(case.labels) >> bit) & 1).astype(np.uint8)
-        only = SimpleNamespace(id="x", image=case.image, labels=labels, structures=(organ,), spacing=case.spacing)
+        only = SimpleNamespace(id="x", labels=labels, structures=(organ,), **image)
         found[organ] = rule.inspector.attribution_of(only)
     shares = [found[organ] / found[organ].abs().sum() for organ in organs]
     assert (shares[0] - shares[1]).abs().max() > 0.02
@@ -385,7 +386,8 @@ def test_a_head_that_adds_nothing_counts_for_nothing(tiny, tmp_path):
 def test_scans_that_show_no_organ_say_nothing(tiny, tmp_path):
     rule = rule_at(tiny, tmp_path, "north")
     case = rule.tools.cases[0]
-    empty = SimpleNamespace(**{name: getattr(case, name) for name in ("id", "image", "structures", "spacing")})
+    names = ("id", "image", "shape", "channels", "part", "structures", "spacing")
+    empty = SimpleNamespace(**{name: getattr(case, name) for name in names})
     empty.labels = np.zeros_like(case.labels)
     assert rule.inspector.attribution_of(empty) is None
     rule.inspector.tools = replace(rule.tools, cases=[empty])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from panorgan.anatomy import Vocabulary
 from panorgan.data.case import Case, LabelMap, MaskFiles, MaskSource
+from panorgan.data.channels import choose_channels
 from panorgan.data.dicom_seg import SegmentMasks
 from panorgan.data.layouts.base import (
     FoundLabelMap,
@@ -69,6 +70,9 @@ def read_cases(
     layout: str = AUTO,
     rename: Mapping[str, str] | None = None,
     ignore: tuple[str, ...] = (),
+    channels: tuple[str, ...] = (),
+    channel_names: Mapping[str, str] | None = None,
+    leave_out: tuple[str, ...] = (),
 ) -> list[Case]:
     """All cases of one folder, sorted by name.
 
@@ -77,6 +81,9 @@ def read_cases(
     labels_from : another folder whose labels are used instead (withheld labels for scoring).
     restrict : keep only these structures of what the folder annotates.
     rename, ignore : see `LabelRules`.
+    channels : the channels that every scan must have; the folder's first one if empty.
+    channel_names : what the folder's names of channels mean.
+    leave_out : cases and patients that need not have every channel, as they will not be used.
     """
     label_folder = labels_from or folder
     for place in (folder, label_folder):
@@ -99,6 +106,8 @@ def read_cases(
             code="no-scans",
         )
     rules = LabelRules(vocabulary, rename or {}, ignore, restrict)
+    used = {n: image.channels for n, image in images.items() if not {n, image.patient} & set(leave_out)}
+    chosen = choose_channels(channels, used, folder, channel_names or {}) if channels else {}
     cases = []
     for name, image in sorted(images.items()):
         if labels_from and name not in labels:
@@ -111,7 +120,9 @@ def read_cases(
             )
         source = _mask_source(labels[name], rules, label_folder) if name in labels else None
         annotated = tuple(sorted(source.structures)) if source else ()
-        cases.append(Case(name, image.patient, site, image.path, annotated, source, image.slices))
+        own = chosen.get(name, ())
+        path, slices = (own[0].path, own[0].slices) if own else (image.path, image.slices)
+        cases.append(Case(name, image.patient, site, path, annotated, source, slices, own))
     return cases
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from panorgan.anatomy import Vocabulary, ancestors, children, find_organ
+from panorgan.data.channels import Channel
 from panorgan.data.dicom_seg import Segment
 from panorgan.data.places import is_in_data_folder
 from panorgan.errors import AnatomyError, DataError
@@ -21,13 +22,15 @@ class FoundImage:
     """A scan in a folder. Scans of one patient must never be shared out over different splits.
 
     `slices` are the files of a DICOM series, where `path` is a folder that may hold other things too. `modality` is CT
-    or MR where the data says so for each scan.
+    or MR where the data says so for each scan. `channels` are all that the scan has, by the folder's names, where the
+    folder names them; `path` is the first one.
     """
 
     path: Path
     patient: str
     slices: tuple[Path, ...] = ()
     modality: str = ""
+    channels: Mapping[str, Channel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from panorgan.data.channels import Channel
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, refuse_ignore_label
+from panorgan.data.layouts.channel_names import channel_names, numbered_channels
 from panorgan.errors import DataError
 
 
@@ -23,8 +26,13 @@ def fits(folder: Path) -> bool:
 
 
 def images(folder: Path) -> dict[str, FoundImage]:
-    """Every training scan."""
-    return {name: FoundImage(_inside(folder, pair["image"]), name) for name, pair in _training(folder)[0].items()}
+    """Every training scan, with the channels that dataset.json names: images of one 4-D file, or nnU-Net's files."""
+    names = channel_names(folder)
+    found = {}
+    for case, pair in _training(folder)[0].items():
+        path = _inside(folder, pair["image"])
+        found[case] = FoundImage(path, case, channels=_channels(path, names))
+    return found
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
@@ -63,6 +71,14 @@ def _training(folder: Path) -> tuple[dict[str, dict[str, str]], tuple[DataError,
         if len(pairs) > 1
     )
     return {name: pairs[0] for name, pairs in found.items() if len(pairs) == 1}, twice
+
+
+def _channels(path: Path, names: Sequence[str]) -> dict[str, Channel]:
+    """The decathlon keeps channels in one file, nnU-Net v1 one file for each."""
+    if path.name.endswith("_0000.nii.gz"):
+        return numbered_channels(path, ".nii.gz", names)
+    several = len(names) > 1
+    return {name: Channel(name, path, index=number if several else None) for number, name in enumerate(names)}
 
 
 def _inside(folder: Path, listed: str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from panorgan.data.layouts import msd
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, Layout, refuse_ignore_label, visible
+from panorgan.data.layouts.channel_names import channel_names, numbered_channels
 from panorgan.errors import DataError
 
 
@@ -17,9 +18,13 @@ def fits(folder: Path) -> bool:
 
 
 def images(folder: Path) -> dict[str, FoundImage]:
-    """Every training scan, by its first channel."""
+    """Every training scan, by its first channel, with all channels that it has."""
     ending, _ = _read_description(folder)
-    return {name: FoundImage(path, name) for name, path in _scans(folder, ending).items()}
+    names = channel_names(folder)
+    return {
+        name: FoundImage(path, name, channels=numbered_channels(path, ending, names))
+        for name, path in _scans(folder, ending).items()
+    }
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
@@ -28,6 +33,27 @@ def labels(folder: Path) -> dict[str, FoundLabels]:
     refuse_ignore_label(ids, folder / "dataset.json")
     names = _scans(folder, ending) or {p.name.removesuffix(ending) for p in visible(folder, f"labelsTr/*{ending}")}
     return {name: FoundLabelMap(folder / "labelsTr" / f"{name}{ending}", ids) for name in sorted(names)}
+
+
+def problems(folder: Path) -> tuple[DataError, ...]:
+    """Cases without their first channel, where the folder has several: `images` goes by that one."""
+    ending, _ = _read_description(folder)
+    names, first = channel_names(folder), set(_scans(folder, ending))
+    found = {
+        path.name.removesuffix(f"_{number:04d}{ending}")
+        for number in range(1, len(names))
+        for path in visible(folder, f"imagesTr/*_{number:04d}{ending}")
+    }
+    return tuple(
+        DataError(
+            f"Case {name} has no channel {names[0]}.",
+            where=str(folder / "imagesTr" / f"{name}_0000{ending}"),
+            why="it is the first channel in dataset.json, and other channels of the case are there",
+            fix="Add the file, or move the case's other files out of the folder.",
+            code="channel-missing",
+        )
+        for name in sorted(found - first)
+    )
 
 
 def _scans(folder: Path, ending: str) -> dict[str, Path]:
@@ -68,4 +94,4 @@ def _read_description(folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
         ) from error
 
 
-LAYOUT = Layout("nnunet", "nnU-Net v2 raw", fits, images, labels)
+LAYOUT = Layout("nnunet", "nnU-Net v2 raw", fits, images, labels, problems)

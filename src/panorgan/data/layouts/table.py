@@ -3,8 +3,8 @@
 `image` and `label` are paths relative to the file. `annotated` says what the label's integers mean and which structures
 are known in that case: `liver=1;spleen=2`. Where every structure has a file of its own, `label` is empty and
 `annotated` names the files: `liver=masks/a_liver.nii.gz;spleen=masks/a_spleen.nii.gz`. A case without either is
-unlabelled.
-`modality` is CT or MR.
+unlabelled. `modality` is CT or MR. Scans of several channels have a column for each instead of `image`: `image:t1`,
+`image:t2`; labels lie on the first one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import csv
 from collections import Counter
 from pathlib import Path
 
+from panorgan.data.channels import Channel
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundMasks, Layout
 from panorgan.errors import DataError
 
 _COLUMNS = ("case", "image", "label", "annotated")
+_CHANNEL = "image:"
 _MODALITIES = {"": "", "CT": "CT", "MR": "MR", "MRI": "MR"}
 
 _Row = dict[str, str]
@@ -35,12 +37,13 @@ def fits(folder: Path) -> bool:
 def images(folder: Path) -> dict[str, FoundImage]:
     """Every row's scan."""
     base = _file(folder).parent
-    return {
-        row["case"]: FoundImage(
-            base / row["image"], row.get("patient") or row["case"], modality=_MODALITIES[_modality(row)]
-        )
-        for row in _sorted(folder)[0]
-    }
+    found = {}
+    for row in _sorted(folder)[0]:
+        channels = {name: Channel(name, base / file) for name, file in _channels(row).items()}
+        path = base / (row.get("image") or next(iter(_channels(row).values())))
+        patient = row.get("patient") or row["case"]
+        found[row["case"]] = FoundImage(path, patient, modality=_MODALITIES[_modality(row)], channels=channels)
+    return found
 
 
 def labels(folder: Path) -> dict[str, FoundLabels]:
@@ -68,6 +71,11 @@ def _file(folder: Path) -> Path:
 def _delimiter(header: str) -> str:
     """Spreadsheets of some countries separate by semicolons; the header has no other use for them."""
     return max(",;\t", key=header.count)
+
+
+def _channels(row: _Row) -> dict[str, str]:
+    """File by channel, in the order of the columns; channels that a case lacks are left out."""
+    return {key.removeprefix(_CHANNEL).strip(): file for key, file in row.items() if key.startswith(_CHANNEL) and file}
 
 
 def _modality(row: _Row) -> str:
@@ -104,7 +112,8 @@ def _rows(path: Path) -> list[tuple[int, _Row]]:
             reader = csv.DictReader(file, delimiter=_delimiter(header))
             columns = [name.strip() for name in reader.fieldnames or ()]
             reader.fieldnames = columns
-            missing = [name for name in _COLUMNS if name not in columns]
+            channels = any(name.startswith(_CHANNEL) for name in columns)
+            missing = [name for name in _COLUMNS if name not in columns and not (channels and name == "image")]
             if missing:
                 raise ValueError(f"it has no column {', '.join(missing)}; it has {', '.join(columns) or 'none'}")
             rows = [(reader.line_num, {k: (v or "").strip() for k, v in row.items() if k}) for row in reader]
@@ -121,7 +130,7 @@ def _rows(path: Path) -> list[tuple[int, _Row]]:
 
 def _check(row: _Row, line: int, path: Path) -> None:
     """Refuse what would be read as something else, or not at all."""
-    if not row["case"] or not row["image"]:
+    if not row["case"] or not (row.get("image") or _channels(row)):
         why, fix = f"line {line} has no {'image' if row['case'] else 'case'}", "Fill it in, or remove the row."
     elif row["label"] and not row["annotated"]:
         why = "it has a label, but nothing says what the label's integers mean"

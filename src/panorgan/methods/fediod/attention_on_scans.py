@@ -18,7 +18,7 @@ from panorgan.data.case import Case
 from panorgan.methods.fediod.attention_gate import mean_attention
 from panorgan.methods.fediod.inter_organ import InterOrganNetwork
 from panorgan.preparation.plan import Plan
-from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask
+from panorgan.preparation.preprocess import Grid, prepare_image, prepare_mask, with_channels
 from panorgan.preparation.sampling import sliced_axis
 
 _AXIAL = 2
@@ -34,6 +34,8 @@ Mask = NDArray[np.bool_]
 class ScanPatch:
     """A patch of a prepared scan as a network sees it: `image` and `masks` [*patch_size], one voxel deep for slices.
 
+    Of several channels, `image` is the first, and `more` are the others.
+
     The slice to show is number `level` along axis `across` (0 = R, 1 = A, 2 = S); `masks` are those of organs that it
     shows. `spacing` is in mm along R, A, S.
     """
@@ -43,6 +45,7 @@ class ScanPatch:
     across: int
     level: int
     spacing: tuple[float, float, float]
+    more: tuple[torch.Tensor, ...] = ()
 
     def plane(self, values: torch.Tensor) -> torch.Tensor:
         """The slice out of something with the patch's shape."""
@@ -72,11 +75,12 @@ def patches_of(case: Case, plan: Plan, patch_size: tuple[int, int, int], most: i
     across = _AXIAL if sliced is None else sliced
     for level, shown in choose_slices(masks, across, most):
         middle = _middle([masks[organ] for organ in shown], across, level, patch_size)
-        windows = [_window(n, size, at) for n, size, at in zip(image.shape, patch_size, middle, strict=True)]
+        windows = [_window(n, size, at) for n, size, at in zip(image.shape[-3:], patch_size, middle, strict=True)]
         cut = {name: _cut(torch.from_numpy(masks[name]).float(), patch_size, windows, 0.0) for name in shown}
         at = level - windows[across][0].start + windows[across][1].start
         inside = {name: mask for name, mask in cut.items() if mask.select(across, at).any()}
-        yield ScanPatch(_cut(image, patch_size, windows, -1.0), inside, across, at, plan.spacing_mm)
+        first, *more = (_cut(one, patch_size, windows, -1.0) for one in with_channels(image))
+        yield ScanPatch(first, inside, across, at, plan.spacing_mm, tuple(more))
 
 
 def choose_slices(masks: Mapping[str, Mask], across: int, most: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -101,7 +105,8 @@ def choose_slices(masks: Mapping[str, Mask], across: int, most: int) -> list[tup
 def look(network: InterOrganNetwork, patch: ScanPatch) -> Looks:
     """A network's attention in a patch."""
     device = next(network.parameters()).device
-    encoded = network.encoded(patch.network_view(patch.image)[None, None].to(device))
+    channels = torch.stack([patch.network_view(one) for one in (patch.image, *patch.more)])
+    encoded = network.encoded(channels[None].to(device))
     mean = mean_attention(network.maps_of(encoded)).float().cpu()
     grid = tuple(encoded[-1].shape[2:])
     seen = {organ: seen_from(mean[0], grid, patch.network_view(mask)) for organ, mask in patch.masks.items()}

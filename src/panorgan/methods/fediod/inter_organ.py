@@ -176,7 +176,7 @@ class InterOrganNetwork(MultiDecoder):
         return logits
 
     def attention(self, image: torch.Tensor) -> torch.Tensor:
-        """Ā [B, N, N] of images [B, 1, *S], without running any decoder."""
+        """Ā [B, N, N] of images [B, C, *S], without running any decoder."""
         return mean_attention(self.maps_of(self.encoded(image)))
 
     # `channels_for` in two halves, to evaluate the same image with many different attention maps.

@@ -216,7 +216,7 @@ class FedIOD(Method):
             axis = sliced_axis(self.tools.patch_size)
             self.targets = None
             if self.fused and axis is not None:
-                self.targets = SliceTargets(list(self.fused.values()), (c.image.shape[axis] for c in self.tools.cases))
+                self.targets = SliceTargets(list(self.fused.values()), (c.shape[axis] for c in self.tools.cases))
 
         # -- a training step
 

@@ -114,14 +114,14 @@ class ScanInspector:
             probabilities = structure_probabilities(logits, batch, vocabulary, self.model.activation)
             return foreground_probability(probabilities, masks, voxels)
 
-        return self.attributor(foreground, maps, batch.image.numel(), self.steps)
+        return self.attributor(foreground, maps, batch.image[:, 0].numel(), self.steps)
 
     # -- sizes
 
     def median_depth(self) -> float:
         """Slices of the site's scans; 1 with 3D patches."""
         axis = sliced_axis(self.tools.patch_size)
-        return 1.0 if axis is None else float(statistics.median(c.image.shape[axis] for c in self.tools.cases))
+        return 1.0 if axis is None else float(statistics.median(c.shape[axis] for c in self.tools.cases))
 
     def tokens(self) -> int:
         """Places of a patch for the transformer."""

@@ -17,7 +17,7 @@ from panorgan.preparation.store import StoredCase
 
 def _predict_at_once(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
     """One window as large as the image."""
-    x, y, z = image.shape
+    x, y, z = image.shape[-3:]
     return predict_probabilities(network, image, InferenceSettings(patch_size=(x, y, z), overlap=0.0))
 
 
@@ -30,7 +30,7 @@ class SiteTools:
     """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
 
     `autocast()` makes a fresh context each time, so that it may be entered within itself. `tensor_store` keeps tensors
-    of this run on the site's disk, `cases` are the training cases. `predict(network, image [X, Y, Z])` gives channel
+    of this run on the site's disk, `cases` are the training cases. `predict(network, image)` gives channel
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.

@@ -82,12 +82,14 @@ class RandomLayer:
 
 
 def cmidg(image: torch.Tensor, settings: CMIDGSettings, generator: torch.Generator) -> torch.Tensor:
-    """Changed intensities of `image` [B, 1, *S]; every draw comes from `generator`, which lives on the CPU.
+    """Changed intensities of `image` [B, C, *S]; every draw comes from `generator`, which lives on the CPU.
 
-    With `blend` 0 the image is returned and nothing is drawn.
+    Each channel is changed as an image of its own. With `blend` 0 the image is returned and nothing is drawn.
     """
     if settings.blend == 0:
         return image
+    if image.shape[1] > 1:
+        return cmidg(image.flatten(0, 1).unsqueeze(1), settings, generator).view(image.shape)
     # Products of random weights reach into the thousands: half precision would lose the low contrast between organs.
     with torch.autocast(image.device.type, enabled=False):
         plain = image.float()
