@@ -249,6 +249,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "failed": _failure_line,
     "notice": lambda facts: f"{_round(facts['number'])}: {facts['text']}",
+    "start_from": lambda facts: str(facts["text"]),
     "missing": lambda facts: f"missing, {_round(facts['number'])}: {', '.join(facts['sites'])}",
     "segment": lambda facts: f"segment {facts['number']} runs as job {str(facts.get('job', ''))[:8]}",
     "driver": _driver_line,

@@ -100,7 +100,7 @@ class PlainView:
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
             self._line(f"refused an update of {facts['site']}: {refused_in_words(facts)}")
-        elif event.kind == "notice":
+        elif event.kind in ("notice", "start_from"):
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
             self._line("resuming" if event.kind == "resumed" else "a new run")
@@ -171,7 +171,7 @@ class LiveView:
             self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {refused_in_words(facts)}")
-        elif event.kind == "notice":
+        elif event.kind in ("notice", "start_from"):
             self._notes.append(facts["text"])
         elif event.kind == "round":
             self._round(facts)

@@ -27,6 +27,7 @@ from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
 from panorgan.settings import Settings
+from panorgan.workflows.starting_model import copy_start
 
 SERVER = "server"
 
@@ -228,6 +229,7 @@ def sign_again(
 def _finish_server(settings: FederationSettings, experiment: Agreement, kit: ServerKit) -> None:
     expires = day(ends(read_certificate(Credentials.of_server(kit.startup).certificate)))
     _write(kit, server_texts(settings, experiment, expires))
+    copy_start(experiment, kit.start)
     _protect(kit)
     _protect(Kit(kit.admin))
 

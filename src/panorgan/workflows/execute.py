@@ -32,6 +32,7 @@ from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
 from panorgan.workflows.site_cases import cache_folder, read_sites
+from panorgan.workflows.starting_model import check_start, other_plan, reader_of
 from panorgan.workflows.tables import Row, write_metrics
 from panorgan.workflows.tensorboard import tensorboard_listener
 
@@ -70,6 +71,8 @@ def train(
     if resume and run.complete:
         _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
         return _with_scores(run)
+    if not run.started:
+        check_start(experiment)
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
     prepared = prepare(
@@ -102,6 +105,8 @@ def _train_and_score(
     events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
     if prepared.shared_scans:
         events.record("shared_scans", scans=list(prepared.shared_scans))
+    if not resumed and (difference := other_plan(experiment, prepared.plan)):
+        events.record("notice", number=0, code="start-other-plan", text=difference)
     coordinator = Coordinator.begin(
         _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
     )
@@ -222,6 +227,7 @@ def _coordinator_setup(experiment: Experiment, folder: Run, run: str, plan: Plan
         joins_at=experiment.late_sites(),
         keep_local_models=folder.local_models_folder if experiment.local_models and not apart else None,
         local_models_after=experiment.local_models,
+        start=reader_of(experiment),
     )
 
 
@@ -265,6 +271,8 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
 def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None) -> None:
     """Errors that can be found before hours of training: the folder, the experiment, the lists of cases."""
     _check_folder(Run(folder), experiment, resume)
+    if not Run(folder).started:
+        check_start(experiment)
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
 
 

@@ -27,6 +27,7 @@ from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
+from panorgan.federation.start_settings import CARD, WEIGHTS, model_folder
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
@@ -142,15 +143,15 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
     """
     if isinstance(device, str):
         device = choose_device(device, "device")
-    folder = _model_folder(folder.path if isinstance(folder, Run) else Path(folder))
+    folder = model_folder(folder.path if isinstance(folder, Run) else Path(folder))
     try:
-        card: dict[str, Any] = read_json((folder / "model.json").read_bytes())
+        card: dict[str, Any] = read_json((folder / CARD).read_bytes())
         _check_format(card, folder)
         declare_finished(card.get(OWN_ORGANS))
         facts = {name: SiteInfo.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
-        content = (folder / "model.safetensors").read_bytes()
+        content = (folder / WEIGHTS).read_bytes()
         refuse_damage(content)
         weights = load(content)
         _check_weights(weights, folder)
@@ -165,20 +166,6 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
             fix="Its files are damaged or from another panorgan version. Copy the folder again.",
         ) from error
     return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
-
-
-def _model_folder(folder: Path) -> Path:
-    """The folder itself, or the model's inside a run."""
-    for place in (folder / "model", folder):
-        if (place / "model.json").is_file():
-            return place
-    raise RunError(
-        "There is no model here.",
-        code="no-model",
-        where=str(folder),
-        why="model.json is missing",
-        fix="Point to a finished run, or to its 'model' folder.",
-    )
 
 
 def _check_format(card: Mapping[str, Any], folder: Path) -> None:
