@@ -25,6 +25,7 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
 from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import use_hardware
+from panorgan.workflows.extend import extend, only_more_rounds, refuse_other_stages
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.workflows.model_bundle import Model, deliver, load_model
@@ -56,7 +57,8 @@ def train(
     ----------
     experiment : from `load_experiment`.
     folder : the run folder, new or empty; `runs/<name>` if left out.
-    resume : continue where a killed run stopped, with the same final bits.
+    resume : continue where a killed run stopped, with the same final bits; or, with more `training.rounds` than
+        before, extend a run.
     listeners : called with every `Event`: `event.kind` such as `round`, `event.facts` as plain data.
     cache : where prepared cases are kept; `PANORGAN_CACHE` or the user's cache if left out.
     compared_with : a run that this one will be compared with: it must have been scored on the same cases.
@@ -68,7 +70,7 @@ def train(
     run = Run(Path("runs") / experiment.name if folder is None else folder)
     cache, listeners = None if cache is None else Path(cache), tuple(listeners)
     _check_folder(run, experiment, resume)
-    if resume and run.complete:
+    if resume and run.complete and run.experiment.fingerprint() == experiment.fingerprint():
         _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
         return _with_scores(run)
     if not run.started:
@@ -83,8 +85,12 @@ def train(
     _check_comparable(compared_with, scored_fingerprint(prepared))
     workers = build_workers(experiment, prepared, run, device, silent)
     resumed = run.started  # --resume may also begin a run: one that was killed while its cases were prepared
+    longer = resumed and only_more_rounds(run.experiment, experiment)
     manifest = _start_or_check(run, experiment, prepared, device)
     with only_one_process(run.path):
+        if longer:
+            mend_tail(run.events_file)
+            EventLog(run.events_file, listeners).record("notice", **extend(run, experiment))
         return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resumed)
 
 
@@ -258,7 +264,9 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
             fix="Continue it with --resume, or choose another folder with --run.",
         )
     known = run.experiment
-    if known.fingerprint() != experiment.fingerprint():
+    if only_more_rounds(known, experiment):
+        refuse_other_stages(run, experiment)
+    elif known.fingerprint() != experiment.fingerprint():
         raise RunError(
             "The run in this folder is of another experiment.",
             code="other-experiment",
