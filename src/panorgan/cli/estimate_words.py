@@ -18,6 +18,18 @@ def in_words(facts: Mapping[str, Any]) -> str:
     )
 
 
+def estimate_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The estimate; where it is long, what would take less time."""
+    lines = [f"This will take {in_words(facts)} on this machine's {facts['device']}"]
+    if facts.get("later_stages"):
+        lines.append(f"Measured in the stage {facts['stage']}; steps of {facts['later_stages']} may take longer.")
+    if facts.get("suits"):
+        lines.append(f"That is long. About {span(facts['suits_seconds'])} would take:")
+        lines += [f"  {line}" for line in proposal_lines(facts["suits"])]
+        lines.append("'panorgan plan EXPERIMENT.yaml --minutes 120' finds such settings and can write them.")
+    return lines
+
+
 def span(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 20 min`, `2 days 4 h`."""
     if seconds < 90:

@@ -74,7 +74,7 @@ def show_plan(request: PlanRequest) -> None:
     _show_proposal(console, proposal, request.minutes)
     if written:
         say(f"Written: {written}")
-    else:
+    elif proposal.settings:
         say(f"'panorgan plan {request.path} --write' writes what the file does not set yet.")
 
 
@@ -90,8 +90,14 @@ def data_of(
 
 
 def _show_proposal(console: Console, proposal: Proposal, minutes: float | None) -> None:
-    console.print("[bold]Settings that suit this machine[/] (what the file sets is kept):")
-    for line in proposal_lines(proposal.settings):
+    lines = list(proposal_lines(proposal.settings))
+    if lines:
+        console.print("[bold]Settings that suit this machine[/] (what the file sets is kept):")
+    else:
+        console.print(
+            "The file sets network, patch, batch and rounds itself; --write-to NEW.yaml proposes all of them."
+        )
+    for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     free = "" if proposal.available is None else f" of {proposal.available / 1e9:.1f} GB free"
     limit = "" if minutes is None else f" (asked for: {span(minutes * 60)})"

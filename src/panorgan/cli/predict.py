@@ -11,6 +11,7 @@ from typing import Any
 
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
+from panorgan.cli.progress import progress_bar
 from panorgan.data.volume import read_scan
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
@@ -41,14 +42,17 @@ def predict_scans(request: PredictRequest) -> None:
     view.left_out(found)
     failures: list[DataError] = []
     segmented = 0
-    for scan in found.scans:
-        try:
-            shown = _predict_one(loaded, scan, request.out)
-        except DataError as error:
-            failures.append(error)
-            continue
-        segmented += "labels" in shown
-        view.result(scan, shown)
+    with progress_bar("segmenting", len(found.scans), request.as_json) as advance:
+        for scan in found.scans:
+            try:
+                shown = _predict_one(loaded, scan, request.out)
+            except DataError as error:
+                failures.append(error)
+                continue
+            finally:
+                advance()
+            segmented += "labels" in shown
+            view.result(scan, shown)
     _report_failures(failures, len(found.scans), segmented)
 
 

@@ -46,7 +46,7 @@ def train_and_report(
 
 def _train_one(experiment: Experiment, run: Run, resume: bool, as_json: bool, compared_with: Run | None = None) -> Run:
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, run.path, resume, (listener,), compared_with=compared_with)
+        return train(experiment, run.path, resume, (listener,), compared_with=compared_with, estimate=True)
 
 
 def show_scores(run: Run, report: Path, as_json: bool) -> None:

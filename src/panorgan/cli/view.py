@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from panorgan.cli.console import Console, say
+from panorgan.cli.estimate_words import estimate_lines
 from panorgan.federation.events import Event, Listener
 
 
@@ -100,6 +101,9 @@ class PlainView:
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
             self._line(f"refused an update of {facts['site']}: {refused_in_words(facts)}")
+        elif event.kind == "estimate":
+            for line in estimate_lines(facts):
+                self._line(line)
         elif event.kind in ("notice", "start_from"):
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
@@ -137,6 +141,7 @@ class LiveView:
         self._sites = self._split = ""
         self._organs: dict[str, float] = {}
         self._notes: list[str] = []
+        self._said: list[str] = []
         self._began = time.monotonic()
         self._finished = ""
         self._progress = Progress(
@@ -171,6 +176,8 @@ class LiveView:
             self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {refused_in_words(facts)}")
+        elif event.kind == "estimate":
+            self._said += estimate_lines(facts)
         elif event.kind in ("notice", "start_from"):
             self._notes.append(facts["text"])
         elif event.kind == "round":
@@ -196,6 +203,7 @@ class LiveView:
         if self._organs:
             scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
             parts.append(Text(f"validation Dice  {scores}", style="dim"))
+        parts += [Text(line, style="dim") for line in self._said]
         parts += [Text(note, style="yellow") for note in self._notes[-3:]]
         return Group(*parts)
 

@@ -15,7 +15,6 @@ from panorgan.checksums import sealed_json
 from panorgan.config import Experiment
 from panorgan.data.splits import RULE
 from panorgan.errors import RunError
-from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.coordinator import Coordinator, CoordinatorSetup
 from panorgan.federation.events import EventLog, Listener, mend_tail
 from panorgan.federation.files import write_atomically
@@ -24,17 +23,14 @@ from panorgan.federation.local_models import read_local_models
 from panorgan.federation.site import SiteData, SiteSetup, SiteWorker
 from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
-from panorgan.methods.protocol import Federation
 from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import use_hardware
-from panorgan.workflows.duration import Estimate, Work
-from panorgan.workflows.duration import estimate as duration
+from panorgan.workflows.expected_duration import duration_facts
 from panorgan.workflows.extend import extend, only_more_rounds, refuse_other_stages
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.workflows.model_bundle import Model, deliver, load_model
 from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
-from panorgan.workflows.rehearsal import rehearse
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
 from panorgan.workflows.site_cases import cache_folder, read_sites
@@ -99,7 +95,8 @@ def train(
             mend_tail(run.events_file)
             EventLog(run.events_file, listeners).record("notice", **extend(run, experiment))
         if estimate:
-            silent.transient("estimate", **measured_duration(experiment, prepared, workers, run).as_json())
+            silent.transient("prepare", what="timing a few steps", done=0, total=1)
+            silent.transient("estimate", **duration_facts(experiment, prepared, workers, run))
         return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resumed)
 
 
@@ -130,18 +127,6 @@ def _train_and_score(
     rows = _score(run, load_model(run.model_folder, device), prepared, events)
     events.record("finished", rows=len(rows))
     return Run(run.path)
-
-
-def measured_duration(
-    experiment: Experiment, prepared: PreparedFederation, workers: dict[str, SiteWorker], run: Run
-) -> Estimate:
-    """How long the remaining rounds will take here, by a rehearsal with the site that has the most cases."""
-    facts = {name: worker.facts() for name, worker in workers.items()}
-    federation = Federation(Vocabulary(experiment.vocabulary), facts)
-    name = max(facts, key=lambda site: (facts[site].train_cases, site))
-    speed = rehearse(workers[name].setup, federation, name, workers[name].data)
-    rounds_done = (Checkpoints(run.path / "checkpoints").peek() or (0, ()))[0]
-    return duration(experiment, Work.of(experiment, prepared, workers), speed, rounds_done)
 
 
 def evaluate(

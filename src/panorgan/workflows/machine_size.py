@@ -45,6 +45,8 @@ _WIDTHS = {"cuda": (32,), "cpu": (32, 16, 8)}
 """Features of the first level; a GPU gains little from narrower networks."""
 _WIDEST = 10
 """Features of the deepest levels, in those of the first one: 320 for 32."""
+_COVERS = 0.9
+"""A patch of this share of a scan along every axis holds it."""
 _LOCAL_STEPS = 20
 _FEW_ROUNDS, _MOST_ROUNDS = 60, 200
 """A smaller network is proposed before fewer rounds than the first; more than the second are rarely worth it."""
@@ -156,7 +158,7 @@ def _settings_for(
         "network.features": [min(width * 2**level, _WIDEST * width) for level in range(len(found.strides))],
         "network.strides": None if found.halves_all else [list(level) for level in found.strides],
         "training.sampling.patch_size": list(found.patch_size),
-        "training.sampling.batch_size": _batch(found, flat),
+        "training.sampling.batch_size": _batch(found, data.shape, flat),
     }
     if training.local_epochs is None and not given("training.local_steps"):
         settings["training.local_steps"] = _LOCAL_STEPS
@@ -173,10 +175,11 @@ def _with_given_strides(found: Topology, experiment: Experiment, given: Callable
     return Topology((patch[0], patch[1], patch[2]), experiment.network.strides)
 
 
-def _batch(found: Topology, flat: bool) -> int:
-    """Two large patches; more of small ones, so that a step sees about as much."""
+def _batch(found: Topology, shape: Sequence[float], flat: bool) -> int:
+    """Two patches, or eight slices; more where a patch holds a whole scan already, as of small organs."""
     least, most, enough = (8, 16, 8 * 128**2) if flat else (2, 8, 2 * 64**3)
-    return min(most, max(least, round(enough / math.prod(found.patch_size))))
+    covered = all(size == 1 or size >= _COVERS * n for size, n in zip(found.patch_size, shape, strict=True))
+    return min(most, max(least, round(enough / math.prod(found.patch_size)))) if covered else least
 
 
 def _with(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
