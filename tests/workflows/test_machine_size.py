@@ -131,7 +131,8 @@ def test_epochs_of_the_file_stay(machine):
     assert "training.local_steps" not in found.settings
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fediod", "multihead"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fediod", "multihead"])
 def test_a_proposal_is_measured_with_the_method_itself(method):
     """Without a pretended machine: the steps are real, on made-up patches."""
     found = propose(experiment(method={"name": method}), lambda name: False, SMALL, CPU, 1.0, 8e9)

@@ -37,10 +37,10 @@ def test_the_bits_and_the_random_state_stay(tiny, tmp_path):
     runs, states, heard = [], [], []
     for name in ("plain", "measured"):
         torch.manual_seed(7)
-        np.random.seed(7)  # noqa: NPY002
+        np.random.seed(7)
         random.seed(7)
         runs.append(train(experiment, tmp_path / name, listeners=(heard.append,), estimate=name == "measured"))
-        states.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()))  # noqa: NPY002
+        states.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()))
     assert [event.kind for event in heard].count("estimate") == 1
     assert states[0] == states[1]
     for name in ("model/model.safetensors", "metrics.csv"):

@@ -42,7 +42,7 @@ class PlanRequest:
 
 def show_plan(request: PlanRequest) -> None:
     """Print the measurements, the plan, and the settings; write them where asked to."""
-    _refuse_existing(request.write_to)
+    _check_target(request.path, request.write_to)
     content = overridden(read_yaml(request.path, "experiment file"), request.overrides)
     experiment = load_experiment(request.path, request.overrides)
     with watch(f"{experiment.name} · plan", request.as_json) as listener:
@@ -94,9 +94,7 @@ def _show_proposal(console: Console, proposal: Proposal, minutes: float | None) 
     if lines:
         console.print("[bold]Settings that suit this machine[/] (what the file sets is kept):")
     else:
-        console.print(
-            "The file sets network, patch, batch and rounds itself; --write-to NEW.yaml proposes all of them."
-        )
+        say("The file sets network, patch, batch and rounds itself; --write-to NEW.yaml proposes all of them.")
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     free = "" if proposal.available is None else f" of {proposal.available / 1e9:.1f} GB free"
@@ -122,33 +120,27 @@ def _write(request: PlanRequest, plan: Plan, content: Mapping[str, Any], proposa
     settings = {k: v for k, v in wanted.items() if is_set(content, k) or not is_usual(k, v)}
     text = request.path.read_text(encoding="utf-8")
     changed = filled_in(text, settings, request.path)
-    if request.write_to is not None:
-        changed = _with_folders(changed, request.path.parent, target)
     write_atomically(target, changed)
     load_experiment(target, request.overrides)  # it must be usable
     return target
 
 
-def _with_folders(text: str, old: Path, target: Path) -> str:
-    """Relative folders of a file in another folder would lead elsewhere: such a target is refused."""
-    if old.resolve() != target.parent.resolve():
-        raise ConfigError(
-            "Write the new file beside the old one.",
-            code="written-elsewhere",
-            where=str(target),
-            why="folders in an experiment file are relative to it",
-            fix=f"Use a name in {old}.",
-        )
-    return text
-
-
-def _refuse_existing(target: Path | None) -> None:
+def _check_target(path: Path, target: Path | None) -> None:
+    """A new file replaces none, and stands beside the old one: relative folders would lead elsewhere."""
     if target is not None and target.exists():
         raise ConfigError(
             "The new file exists already.",
             code="plan-file-exists",
             where=str(target),
             fix="Choose another name, or fill in the existing file with --write.",
+        )
+    if target is not None and path.parent.resolve() != target.parent.resolve():
+        raise ConfigError(
+            "Write the new file beside the old one.",
+            code="written-elsewhere",
+            where=str(target),
+            why="folders in an experiment file are relative to it",
+            fix=f"Use a name in {path.parent}.",
         )
 
 
