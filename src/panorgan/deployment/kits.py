@@ -27,7 +27,7 @@ from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
 from panorgan.settings import Settings
-from panorgan.workflows.starting_model import copy_start
+from panorgan.workflows.starting_model import check_start, copy_start
 
 SERVER = "server"
 
@@ -86,6 +86,7 @@ def make_kits(settings: FederationSettings, experiment: Agreement, folder: Path)
     The one exception: the list of sites in the server's `coordinator.yaml` follows `settings`.
     """
     _refuse_benchmark_method(experiment)
+    check_start(experiment)
     place = _Folder(folder)
     _refuse_another_federation(place, _identity(settings, experiment))
     missing = [name for name in settings.sites if not place.site(name).path.exists()]

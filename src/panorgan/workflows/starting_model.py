@@ -69,7 +69,6 @@ def copy_start(agreement: Agreement, folder: Path) -> None:
     start = agreement.training.start_from
     if start is None or start.folder is None:
         return
-    check_start(agreement)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (CARD, WEIGHTS):
         shutil.copyfile(model_folder(start.folder) / name, folder / name)
