@@ -34,7 +34,7 @@ def train_and_report(
         )
     place = Run(run or Path("runs") / experiment.name)
     for other in others:  # their errors should show before hours of training
-        check_run(other, place.baseline(other.method["name"]).path, resume)
+        check_run(other, place.baseline(other.method["name"]).path, resume, may_extend=True)
     trained = _train_one(experiment, place, resume, as_json)
     report = write_report(trained)
     for other in others:
