@@ -72,7 +72,7 @@ def train(
     """
     run = Run(Path("runs") / experiment.name if folder is None else folder)
     cache, listeners = None if cache is None else Path(cache), tuple(listeners)
-    _check_folder(run, experiment, resume, may_extend=True)
+    check_folder(run, experiment, resume, may_extend=True)
     if resume and run.complete and run.experiment.fingerprint() == experiment.fingerprint():
         _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
         return _with_scores(run)
@@ -251,7 +251,7 @@ def _limits(experiment: Experiment, method: Method) -> LimitSettings:
     return experiment.limits.model_copy(update={"most_cases_per_site": experiment.limits.most_cases_per_site * sites})
 
 
-def _check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: bool) -> None:
+def check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: bool = False) -> None:
     """A new run needs an empty place; a resumed one must be the same experiment, or the same with more rounds."""
     if not run.started:
         if run.path.exists() and not _is_vacant(run.path):
@@ -286,7 +286,7 @@ def check_run(
     experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None, may_extend: bool = False
 ) -> None:
     """Errors that can be found before hours of training: the folder, the experiment, the lists of cases."""
-    _check_folder(Run(folder), experiment, resume, may_extend)
+    check_folder(Run(folder), experiment, resume, may_extend)
     if not Run(folder).started:
         check_start(experiment)
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
