@@ -25,6 +25,7 @@ from panorgan.evaluation.postprocess import PRESETS
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.local_models import round_to_keep
 from panorgan.federation.settings import TrainingSettings, refuse_few_sites
+from panorgan.federation.start_settings import with_resolved_start
 from panorgan.methods.base import Method
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNetSettings
@@ -276,9 +277,19 @@ class Agreement(Settings):
         method = find_method(self.method["name"])
         return method(method.Config(**{k: v for k, v in self.method.items() if k != "name"}))
 
+    def without_places(self) -> Agreement:
+        """The same for other machines, where the folder of a model to start from means nothing."""
+        start = self.training.start_from
+        if start is None:
+            return self
+        training = self.training.model_copy(update={"start_from": start.model_copy(update={"folder": None})})
+        return self.model_copy(update={"training": training})
+
     def fingerprint(self) -> str:
-        """Equal for experiments with equal results; hardware and name do not count."""
-        content = self.model_dump(mode="json", exclude={"hardware", "name"})
+        """Equal for experiments with equal results; hardware, name and the place of a model to start from do not
+        count."""
+        places = {"training": {"start_from": {"folder", "name"}}}
+        content = self.model_dump(mode="json", exclude={"hardware": True, "name": True, **places})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -417,7 +428,7 @@ def load_experiment(
             for key in ("folder", "withheld"):
                 if isinstance(site, dict) and isinstance(site.get(key), str | Path):
                     site[key] = str((beside / with_data_folder(site[key])).resolve())
-        return parse_experiment(content, where)
+        return parse_experiment(with_resolved_start(content, beside), where)
 
     return read_overridden(content, as_assignments(overrides), where, read)
 
@@ -427,7 +438,7 @@ def load_agreement(path: Path, organs: Mapping[str, Any] | None = None) -> Agree
 
     `organs` are further ones that the catalogue does not know, as a federation file may describe them.
     """
-    content = read_yaml(path, "experiment file")
+    content = with_resolved_start(read_yaml(path, "experiment file"), path.parent)
     if organs:
         content["organs"] = _joined(organs_by_name(content.get("organs") or {}), organs, str(path))
     if "phantom" in content or "sites" in content:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +17,8 @@ from panorgan.errors import ConfigError
 from panorgan.methods.base import Method
 from panorgan.methods.registry import methods
 from panorgan.report.methods_page import methods_page
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def shown(monkeypatch, capsys, name: str | None) -> str:
@@ -98,3 +104,48 @@ def test_a_page_or_json_but_not_both():
     result = CliRunner().invoke(app, ["methods", "--json", "--markdown"])
     assert result.exit_code == 2
     assert "--json" in result.output
+
+
+# -- stored descriptions -----------------------------------------------------------------------------------------------
+
+
+def test_stored_descriptions_are_fresh():
+    from panorgan.methods.about.stored import FILE
+
+    spec = importlib.util.spec_from_file_location("describe_methods", ROOT / "scripts" / "describe_methods.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert FILE.read_text() == script.content(), "run: python scripts/describe_methods.py"
+
+
+@pytest.mark.parametrize("name", [None, "fediod", "central_full"])
+def test_stored_or_described_it_reads_the_same(monkeypatch, capsys, name):
+    stored = shown(monkeypatch, capsys, name)
+    monkeypatch.setattr("panorgan.cli.methods.stored_methods", lambda: None)
+    assert shown(monkeypatch, capsys, name) == stored
+
+
+def test_changed_sources_are_described_again(monkeypatch):
+    from panorgan.methods.about import stored
+
+    assert stored.stored_methods() is not None
+    stored.stored_methods.cache_clear()
+    monkeypatch.setattr(stored, "sources_hash", lambda: "another")
+    assert stored.stored_methods() is None
+    stored.stored_methods.cache_clear()
+
+
+def test_methods_of_other_packages_are_described_again(monkeypatch):
+    from panorgan.methods.about import stored
+
+    stored.stored_methods.cache_clear()
+    monkeypatch.setattr(stored, "entry_points", lambda group: ["theirs"])
+    assert stored.stored_methods() is None
+    stored.stored_methods.cache_clear()
+
+
+@pytest.mark.parametrize("arguments", [["methods"], ["methods", "flkd"], ["methods", "--json"], ["--help"]])
+def test_torch_is_not_imported(arguments):
+    code = f"import sys; sys.argv[1:] = {arguments}\nfrom panorgan.cli.main import app\n"
+    code += "try:\n app()\nexcept SystemExit:\n pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

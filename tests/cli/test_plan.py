@@ -26,10 +26,9 @@ def test_the_printed_lines_fix_what_was_measured(experiment_file) -> None:
     assert result.exit_code == 0
     assert "north" in result.output
     assert "island" not in result.output  # external: no say in the plan
-    lines = result.output[result.output.index("plan:\n") :].split("A patch that suits it: ")
+    lines = result.output[result.output.index("plan:\n") :].split("The file sets network")
     content = {**yaml.safe_load(experiment_file.read_text()), **yaml.safe_load(lines[0])}
-    content["training"]["sampling"]["patch_size"] = yaml.safe_load(lines[1].split(" (")[0])
-    experiment = parse_experiment(content)  # the proposed patch suits the network
+    experiment = parse_experiment(content)
     assert not experiment.plan.measures
     assert experiment.plan.crop == "body"
     assert experiment.plan.spacing_mm == (12, 12, 12)  # three training cases of 12 mm, two of 11 × 11 × 13 mm
@@ -57,3 +56,63 @@ def test_the_sizes_of_the_split_are_shown(experiment_file) -> None:
     assert patients["south"] == {"train": 2, "validation": 1, "test": 1}
     shown = CliRunner().invoke(app, ["plan", str(experiment_file)], catch_exceptions=False, env={"COLUMNS": "160"})
     assert "3, 1, 1" in shown.output
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+BARE = """\
+# our first trial
+vocabulary: [liver, spleen, kidney_left, kidney_right]   # all of them
+phantom:
+  field_of_view_mm: [364, 320, 220]
+  sites:
+    - {name: north, annotated: [liver], cases: 5, spacing_mm: [12, 12, 12]}
+    - {name: south, annotated: [spleen, kidney], cases: 4, spacing_mm: [12, 12, 12]}
+training:
+  rounds: 3   # we are in a hurry
+"""
+
+
+@pytest.fixture
+def bare_file(tmp_path):
+    path = tmp_path / "bare.yaml"
+    path.write_text(BARE)
+    return path
+
+
+def planned(path, *arguments) -> dict:
+    command = ["plan", str(path), "--minutes", "5", *arguments, "--json"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    return json.loads(result.output.splitlines()[-1])["result"]
+
+
+def test_it_fills_in_what_is_not_set(bare_file):
+    result = planned(bare_file, "--write")
+    text = bare_file.read_text()
+    assert [line for line in BARE.splitlines() if line not in text.splitlines()] == []
+    experiment = parse_experiment(yaml.safe_load(text))
+    assert experiment.training.rounds == 3
+    assert list(experiment.network.features) == result["settings"]["network.features"]
+    assert list(experiment.training.sampling.patch_size) == result["patch_size"]
+    assert not experiment.plan.measures
+    assert result["estimate"]["rounds"] == 3
+    assert planned(bare_file, "--write")["settings"].keys() <= {"network.dimensions", "network.strides"}
+    assert bare_file.read_text() == text
+
+
+def test_a_new_file_has_everything_proposed(bare_file):
+    new = bare_file.with_name("new.yaml")
+    result = planned(bare_file, "--write-to", str(new))
+    assert bare_file.read_text() == BARE
+    experiment = parse_experiment(yaml.safe_load(new.read_text()))
+    assert experiment.training.rounds == result["settings"]["training.rounds"] > 3
+    assert "# our first trial" in new.read_text()
+
+
+@pytest.mark.parametrize(("name", "code"), [("bare.yaml", "plan-file-exists"), ("sub/new.yaml", "written-elsewhere")])
+def test_new_files_stand_beside_the_old_one(bare_file, name, code):
+    (bare_file.parent / "sub").mkdir()
+    arguments = ["plan", str(bare_file), "--write-to", str(bare_file.parent / name)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exception.code == code
+    assert bare_file.read_text() == BARE

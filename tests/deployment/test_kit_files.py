@@ -126,7 +126,7 @@ def test_the_federations_limits_are_agreed_on_by_everybody(tmp_path: Path) -> No
         there = yaml.safe_load((kit / "local" / "experiment.yaml").read_text())["limits"]
         assert (there["most_cases_per_site"], there["largest_share"], there["hu"]) == (300, 0.5, [-200, 500])
     server = ServerKit(kits.server)
-    setup = _setup(load_agreement(server.experiment), load_coordinator_file(server), "run")
+    setup = _setup(server, load_agreement(server.experiment), load_coordinator_file(server), "run")
     assert setup.limits == agreement.limits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from panorgan.deployment.kits import make_kits
 from panorgan.deployment.settings import FederationSettings
 from panorgan.federation.egress import default_policy, policy_text
 from panorgan.federation.events import Event
+from panorgan.workflows.starting_model import copy_start
 
 PLUGIN = Path(__file__).parent / "plugin"
 HOST = "localhost"
@@ -81,7 +83,9 @@ class Loopback:
     def agree_on(self, experiment: Experiment, run: str, **rounds: Any) -> Path:
         """Give everybody another experiment and the server another run folder, without restarting anything."""
         agreement = experiment.agreement()
-        text = yaml.safe_dump(agreement.as_json())
+        text = yaml.safe_dump(agreement.without_places().as_json())
+        shutil.rmtree(self.server_kit.start, ignore_errors=True)
+        copy_start(agreement, self.server_kit.start)
         for kit in (self.server_kit, *self.site_kits.values()):
             if isinstance(kit, SiteKit):
                 reopen(kit)

@@ -13,6 +13,7 @@ from panorgan.cli.approve import approve
 from panorgan.cli.console import say
 from panorgan.cli.egress import egress
 from panorgan.cli.federation_keys import renew, revoke
+from panorgan.cli.loading import load
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def init(
 
     Run it again after adding a site to the file: existing kits stay as they are.
     """
+    load("panorgan.cli.federation_init")
     from panorgan.cli.federation_init import make_all, write_example
 
     if example:
@@ -69,6 +71,7 @@ def preflight(
 
     Exit code: 0 when nothing failed, 2 otherwise.
     """
+    load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import check_before_start
 
     raise typer.Exit(FAILED if check_before_start(find_kit(kit), not no_data, as_json) else 0)
@@ -77,6 +80,7 @@ def preflight(
 @app.command()
 def server(kit: KitPath = _HERE) -> None:
     """Run the server that the sites connect to (the coordinator's machine). Ctrl-C stops it."""
+    load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
 
     raise typer.Exit(run_in_foreground(server_kit(kit, "server")))
@@ -85,6 +89,7 @@ def server(kit: KitPath = _HERE) -> None:
 @app.command()
 def site(kit: KitPath = _HERE) -> None:
     """Take part with this hospital's data. Connects out, accepts nothing in. Ctrl-C stops it."""
+    load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
 
     raise typer.Exit(run_in_foreground(site_kit(kit, "site")))
@@ -96,6 +101,7 @@ def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
 
     Survives failing sites and a restarted server. May itself be stopped and started again at any time.
     """
+    load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import start_and_watch
 
     start_and_watch(server_kit(kit, "start"), as_json)
@@ -111,6 +117,7 @@ def status(
 
     Exit code: 0; 1 when the run has failed, or was interrupted and has no driver.
     """
+    load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import show_status
 
     state = show_status(server_kit(kit, "status"), watch, as_json)
@@ -171,6 +178,7 @@ def stop_site(kit: SiteKit, as_json: bool) -> None:
 @app.command()
 def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
     """Score the delivered model on this site's own test cases. The scores stay here."""
+    load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import score_and_show
 
     score_and_show(site_kit(kit, "score"), as_json)

@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 import panorgan
+from panorgan.cli.completion import complete_data_set, complete_method, complete_methods, complete_organ
 from panorgan.cli.console import Console, say
 from panorgan.cli.federation import app as federation_app
+from panorgan.cli.loading import load
 from panorgan.cli.methods import print_methods, print_yaml
 from panorgan.cli.organs import print_organs
 from panorgan.errors import PanorganError
@@ -27,7 +29,7 @@ app = typer.Typer(
     name="panorgan",
     help="Hospitals that each label different organs train one model that segments them all.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(federation_app, name="federation")
@@ -67,7 +69,7 @@ def _stopped(arguments: list[str]) -> str:
         return ""
     if "watch" in (first, second) or (second == "status" and "--watch" in arguments):
         return "Stopped watching. The run is as it was."
-    if first in ("train", "demo"):
+    if first in ("train", "demo", "finetune"):
         return "Stopped. Continue with the same command and --resume."
     return "Stopped. Continue with the same command." if first in ("compare", "ablate", "fetch") else "Stopped."
 
@@ -127,6 +129,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Three generated hospitals with different labels: train a federation, each alone, and a naive pooling."""
+    load("panorgan.cli.demo")
     from panorgan.cli.demo import run_demo
 
     run_demo(run, seed, resume, as_json)
@@ -158,6 +161,7 @@ def doctor(
 
     Exit code: 0 when nothing is worse than a warning, 1 for warnings with --strict, 2 for errors.
     """
+    load("panorgan.workflows.doctor")
     from panorgan.cli.doctor import DoctorRequest, run_doctor
 
     request = DoctorRequest(tuple(paths), layout, workers, None if no_html else html, fix_headers, strict, as_json)
@@ -207,7 +211,12 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     baselines: Annotated[
-        str, typer.Option(help="Other methods to train for the same report: solo,central_full.", metavar="METHODS")
+        str,
+        typer.Option(
+            help="Other methods to train for the same report: solo,central_full.",
+            metavar="METHODS",
+            autocompletion=complete_methods,
+        ),
     ] = "",
     beside: Annotated[str, typer.Option(help="The old name of --baselines.", metavar="METHODS", hidden=True)] = "",
     mlflow: Annotated[
@@ -216,6 +225,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
+    load("panorgan.cli.train")
     from panorgan.cli.train import train_and_report
 
     if beside:
@@ -233,6 +243,7 @@ def compare(
             "--methods",
             help="Methods separated by commas, each with its own settings: a,b+mu=0.1,name=c.",
             metavar="METHODS",
+            autocompletion=complete_methods,
         ),
     ],
     seeds: Annotated[str, typer.Option(help="Seeds separated by commas; one run of every method each.")] = "0,1,2",
@@ -251,6 +262,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Train several methods with several seeds and compare them; continues where it was stopped."""
+    load("panorgan.cli.compare")
     from panorgan.cli.compare import CompareRequest, run_compare
 
     request = CompareRequest(experiment, methods, seeds, reference, run, overrides or [], report_only, as_json, at_once)
@@ -261,7 +273,10 @@ def compare(
 def ablate(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     method: Annotated[
-        str | None, typer.Option(help="The method; the experiment's own if left out.", metavar="METHOD")
+        str | None,
+        typer.Option(
+            help="The method; the experiment's own if left out.", metavar="METHOD", autocompletion=complete_method
+        ),
     ] = None,
     rows: Annotated[
         str | None, typer.Option(help="Rows of the table, separated by commas; all if left out.", metavar="ROWS")
@@ -284,6 +299,7 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Train the rows of a method's module table, as in its paper; continues where it was stopped."""
+    load("panorgan.cli.ablate")
     from panorgan.cli.ablate import AblateRequest, run_ablate
 
     request = AblateRequest(
@@ -293,15 +309,43 @@ def ablate(
 
 
 @app.command()
-def plan(
-    experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
+def finetune(
+    source: Annotated[Path, typer.Argument(help="A finished run, or a site's kit.", metavar="RUN|KIT")],
+    site: Annotated[str | None, typer.Option(help="The site, of a run with several.", metavar="NAME")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder; runs/<name>-<site>, or 'finetuned' in the kit, if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the sites' scans and show the plan that training would use; trains nothing."""
-    from panorgan.cli.plan import show_plan
+    """Train a delivered model on with the cases of one site; the model itself stays, and nothing is sent."""
+    load("panorgan.cli.finetune")
+    from panorgan.cli.finetune import FinetuneRequest, run_finetune
 
-    show_plan(experiment, overrides or [], as_json)
+    run_finetune(FinetuneRequest(source, site, run, overrides or [], resume, as_json))
+
+
+@app.command()
+def plan(
+    experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=1, help="How long training may take; a night (480) if left out.")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write into the file what it does not set; comments and settings stay.")
+    ] = False,
+    write_to: Annotated[
+        Path | None, typer.Option(help="Write a new file beside it, with everything proposed.", metavar="NEW.yaml")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the sites' scans; show the plan, and a network, patch and rounds that suit this machine."""
+    load("panorgan.cli.plan")
+    from panorgan.cli.plan import PlanRequest, show_plan
+
+    show_plan(PlanRequest(experiment, overrides or [], minutes, write, write_to, as_json))
 
 
 @app.command()
@@ -314,6 +358,7 @@ def phantom(
     as_json: AsJson = False,
 ) -> None:
     """Write generated hospitals as ordinary data folders, for trials without real data."""
+    load("panorgan.cli.phantom")
     from panorgan.cli.phantom import write_hospitals
 
     write_hospitals(folder, experiment, as_json)
@@ -321,7 +366,12 @@ def phantom(
 
 @app.command()
 def fetch(
-    name: Annotated[str | None, typer.Argument(help="A data set; all are listed if left out.", metavar="NAME")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A data set; all are listed if left out.", metavar="NAME", autocompletion=complete_data_set
+        ),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Folder for data sets; PANORGAN_DATA or 'data' if left out.", metavar="FOLDER")
     ] = None,
@@ -343,6 +393,7 @@ def fetch(
 @app.command()
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
     """Score the model of a finished run again and rewrite metrics.csv."""
+    load("panorgan.cli.evaluate")
     from panorgan.cli.evaluate import evaluate_run
 
     evaluate_run(run, as_json)
@@ -398,6 +449,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Segment scans: a label map on each scan's own grid; organ names, volumes and doubts in a JSON file beside it."""
+    load("panorgan.cli.predict")
     from panorgan.cli.predict import PredictRequest, predict_scans
     from panorgan.cli.predict_dicomweb import DicomWebRequest
     from panorgan.workflows.outputs import parse_formats
@@ -441,6 +493,7 @@ def analyze(
     as_json: AsJson = False,
 ) -> None:
     """Analyse a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
+    load("panorgan.cli.analyze")
     from panorgan.cli.analyze import AnalyzeRequest, run_analyze
 
     settings = {
@@ -464,6 +517,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow a run in the browser: rounds, losses, Dice, notices. It may go on, be over, or not have begun."""
+    load("panorgan.cli.watch")
     from panorgan.cli.watch import watch_run
 
     watch_run(run, port, open_page, as_json)
@@ -475,6 +529,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: of a finished run, or in a kit of a federation, at the server or at a site."""
+    load("panorgan.report.page")
     from panorgan.cli.report import write_and_say
 
     write_and_say(run, as_json)
@@ -520,6 +575,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a finished run's model for other software, with a model card, and compare it with the model."""
+    load("panorgan.cli.export")
     from panorgan.cli.export import export_model
 
     export_model(run, to, out, as_json)
@@ -539,6 +595,7 @@ def cache(
     as_json: AsJson = False,
 ) -> None:
     """Show prepared scans and generated hospitals in the cache; remove them."""
+    load("panorgan.cli.cache")
     from panorgan.cli.cache import run_cache
 
     run_cache(folder, clear, older_than, as_json)
@@ -546,7 +603,9 @@ def cache(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.", metavar="NAME")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show one method in full.", metavar="NAME", autocompletion=complete_method)
+    ] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
     ] = False,
@@ -571,12 +630,19 @@ def schema(
     file: Annotated[str, typer.Argument(help="experiment, federation or site.", metavar="FILE")] = "experiment",
 ) -> None:
     """The JSON schema of a settings file, for editors that complete and check YAML."""
+    load("panorgan.cli.schema")
     from panorgan.cli.schema import print_schema
 
     print_schema(file)
 
 
 @app.command()
-def organs(as_json: AsJson = False) -> None:
+def organs(
+    text: Annotated[
+        str,
+        typer.Argument(help="Only organs with this in a name.", metavar="[TEXT]", autocompletion=complete_organ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
     """The organs of the catalogue, with codes and aliases."""
-    print_organs(as_json)
+    print_organs(as_json, text)

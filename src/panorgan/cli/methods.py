@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -13,6 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from panorgan.cli.console import Console, say_lines
+from panorgan.cli.loading import load
+from panorgan.methods.about.stored import stored_methods
+from panorgan.methods.about.words import NETWORKS, as_yaml, body, pooled_words, size_words, variant_words
 
 if TYPE_CHECKING:  # they import torch, and `--help` must be quick
     from panorgan.methods.about.metadata import FieldDescription, MethodDescription
@@ -22,6 +25,7 @@ _MARKED = re.compile(r"`([^`]+)`|\*(\w[^*`]*)\*")
 
 def print_yaml(name: str) -> None:
     """An experiment file to start from: the method's paper's, or the method on generated hospitals."""
+    load("panorgan.methods.about.experiment")
     from panorgan.methods.about.experiment import experiment_text
     from panorgan.methods.registry import find_method
 
@@ -30,26 +34,55 @@ def print_yaml(name: str) -> None:
 
 def print_methods(name: str | None, as_json: bool, as_markdown: bool) -> None:
     """Every registered method, or one in full."""
-    from panorgan.methods.about.metadata import describe
-    from panorgan.methods.registry import find_method, methods
-    from panorgan.report.methods_page import method_section, methods_page
-
-    if name is None:
-        described = [describe(method) for method in methods().values()]
-        if as_markdown:
-            say_lines(methods_page())
-        elif as_json:
-            print(json.dumps([_method_as_json(description) for description in described]))
-        else:
-            _show_overview(Console(), described)
-        return
-    description = describe(find_method(name))
     if as_markdown:
-        say_lines(method_section(description))
-    elif as_json:
+        _print_markdown(name)
+        return
+    if name is None:
+        described, common_fields = _descriptions()
+        if as_json:
+            print(json.dumps([_method_as_json(description) for description in described.values()]))
+        else:
+            _show_overview(Console(), described.values(), common_fields)
+        return
+    description = _description(name)
+    if as_json:
         print(json.dumps(_method_as_json(description)))
     else:
         _show_method(Console(), description)
+
+
+def _print_markdown(name: str | None) -> None:
+    load("panorgan.report.methods_page")
+    from panorgan.methods.about.metadata import describe
+    from panorgan.methods.registry import find_method
+    from panorgan.report.methods_page import method_section, methods_page
+
+    say_lines(methods_page() if name is None else method_section(describe(find_method(name))))
+
+
+def _descriptions() -> tuple[Mapping[str, MethodDescription], Iterable[FieldDescription]]:
+    """Every method by name, and the settings that all have: stored, or from the registry where that may differ."""
+    stored = stored_methods()
+    if stored is not None:
+        return stored.methods, stored.common_fields
+    load("panorgan.methods.about.metadata")
+    from panorgan.methods.about.metadata import describe, fields_of
+    from panorgan.methods.base import MethodConfig
+    from panorgan.methods.registry import methods
+
+    return {name: describe(method) for name, method in methods().items()}, fields_of(MethodConfig)
+
+
+def _description(name: str) -> MethodDescription:
+    stored = stored_methods()
+    if stored is not None and name in stored.methods:
+        found: MethodDescription = stored.methods[name]
+        return found
+    load("panorgan.methods.about.metadata")
+    from panorgan.methods.about.metadata import describe
+    from panorgan.methods.registry import find_method
+
+    return describe(find_method(name))
 
 
 def _method_as_json(description: MethodDescription) -> dict[str, Any]:
@@ -93,12 +126,11 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
     }
 
 
-def _show_overview(console: Console, described: Iterable[MethodDescription]) -> None:
-    from panorgan.methods.about.metadata import as_yaml, fields_of
-    from panorgan.methods.base import MethodConfig
-
+def _show_overview(
+    console: Console, described: Iterable[MethodDescription], common_fields: Iterable[FieldDescription]
+) -> None:
     table = Table("method", "what it does", "own settings (default)", title="Methods", title_justify="left")
-    usual = {field.name: field.default for field in fields_of(MethodConfig)}
+    usual = {field.name: field.default for field in common_fields}
     for description in described:
         own = [field for field in description.own_fields if usual.get(field.name) != field.default]
         settings = ", ".join(f"{field.name} ({as_yaml(field.default)})" for field in own)
@@ -108,14 +140,11 @@ def _show_overview(console: Console, described: Iterable[MethodDescription]) -> 
         table.add_row(Text(description.name, style="bold"), what, Text(settings))
     console.print(table)
     console.print(Text("Settings that every method has", style="italic"))
-    console.print(_settings(fields_of(MethodConfig)))
+    console.print(_settings(common_fields))
     console.print(_inline("`panorgan methods NAME` shows one in full: equations, settings, what leaves a site."))
 
 
 def _show_method(console: Console, description: MethodDescription) -> None:
-    from panorgan.methods.about.metadata import as_yaml
-    from panorgan.report.methods_page import NETWORKS, body
-
     console.print(Text.assemble((description.title, "bold"), f"  ({description.name})"))
     for paragraph in body(description).split("\n\n"):
         points = re.split(r"\n(?=- )", paragraph)  # a list: every point on its own line
@@ -137,8 +166,6 @@ def _show_method(console: Console, description: MethodDescription) -> None:
 
 
 def _leaving(description: MethodDescription) -> Group | Text:
-    from panorgan.report.methods_page import pooled_words, size_words, variant_words
-
     if description.pooled:
         return Text(pooled_words(description))
     sent = Table("stage", "when", "what", "size", box=None, pad_edge=False, header_style="dim")
@@ -167,8 +194,6 @@ def _pairs(items: Iterable[tuple[str, str]]) -> Table:
 
 
 def _settings(fields: Iterable[FieldDescription]) -> Table:
-    from panorgan.methods.about.metadata import as_yaml
-
     table = Table("setting", "default", "in the paper", "meaning", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True  # names must not be cut off
     table.columns[1].max_width = table.columns[2].max_width = 16

@@ -13,9 +13,10 @@ from panorgan.cli.console import Console
 _WIDE = 110
 
 
-def print_organs(as_json: bool) -> None:
-    """Every organ of the catalogue."""
-    organs = catalogue().values()
+def print_organs(as_json: bool, text: str = "") -> None:
+    """Every organ of the catalogue, or those with a text in one of their names."""
+    wanted = text.lower()
+    organs = [o for o in catalogue().values() if any(wanted in name.lower() for name in (o.name, o.title, *o.aliases))]
     if as_json:
         fields = (
             "name",

@@ -1,48 +1,174 @@
-"""`panorgan plan`: the sites' measurements, and the plan that follows."""
+"""`panorgan plan`: the sites' measurements, the plan that follows, and settings that suit this machine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from panorgan import load_experiment
-from panorgan.cli.console import Console
+from panorgan import Experiment, load_experiment
+from panorgan.cli.console import Console, say
+from panorgan.cli.estimate_words import in_words, is_usual, proposal_lines, span
 from panorgan.cli.view import watch
+from panorgan.config import read_yaml
+from panorgan.errors import ConfigError
 from panorgan.federation.events import EventLog
-from panorgan.preparation.plan import MEASURABLE, Plan, proposed_patch
-from panorgan.preparation.sampling import sliced_axis
-from panorgan.preparation.site_statistics import SiteStatistics
+from panorgan.federation.files import write_atomically
+from panorgan.overrides import overridden
+from panorgan.preparation.plan import MEASURABLE, Plan
+from panorgan.preparation.site_statistics import SiteStatistics, pooled_extent
+from panorgan.workflows.device import use_hardware
+from panorgan.workflows.fill_in import filled_in, is_set
+from panorgan.workflows.machine_size import DEFAULT_MINUTES, Data, Proposal, propose
 from panorgan.workflows.prepare import make_plan
-from panorgan.workflows.site_cases import cache_folder, read_sites
+from panorgan.workflows.site_cases import SiteCases, cache_folder, facts_of, read_sites
 
 
-def show_plan(path: Path, overrides: Sequence[str], as_json: bool) -> None:
-    """Print the measurements, the plan, and the lines for the experiment file."""
-    experiment = load_experiment(path, overrides)
-    with watch(f"{experiment.name} · plan", as_json) as listener:
+@dataclass(frozen=True)
+class PlanRequest:
+    """The options of the command line. `write`: fill in the file; `write_to`: a new file with everything proposed."""
+
+    path: Path
+    overrides: Sequence[str] = field(default=())
+    minutes: float | None = None
+    write: bool = False
+    write_to: Path | None = None
+    as_json: bool = False
+
+
+def show_plan(request: PlanRequest) -> None:
+    """Print the measurements, the plan, and the settings; write them where asked to."""
+    _check_target(request.path, request.write_to)
+    content = overridden(read_yaml(request.path, "experiment file"), request.overrides)
+    experiment = load_experiment(request.path, request.overrides)
+    with watch(f"{experiment.name} · plan", request.as_json) as listener:
         log = EventLog(None, (listener,))
         plan, sites = make_plan(
             experiment,
             on_progress=lambda what, done, total: log.transient("prepare", what=what, done=done, total=total),
         )
-    read = read_sites(experiment, cache_folder(), lambda what, done, total: None)
+        log.transient("prepare", what="timing steps", done=0, total=1)
+        read = read_sites(experiment, cache_folder(), lambda what, done, total: None)
+        everything = request.write_to is not None
+        proposal = propose(
+            experiment,
+            lambda name: not everything and is_set(content, name),
+            data_of(experiment, plan, sites, read),
+            use_hardware(experiment.hardware),
+            DEFAULT_MINUTES if request.minutes is None else request.minutes,
+        )
+        log.transient("prepare", what="timing steps", done=1, total=1)
     sizes = {site.name: site.sizes() for site in read}
-    sliced = sliced_axis(experiment.training.sampling.patch_size)
-    patch = proposed_patch(plan, sites, experiment.network.divisor, sliced)
-    if as_json:
-        numbers = {name: site.as_numbers() for name, site in sites.items()}
-        result = {"plan": plan.as_json(), "patch_size": patch, "sites": numbers, "patients": sizes}
-        print(json.dumps({"result": result}), flush=True)
+    written = _write(request, plan, content, proposal)
+    if request.as_json:
+        _print_json(plan, sites, sizes, proposal, experiment, written)
         return
     console = Console(highlight=False)
     console.print(_table(sites, sizes))
     console.print("[bold]The plan for every site.[/] For the experiment file, instead of its 'plan':")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
-    now = list(experiment.training.sampling.patch_size)
-    console.print(f"[bold]A patch that suits it:[/] {list(patch)} (training.sampling.patch_size, now {now}).")
+    _show_proposal(console, proposal, request.minutes)
+    if written:
+        say(f"Written: {written}")
+    elif proposal.settings:
+        say(f"'panorgan plan {request.path} --write' writes what the file does not set yet.")
+
+
+def data_of(
+    experiment: Experiment, plan: Plan, statistics: Mapping[str, SiteStatistics], read: Sequence[SiteCases]
+) -> Data:
+    """What the proposal needs to know of the data."""
+    extent = pooled_extent(statistics)
+    shape = tuple(mm / size for mm, size in zip(extent, plan.spacing_mm, strict=True))
+    training = {site.name: facts_of(site) for site in read if not site.external}
+    validation = sum(len(site.validation) for site in read)
+    return Data((shape[0], shape[1], shape[2]), plan.spacing_mm, training, validation, sum(len(s.test) for s in read))
+
+
+def _show_proposal(console: Console, proposal: Proposal, minutes: float | None) -> None:
+    lines = list(proposal_lines(proposal.settings))
+    if lines:
+        console.print("[bold]Settings that suit this machine[/] (what the file sets is kept):")
+    else:
+        say("The file sets network, patch, batch and rounds itself; --write-to NEW.yaml proposes all of them.")
+    for line in lines:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    free = "" if proposal.available is None else f" of {proposal.available / 1e9:.1f} GB free"
+    limit = "" if minutes is None else f" (asked for: {span(minutes * 60)})"
+    console.print(
+        f"On {proposal.device}: {in_words(proposal.estimate.as_json())}{limit}.", markup=False, soft_wrap=True
+    )
+    console.print(f"Memory: about {proposal.memory / 1e9:.1f} GB{free}.", markup=False)
+    for note in proposal.notes:
+        console.print(note, markup=False, soft_wrap=True)
+
+
+def _write(request: PlanRequest, plan: Plan, content: Mapping[str, Any], proposal: Proposal) -> Path | None:
+    """Write the proposal; a file's own values stay, but in a new file that the user asked for."""
+    target = request.write_to or (request.path if request.write else None)
+    if target is None:
+        return None
+    measured = {f"plan.{name}": plan.as_json()[name] for name in MEASURABLE}
+    if plan.intensity != "window":
+        del measured["plan.window_hu"]
+    everything = request.write_to is not None
+    wanted = {k: v for k, v in measured.items() if everything or not is_set(content, k)} | dict(proposal.settings)
+    settings = {k: v for k, v in wanted.items() if is_set(content, k) or not is_usual(k, v)}
+    text = request.path.read_text(encoding="utf-8")
+    changed = filled_in(text, settings, request.path)
+    write_atomically(target, changed)
+    load_experiment(target, request.overrides)  # it must be usable
+    return target
+
+
+def _check_target(path: Path, target: Path | None) -> None:
+    """A new file replaces none, and stands beside the old one: relative folders would lead elsewhere."""
+    if target is not None and target.exists():
+        raise ConfigError(
+            "The new file exists already.",
+            code="plan-file-exists",
+            where=str(target),
+            fix="Choose another name, or fill in the existing file with --write.",
+        )
+    if target is not None and path.parent.resolve() != target.parent.resolve():
+        raise ConfigError(
+            "Write the new file beside the old one.",
+            code="written-elsewhere",
+            where=str(target),
+            why="folders in an experiment file are relative to it",
+            fix=f"Use a name in {path.parent}.",
+        )
+
+
+def _print_json(
+    plan: Plan,
+    sites: Mapping[str, SiteStatistics],
+    sizes: Mapping[str, Mapping[str, int]],
+    proposal: Proposal,
+    experiment: Experiment,
+    written: Path | None,
+) -> None:
+    sampling = experiment.training.sampling
+    result = {
+        "plan": plan.as_json(),
+        "patch_size": proposal.settings.get("training.sampling.patch_size", list(sampling.patch_size)),
+        "sites": {name: site.as_numbers() for name, site in sites.items()},
+        "patients": sizes,
+        "settings": dict(proposal.settings),
+        "estimate": proposal.estimate.as_json(),
+        "memory_bytes": round(proposal.memory),
+        "memory_free": proposal.available,
+        "device": proposal.device,
+        "minutes": proposal.minutes,
+        "fits": proposal.fits,
+        "notes": list(proposal.notes),
+        "written": None if written is None else str(written),
+    }
+    print(json.dumps({"result": result}), flush=True)
 
 
 def _table(sites: Mapping[str, SiteStatistics], sizes: Mapping[str, Mapping[str, int]]) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 from panorgan import Model, load_model
 from panorgan.cli.console import Console
 from panorgan.cli.predict_dicomweb import DicomWebRequest
+from panorgan.cli.progress import progress_bar
 from panorgan.data.volume import Volume, read_scan, source_files
 from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
@@ -55,14 +56,17 @@ def _predict_found(loaded: Model, request: PredictRequest, found: Found) -> None
     view.left_out(found)
     failures: list[DataError] = []
     segmented = 0
-    for scan in found.scans:
-        try:
-            shown = _predict_one(loaded, scan, request)
-        except DataError as error:
-            failures.append(error)
-            continue
-        segmented += "files" in shown
-        view.result(scan, shown)
+    with progress_bar("segmenting", len(found.scans), request.as_json) as advance:
+        for scan in found.scans:
+            try:
+                shown = _predict_one(loaded, scan, request)
+            except DataError as error:
+                failures.append(error)
+                continue
+            finally:
+                advance()
+            segmented += "files" in shown
+            view.result(scan, shown)
     _report_failures(failures, len(found.scans), segmented)
 
 

@@ -38,6 +38,8 @@ def schema(name: str) -> dict[str, Any]:
         # Checks that look at several keys accept more than their types say: a phantom brings its own vocabulary.
         found["required"] = [key for key in found.get("required", ()) if key != "vocabulary"]
         found["anyOf"] = [{"required": ["vocabulary"]}, {"required": ["phantom"]}]
+        start = found["$defs"]["TrainingSettings"]["properties"]["start_from"]
+        start["anyOf"] = [{"type": "string"}, *start["anyOf"]]
         found["properties"]["method"] = _method(found["$defs"])
         found["properties"]["local_models"] = {"anyOf": [found["properties"]["local_models"], {"type": "boolean"}]}
     if name == "federation":  # bare names will do

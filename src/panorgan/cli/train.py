@@ -41,7 +41,7 @@ def train_and_report(
         )
     place = Run(run or Path("runs") / experiment.name)
     for other in others:  # their errors should show before hours of training
-        check_run(other, place.baseline(other.method["name"]).path, resume)
+        check_run(other, place.baseline(other.method["name"]).path, resume, may_extend=True)
     trained = _train_one(experiment, place, resume, as_json, mlflow)
     report = write_report(trained)
     for other in others:
@@ -61,7 +61,7 @@ def _train_one(
 ) -> Run:
     others = () if mlflow is None else (mlflow_listener(mlflow, run),)
     with watch(f"{experiment.name} · {experiment.method['name']}", as_json) as listener:
-        return train(experiment, run.path, resume, (listener, *others), compared_with=compared_with)
+        return train(experiment, run.path, resume, (listener, *others), compared_with=compared_with, estimate=True)
 
 
 def show_scores(run: Run, report: Path, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from panorgan.cli.console import Console, say
+from panorgan.cli.estimate_words import estimate_lines
 from panorgan.federation.events import Event, Listener
 from panorgan.workflows.event_words import (
     duration,
@@ -61,7 +62,10 @@ class PlainView:
             self._line(f"{what}: {facts['total']} done")
         elif event.kind == "refused":
             self._line(f"refused an update of {facts['site']}: {refused_in_words(facts)}")
-        elif event.kind == "notice":
+        elif event.kind == "estimate":
+            for line in estimate_lines(facts):
+                self._line(line)
+        elif event.kind in ("notice", "start_from"):
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
             self._line("resuming" if event.kind == "resumed" else "a new run")
@@ -98,6 +102,7 @@ class LiveView:
         self._sites = self._split = ""
         self._organs: dict[str, float] = {}
         self._notes: list[str] = []
+        self._said: list[str] = []
         self._began = time.monotonic()
         self._finished = ""
         self._progress = Progress(
@@ -132,7 +137,9 @@ class LiveView:
             self._sites = f"{self._sites}, {newcomer}" if self._sites else newcomer
         elif event.kind == "refused":
             self._notes.append(f"refused {facts['site']}: {refused_in_words(facts)}")
-        elif event.kind == "notice":
+        elif event.kind == "estimate":
+            self._said += estimate_lines(facts)
+        elif event.kind in ("notice", "start_from"):
             self._notes.append(facts["text"])
         elif event.kind == "round":
             self._round(facts)
@@ -157,6 +164,7 @@ class LiveView:
         if self._organs:
             scores = "  ".join(f"{organ} {value:.2f}" for organ, value in sorted(self._organs.items()))
             parts.append(Text(f"validation Dice  {scores}", style="dim"))
+        parts += [Text(line, style="dim") for line in self._said]
         parts += [Text(note, style="yellow") for note in self._notes[-3:]]
         return Group(*parts)
 

@@ -54,6 +54,11 @@ class ServerKit(Kit):
         return self.path / "admin"
 
     @property
+    def start(self) -> Path:
+        """The model that training starts from, where the experiment names one."""
+        return self.path / "start"
+
+    @property
     def turned_away(self) -> Path:
         """Which connections were refused, and why."""
         return self.path / "turned-away.log"

@@ -80,7 +80,7 @@ def experiment_text(federation: str, experiment: Agreement) -> str:
     return (
         f"# The experiment of the federation {federation}, the same file for the server and every site.\n"
         f"# Fingerprint {experiment.fingerprint()}: a changed file is another experiment, and is refused.\n"
-        + yaml.safe_dump(experiment.as_json(), sort_keys=False, allow_unicode=True, width=120)
+        + yaml.safe_dump(experiment.without_places().as_json(), sort_keys=False, allow_unicode=True, width=120)
     )
 
 
@@ -144,6 +144,7 @@ def _words(settings: FederationSettings, experiment: Agreement) -> dict[str, Any
         "fingerprint": experiment.fingerprint(),
         "method": experiment.method["name"],
         "vocabulary": experiment.vocabulary,
+        "start": experiment.training.start_from,
         "version": panorgan.__version__,
         "base": f"python:{platform.python_version()}-slim-bookworm",
     }

@@ -27,6 +27,7 @@ from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
 from panorgan.settings import Settings
+from panorgan.workflows.starting_model import check_start, copy_start
 
 SERVER = "server"
 
@@ -85,6 +86,7 @@ def make_kits(settings: FederationSettings, experiment: Agreement, folder: Path)
     The one exception: the list of sites in the server's `coordinator.yaml` follows `settings`.
     """
     _refuse_benchmark_method(experiment)
+    check_start(experiment)
     place = _Folder(folder)
     _refuse_another_federation(place, _identity(settings, experiment))
     missing = [name for name in settings.sites if not place.site(name).path.exists()]
@@ -228,6 +230,7 @@ def sign_again(
 def _finish_server(settings: FederationSettings, experiment: Agreement, kit: ServerKit) -> None:
     expires = day(ends(read_certificate(Credentials.of_server(kit.startup).certificate)))
     _write(kit, server_texts(settings, experiment, expires))
+    copy_start(experiment, kit.start)
     _protect(kit)
     _protect(Kit(kit.admin))
 

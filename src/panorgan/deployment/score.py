@@ -17,14 +17,7 @@ from panorgan.workflows.tables import Row, write_metrics
 
 def score_site(kit: SiteKit, on_case: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:
     """One row per test case and structure, as in `metrics.csv`, which is written into the kit's `scores` folder."""
-    if not kit.model.is_dir():
-        raise RunError(
-            "The model has not been delivered yet.",
-            code="model-not-delivered",
-            where=str(kit.model),
-            why="it arrives after the last round, while 'panorgan federation site' runs",
-            fix="Ask the coordinator how far the run is.",
-        )
+    require_model(kit)
     settings = load_site_file(kit)
     model = load_model(kit.model, use_hardware(settings.hardware))
     source = SiteFolder(settings.name, settings.data, load_agreement(kit.experiment), kit.cache(settings))
@@ -35,3 +28,15 @@ def score_site(kit: SiteKit, on_case: Callable[[int, int], None] = lambda done, 
         on_case(done, len(cases))
     write_metrics(kit.scores / "metrics.csv", rows)
     return rows
+
+
+def require_model(kit: SiteKit) -> None:
+    """Raise an error where the model has not arrived."""
+    if not kit.model.is_dir():
+        raise RunError(
+            "The model has not been delivered yet.",
+            code="model-not-delivered",
+            where=str(kit.model),
+            why="it arrives after the last round, while 'panorgan federation site' runs",
+            fix="Ask the coordinator how far the run is.",
+        )

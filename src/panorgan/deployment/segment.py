@@ -29,6 +29,7 @@ from panorgan.workflows.lock import ORPHANS_END_WITHIN, BusyError, only_one_proc
 from panorgan.workflows.mlflow_log import mlflow_listener
 from panorgan.workflows.model_bundle import deliver
 from panorgan.workflows.run import Run
+from panorgan.workflows.starting_model import reader_of
 from panorgan.workflows.tensorboard import tensorboard_listener
 
 
@@ -86,7 +87,7 @@ def run_segment(kit: ServerKit, settings: CoordinatorFile, transport: Transport,
         mend_tail(run.events_file)
         events = EventLog(run.events_file, _listeners(run, control, settings))
         events.record("resumed" if resumed else "started", run=manifest["run"], job=job)
-        coordinator = Coordinator.begin(_setup(agreement, settings, manifest["run"]), transport, run.path, events)
+        coordinator = Coordinator.begin(_setup(kit, agreement, settings, manifest["run"]), transport, run.path, events)
         coordinator.run(settings.rounds.per_segment, control.should_end)
         if coordinator.finished:
             _finish(run, control, agreement, coordinator, events)
@@ -98,7 +99,7 @@ def _listeners(run: Run, control: Control, settings: CoordinatorFile) -> tuple[L
     return JobNews(control.job), tensorboard_listener(run.tensorboard_folder), *others
 
 
-def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:
+def _setup(kit: ServerKit, agreement: Agreement, settings: CoordinatorFile, run: str) -> CoordinatorSetup:
     rounds = settings.rounds
     waits = rounds.on_missing == "wait"
     begin_with = sorted(name for name, site in settings.sites.items() if not site.joins_later)
@@ -117,6 +118,7 @@ def _setup(agreement: Agreement, settings: CoordinatorFile, run: str) -> Coordin
         required=tuple(begin_with) if waits else (),
         awaited=tuple(sorted(settings.sites.keys() - set(begin_with) if waits else settings.sites)),
         listed=frozenset(settings.sites),
+        start=reader_of(agreement, kit.start),
     )
 
 

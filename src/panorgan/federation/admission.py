@@ -14,11 +14,12 @@ from panorgan.federation.checks import read_introduction
 from panorgan.federation.collector import Collector, Request, SitesMissingError
 from panorgan.federation.coordinator_setup import CoordinatorSetup
 from panorgan.federation.limits import LimitSettings, check_counts, check_statistics
+from panorgan.federation.starting_weights import Taken, take_over
 from panorgan.federation.tasks import Task
 from panorgan.federation.transports.base import Transport
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, Payload, SiteInfo
-from panorgan.networks import UNetSettings
+from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.preparation.plan import PlanSettings
 from panorgan.preparation.site_statistics import SiteStatistics
 from panorgan.seeds import derive_seed
@@ -55,6 +56,8 @@ class Admission:
     def __init__(self, setup: CoordinatorSetup, transport: Transport, collector: Collector) -> None:
         self.setup, self.transport, self._collector = setup, transport, collector
         self._turned_away: set[str] = set()
+        self.taken: Taken | None = None
+        """What `weights_of` took last from the model to start from; None where there is none."""
 
     def first_state(self) -> CoordinatorState:
         """Collect introductions, settle the plan, draw the first weights."""
@@ -82,9 +85,18 @@ class Admission:
             )
         check_coverage(setup.vocabulary, facts, sorted({*setup.awaited, *setup.joins_at} - facts.keys()))
         plan = agreed_plan(setup.plan, joined.statistics)
-        weights = first_weights(setup.method, setup.network, Federation(setup.vocabulary, facts), setup.seed)
+        weights = self.weights_of(Federation(setup.vocabulary, facts))
         sites = {name: facts[name].as_json() for name in sorted(facts)}
         return CoordinatorState(weights, sites=sites, plan=plan)
+
+    def weights_of(self, federation: Federation, *names: object) -> dict[str, torch.Tensor]:
+        """First weights of the federation's network: drawn from the seed, or those of the model to start from."""
+        setup = self.setup
+        drawn = drawn_network(setup.method, setup.network, federation, setup.seed, *names)
+        if setup.start is None:
+            return _copied(drawn.state_dict())
+        weights, self.taken = take_over(drawn, setup.start())
+        return weights
 
     def newcomers(self, number: int, known: Collection[str], plan: dict[str, Any] | None) -> dict[str, SiteInfo]:
         """Sites that are not known yet and take part after `number` rounds; they follow the existing plan."""
@@ -144,14 +156,24 @@ def agreed_plan(plan: PlanSettings | None, statistics: Mapping[str, SiteStatisti
     return None if plan is None else plan.resolve(dict(sorted(statistics.items()))).as_json()
 
 
+def drawn_network(
+    method: Method, network: UNetSettings, federation: Federation, seed: int, *names: object
+) -> SegmentationNetwork:
+    """The federation's network with its initial weights, drawn from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "first weights", *names))
+        return method.build_network(network, federation)
+
+
 def first_weights(
     method: Method, network: UNetSettings, federation: Federation, seed: int, *names: object
 ) -> dict[str, torch.Tensor]:
-    """The initial weights of the federation's network, drawn from the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "first weights", *names))
-        built = method.build_network(network, federation)
-    return {key: value.detach().clone() for key, value in built.state_dict().items()}
+    """Those weights."""
+    return _copied(drawn_network(method, network, federation, seed, *names).state_dict())
+
+
+def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.detach().clone() for key, value in weights.items()}
 
 
 def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteInfo], awaited: Sequence[str] = ()) -> None:

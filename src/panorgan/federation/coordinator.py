@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from panorgan.federation.admission import Admission, first_weights
+from panorgan.federation.admission import Admission
 from panorgan.federation.aggregation import Aggregation, SpooledUpdates
 from panorgan.federation.agreement_checks import validation_due
 from panorgan.federation.checkpoint import Checkpoints, CoordinatorState
@@ -22,6 +22,7 @@ from panorgan.federation.local_models import round_to_keep, write_global_model, 
 from panorgan.federation.message import MessageFile
 from panorgan.federation.notices import NoticeBoard, early_delivery_notice, fallback_notice
 from panorgan.federation.remedies import Remedies
+from panorgan.federation.starting_weights import Taken
 from panorgan.federation.tasks import Kind, Task
 from panorgan.federation.tensor_store import DiskTensorStore
 from panorgan.federation.transports.base import Transport
@@ -72,6 +73,8 @@ class Coordinator:
         state = checkpoints.load_latest()
         if state is None:
             state = admission.first_state()
+            if admission.taken is not None:
+                events.record("start_from", **_start_facts(setup, admission.taken))
             checkpoints.save(state)
             events.record("joined", sites=state.sites, plan=state.plan)
         coordinator = cls(setup, folder, events, collector, admission, checkpoints, state)
@@ -133,6 +136,7 @@ class Coordinator:
         """The method's server rule as it was in a state."""
         method = self.setup.method
         rule = method.Server(method.config, self.federation, state.weights, self.tensor_store)
+        rule.starts_from_model = self.setup.start is not None
         rule.load_state(state.rule)
         return rule
 
@@ -151,7 +155,7 @@ class Coordinator:
         setup, state = self.setup, self.state
         self.federation = Federation(setup.vocabulary, {**self.federation.sites, site: facts})
         # Parts that come with the newcomer (its own member, its own head) start fresh; all others stay.
-        fresh = first_weights(setup.method, setup.network, self.federation, setup.seed, "late", site)
+        fresh = self._admission.weights_of(self.federation, "late", site)
         state.weights = {**fresh, **state.weights}
         state.best = None  # no earlier round includes the newcomer's organs, or was scored by it
         state.sites = {name: known.as_json() for name, known in sorted(self.federation.sites.items())}
@@ -308,6 +312,14 @@ class Coordinator:
             if best is None or not self._is_of(round_info.stage, best) or mean > best["dice"]:
                 state.best = {"round": float(state.rounds_done), "dice": mean}
         return dict(sorted(scores.items())), dict(sorted(volume.items()))
+
+
+def _start_facts(setup: CoordinatorSetup, taken: Taken) -> dict[str, Any]:
+    """For the log: which model, and what was taken from it."""
+    start = setup.training.start_from
+    name, sha256 = (start.name, start.sha256) if start is not None else ("", "")
+    text = f"Training starts from the model {name!r} (SHA-256 {sha256[:12]}…). {taken.in_words()}"
+    return {"name": name, "sha256": sha256, **taken.as_json(), "text": text}
 
 
 __all__ = ["Coordinator", "CoordinatorSetup", "SitesMissingError"]

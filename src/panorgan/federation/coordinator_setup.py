@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import Patience, TrainingSettings
 from panorgan.methods.base import Method
-from panorgan.networks import UNetSettings
+from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.preparation.plan import PlanSettings
 
 
@@ -47,3 +47,5 @@ class CoordinatorSetup:
     kept."""
     local_models_after: float = 1.0
     """That round, as a share of the training rounds."""
+    start: Callable[[], SegmentationNetwork] | None = None
+    """Reads the model that training starts from (`training.start_from`); called when weights are first needed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from panorgan.errors import ConfigError
+from panorgan.federation.start_settings import StartSettings
 from panorgan.preparation.augment import AugmentSettings
 from panorgan.preparation.sampling import SamplingSettings
 from panorgan.settings import Settings
@@ -78,6 +79,17 @@ class TrainingSettings(Settings):
     trimmed_share: float = Field(
         0.2, gt=0, lt=0.5, description="for trimmed_mean: the share of sites left out at either end, at least one site"
     )
+    start_from: StartSettings | None = Field(
+        None,
+        description="a run folder or a model folder to take first weights from; they are drawn at random if left out. "
+        "Organs are matched by name, and what the model does not have begins as usual",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_a_start(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was added later and is not used: fingerprints of older experiments stay as they are."""
+        content: dict[str, Any] = write(self)
+        return {key: value for key, value in content.items() if key != "start_from" or value}
 
     def steps_per_round(self, one_pass: int, pooled_sites: int = 1) -> int:
         """Optimiser steps of a site: as set, or epochs × ⌈patches of one pass / batch size⌉ (`patches_per_pass`).

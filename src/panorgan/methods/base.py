@@ -247,6 +247,8 @@ class ServerRule:
         self.weights = dict(weights)
         self.tensor_store: TensorStore = tensor_store if tensor_store is not None else MemoryTensorStore()
         self.round_info = RoundInfo("", 1, 1)
+        self.starts_from_model = False
+        """Whether the first weights are those of another model, so that sites training alone should begin with them."""
 
     # -- hooks ---------------------------------------------------------------------------------------------
 

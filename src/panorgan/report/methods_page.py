@@ -7,21 +7,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from panorgan.federation.egress import COMMON_NUMBERS
-from panorgan.methods.about.metadata import TRAIN, FieldDescription, MethodDescription, as_yaml, describe, fields_of
+from panorgan.methods.about.metadata import TRAIN, FieldDescription, MethodDescription, describe, fields_of
 from panorgan.methods.about.uploads import EXAMPLE_SITES, Upload
+from panorgan.methods.about.words import NETWORKS, as_yaml, body, pooled_words, size_words, variant_words
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.registry import methods
 
 COMMAND = "panorgan methods --markdown > docs/methods.md"
-NETWORKS = {
-    "any": "yours (`network.organs`)",
-    "own": "its own",
-    "channels": "one output for all organs",
-    "heads": "a head per organ",
-    "task_blocks": "a task block per organ",
-    "decoders": "a decoder per organ",
-    "encoders": "an encoder per organ",
-}
 
 
 def methods_page() -> str:
@@ -87,11 +79,6 @@ def sent_in_figures(description: MethodDescription) -> str:
     return "; ".join(_figure(upload) for upload in main) + "".join(added)
 
 
-def size_words(upload: Upload) -> str:
-    """Its size relative to FedAvg's round, short."""
-    return "0" if not upload.size else "< 0.01" if upload.relative < 0.01 else f"{upload.relative:.2f}"
-
-
 def paper_link(paper: str) -> str:
     """Text with arXiv numbers as links."""
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
@@ -148,25 +135,6 @@ def _leaving(description: MethodDescription) -> list[str]:
     lines += [f"- number `{pattern}`: {words}" for pattern, words in description.numbers.items()]
     lines += [f"- with `{variant.setting}`: {variant_words(variant.sent)}" for variant in description.variants]
     return lines
-
-
-def pooled_words(description: MethodDescription) -> str:
-    """Where its cases come from, for a method without a federation."""
-    labels = ", with the labels that a benchmark holds back for scoring" if description.labels == "withheld" else ""
-    return f"All cases are in one place{labels}. Nothing is sent: this is not a federation."
-
-
-def variant_words(sent: Iterable[Upload]) -> str:
-    """What leaves a site under another setting, in one line."""
-    return "; ".join(f"{s.stage}, {s.rounds}: {s.words} ({size_words(s)})" for s in sent)
-
-
-def body(description: MethodDescription) -> str:
-    """The text of its file, beginning with a capital; a reference that is listed separately is not repeated."""
-    first, _, rest = description.text.partition("\n")
-    if description.paper:
-        first = first.removesuffix(description.paper).rstrip()
-    return f"{first[:1].upper()}{first[1:]}\n{rest}".strip()
 
 
 def _paragraph(text: str) -> list[str]:

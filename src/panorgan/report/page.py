@@ -112,6 +112,8 @@ def describe_happening(event: Event) -> tuple[str, str]:
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why"), facts.get("fix")) if part)
     elif event.kind == DAMAGED:
         what = f"Line {facts['line']} of events.jsonl is damaged: its content is missing on this page."
+    elif event.kind == "start_from":
+        what = str(facts.get("text", ""))
     elif event.kind == "notice":
         what = f"Round {facts.get('number', '?')}: {facts.get('text', '')}"
     elif event.kind == "late_join":

@@ -17,7 +17,7 @@ from panorgan.config import Experiment, parse_experiment
 from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.federation.events import Listener
 from panorgan.federation.files import write_atomically
-from panorgan.workflows.execute import check_run, train
+from panorgan.workflows.execute import check_folder, check_run, train
 from panorgan.workflows.run import Run
 
 SECTIONS = ("network", "training")
@@ -342,6 +342,7 @@ def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool
     Without `data`, only finished runs are checked.
     """
     for run in plan.finished:
+        check_folder(run.folder, run.experiment, resume=True)
         train(run.experiment, run.folder.path, resume=True)  # reads a finished run, if it is the same experiment
     for run in plan.missing if data else ():
         check_run(run.experiment, run.folder.path, resume=True, cache=cache)

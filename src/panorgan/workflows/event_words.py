@@ -109,6 +109,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "shared_scans": shared_in_words,
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",
     "late_join": _late_join_line,
+    "start_from": lambda facts: str(facts["text"]),
     "round": _round_line,
     "refused": lambda f: f"refused {f['site']}, {round_in_words(f['number'])}: {refused_in_words(f)}",
     "failed": _failure_line,

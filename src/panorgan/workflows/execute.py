@@ -25,6 +25,8 @@ from panorgan.federation.transports.local import LocalTransport
 from panorgan.methods.base import Method
 from panorgan.preparation.plan import Plan
 from panorgan.workflows.device import use_hardware
+from panorgan.workflows.expected_duration import duration_facts
+from panorgan.workflows.extend import extend, only_more_rounds, refuse_other_stages
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.workflows.model_bundle import Model, deliver, load_model
@@ -33,6 +35,7 @@ from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
 from panorgan.workflows.site_cases import cache_folder, read_sites
+from panorgan.workflows.starting_model import check_start, other_plan, reader_of
 from panorgan.workflows.tables import Row, write_metrics
 from panorgan.workflows.tensorboard import tensorboard_listener
 
@@ -47,6 +50,7 @@ def train(
     listeners: Sequence[Listener] = (),
     cache: str | os.PathLike[str] | None = None,
     compared_with: Run | None = None,
+    estimate: bool = False,
 ) -> Run:
     """Simulate a federation on this machine: train, deliver the model, score it on the test cases.
 
@@ -56,10 +60,12 @@ def train(
     ----------
     experiment : from `load_experiment`.
     folder : the run folder, new or empty; `runs/<name>` if left out.
-    resume : continue where a killed run stopped, with the same final bits.
+    resume : continue where a killed run stopped, with the same final bits; or, with more `training.rounds` than
+        before, extend a run.
     listeners : called with every `Event`: `event.kind` such as `round`, `event.facts` as plain data.
     cache : where prepared cases are kept; `PANORGAN_CACHE` or the user's cache if left out.
     compared_with : a run that this one will be compared with: it must have been scored on the same cases.
+    estimate : measure a few steps first, and tell the listeners how long training will take (event `estimate`).
 
     Returns
     -------
@@ -67,10 +73,12 @@ def train(
     """
     run = Run(Path("runs") / experiment.name if folder is None else folder)
     cache, listeners = None if cache is None else Path(cache), tuple(listeners)
-    _check_folder(run, experiment, resume)
-    if resume and run.complete:
+    check_folder(run, experiment, resume, may_extend=True)
+    if resume and run.complete and run.experiment.fingerprint() == experiment.fingerprint():
         _check_comparable(compared_with, run.manifest.get("test_fingerprint"))
         return _with_scores(run)
+    if not run.started:
+        check_start(experiment)
     device = setup_device(experiment)
     silent = EventLog(None, listeners)
     prepared = prepare(
@@ -81,8 +89,15 @@ def train(
     _check_comparable(compared_with, scored_fingerprint(prepared))
     workers = build_workers(experiment, prepared, run, device, silent)
     resumed = run.started  # --resume may also begin a run: one that was killed while its cases were prepared
+    longer = resumed and only_more_rounds(run.experiment, experiment)
     manifest = _start_or_check(run, experiment, prepared, device)
     with only_one_process(run.path):
+        if longer:
+            mend_tail(run.events_file)
+            EventLog(run.events_file, listeners).record("notice", **extend(run, experiment))
+        if estimate:
+            silent.transient("prepare", what="timing a few steps", done=0, total=1)
+            silent.transient("estimate", **duration_facts(experiment, prepared, workers, run))
         return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resumed)
 
 
@@ -103,6 +118,8 @@ def _train_and_score(
     events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
     if prepared.shared_scans:
         events.record("shared_scans", scans=list(prepared.shared_scans))
+    if not resumed and (difference := other_plan(experiment, prepared.plan)):
+        events.record("notice", number=0, code="start-other-plan", text=difference)
     coordinator = Coordinator.begin(
         _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
     )
@@ -224,6 +241,7 @@ def _coordinator_setup(experiment: Experiment, folder: Run, run: str, plan: Plan
         joins_at=experiment.late_sites(),
         keep_local_models=folder.local_models_folder if experiment.local_models and not apart else None,
         local_models_after=experiment.local_models,
+        start=reader_of(experiment),
     )
 
 
@@ -235,8 +253,8 @@ def _limits(experiment: Experiment, method: Method) -> LimitSettings:
     return experiment.limits.model_copy(update={"most_cases_per_site": experiment.limits.most_cases_per_site * sites})
 
 
-def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
-    """A new run needs an empty place; a resumed one must be the same experiment."""
+def check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: bool = False) -> None:
+    """A new run needs an empty place; a resumed one must be the same experiment, or the same with more rounds."""
     if not run.started:
         if run.path.exists() and not _is_vacant(run.path):
             raise RunError(
@@ -254,7 +272,9 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
             fix="Continue it with --resume, or choose another folder with --run.",
         )
     known = run.experiment
-    if known.fingerprint() != experiment.fingerprint():
+    if may_extend and only_more_rounds(known, experiment):
+        refuse_other_stages(run, experiment)
+    elif known.fingerprint() != experiment.fingerprint():
         raise RunError(
             "The run in this folder is of another experiment.",
             code="other-experiment",
@@ -264,9 +284,13 @@ def _check_folder(run: Run, experiment: Experiment, resume: bool) -> None:
         )
 
 
-def check_run(experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None) -> None:
+def check_run(
+    experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None, may_extend: bool = False
+) -> None:
     """Errors that can be found before hours of training: the folder, the experiment, the lists of cases."""
-    _check_folder(Run(folder), experiment, resume)
+    check_folder(Run(folder), experiment, resume, may_extend)
+    if not Run(folder).started:
+        check_start(experiment)
     read_sites(experiment, cache or cache_folder(), lambda what, done, total: None)
 
 

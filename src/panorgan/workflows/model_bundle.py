@@ -30,6 +30,7 @@ from panorgan.evaluation.organ_statistics import organ_statistics
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
+from panorgan.federation.start_settings import CARD, WEIGHTS, model_folder
 from panorgan.methods.base import Method
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
@@ -45,7 +46,8 @@ from panorgan.workflows.channel_files import (
 )
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
-from panorgan.workflows.model_card import CARD, model_card
+from panorgan.workflows.model_card import CARD as CARD_IN_WORDS
+from panorgan.workflows.model_card import model_card
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
@@ -206,15 +208,15 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
     """
     if isinstance(device, str):
         device = choose_device(device, "device")
-    folder = _model_folder(folder.path if isinstance(folder, Run) else Path(folder))
+    folder = model_folder(folder.path if isinstance(folder, Run) else Path(folder))
     try:
-        card: dict[str, Any] = read_json((folder / "model.json").read_bytes())
+        card: dict[str, Any] = read_json((folder / CARD).read_bytes())
         _check_format(card, folder)
         declare_finished(card.get(OWN_ORGANS))
         facts = {name: SiteInfo.from_json(name, content) for name, content in card["sites"].items()}
         federation = Federation(Vocabulary(card["organs"]), facts)
         network = _method(card).build_network(UNetSettings(**card["network"]), federation)
-        content = (folder / "model.safetensors").read_bytes()
+        content = (folder / WEIGHTS).read_bytes()
         refuse_damage(content)
         tensors = load(content)
         _check_weights(tensors, folder)
@@ -230,20 +232,6 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
         ) from error
     weights = hashlib.sha256(content).hexdigest()
     return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card, weights=weights)
-
-
-def _model_folder(folder: Path) -> Path:
-    """The folder itself, or the model's inside a run."""
-    for place in (folder / "model", folder):
-        if (place / "model.json").is_file():
-            return place
-    raise RunError(
-        "There is no model here.",
-        code="no-model",
-        where=str(folder),
-        why="model.json is missing",
-        fix="Point to a finished run, or to its 'model' folder.",
-    )
 
 
 def _check_format(card: Mapping[str, Any], folder: Path) -> None:
@@ -334,6 +322,6 @@ def save_model(folder: Path, weights: dict[str, torch.Tensor], card: dict[str, A
     write_atomically(scratch / "model.safetensors", sealed_tensors([content]), durable=True)
     whole = {"format": FORMAT, "panorgan": panorgan.__version__, **card}
     write_atomically(scratch / "model.json", sealed_json(whole, indent=1), durable=True)
-    write_atomically(scratch / CARD, model_card(whole))
+    write_atomically(scratch / CARD_IN_WORDS, model_card(whole))
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(scratch, folder)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from panorgan.methods.about.metadata import as_yaml, describe
+from panorgan.methods.about.metadata import describe
+from panorgan.methods.about.words import as_yaml
 from panorgan.methods.base import Method
 
 _START = """# {title} on generated hospitals, with every setting of its own (`panorgan methods {name}` explains them).

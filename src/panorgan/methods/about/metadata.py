@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from panorgan.errors import ConfigError
 from panorgan.methods.about.uploads import Upload, empty_network, example_federation, uploads
+from panorgan.methods.about.words import as_yaml
 from panorgan.methods.base import Method, MethodConfig
 from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
@@ -197,17 +198,6 @@ def fields_of(config: type[MethodConfig]) -> tuple[FieldDescription, ...]:
         )
         for name, field in config.model_fields.items()
     )
-
-
-def as_yaml(value: Any) -> str:
-    """A plain value as written in an experiment file."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_yaml, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {as_yaml(inner)}' for name, inner in value.items())}}}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> Any:

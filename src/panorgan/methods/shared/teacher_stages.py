@@ -66,6 +66,13 @@ class TeacherSite(SiteRule):
         if self.in_training:
             super().before_round()
             self.alone = False
+        elif self.round_info.stage == PRETRAIN and self.round_info.round == 1:
+            self._begin_with(self.received.tensors)
+
+    def _begin_with(self, first: Mapping[str, torch.Tensor]) -> None:
+        """A run that starts from a model sends it: the teacher begins with it too."""
+        own = self.model.state_dict()
+        self.model.load_state_dict({**own, **{key: value for key, value in first.items() if key in own}})
 
     def after_round(self) -> None:
         """At the end of pretrain, the model becomes the teacher, or its best round does."""
@@ -151,9 +158,13 @@ class TeacherServer(ServerRule):
         return True
 
     def broadcast(self, site: str) -> Payload:
-        """Train: the global model. A site without teachers gets them as soon as they are available."""
+        """Train: the global model. A site without teachers gets them as soon as they are available.
+
+        A run that starts from another model sends it before pre-training too.
+        """
         if self.round_info.stage == PRETRAIN:
-            return Payload()
+            begins = self.starts_from_model and self.round_info.round == 1
+            return super().broadcast(site) if begins else Payload()
         tensors = super().broadcast(site).tensors if self.in_training else {}
         return Payload({**tensors, **self.teachers.for_site(site)}, self.teachers.request_flags(site))
 
