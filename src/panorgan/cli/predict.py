@@ -15,6 +15,7 @@ from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import LABELS
+from panorgan.workflows.model_bundle import channels_of_model
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
 
 
@@ -32,9 +33,10 @@ class PredictRequest:
 
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
-    loaded = load_model(request.model, choose_device(request.device, "--device"))
-    found = find_scans(request.scans, request.series, loaded.channels)
+    # What is wrong with the scans shows before a model is loaded.
+    found = find_scans(request.scans, request.series, channels_of_model(request.model))
     _refuse_overwriting(found.scans, request.out)
+    loaded = load_model(request.model, choose_device(request.device, "--device"))
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)

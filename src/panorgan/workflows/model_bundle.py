@@ -23,7 +23,7 @@ from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import DataError, RunError
+from panorgan.errors import DataError, PanorganError, RunError
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, predict_volume
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
@@ -189,6 +189,14 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
             fix="Its files are damaged or from another panorgan version. Copy the folder again.",
         ) from error
     return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
+
+
+def channels_of_model(folder: Path) -> tuple[str, ...]:
+    """The channels that a delivered model wants; empty where it names none, or `load_model` will say what is wrong."""
+    try:
+        return tuple(read_json((_model_folder(folder) / "model.json").read_bytes()).get(INPUT_CHANNELS, ()))
+    except (PanorganError, OSError, ValueError, TypeError, AttributeError):
+        return ()
 
 
 def _model_folder(folder: Path) -> Path:
