@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from panorgan.data.volume import Volume, read_volume
+from panorgan.data_doctor import plausible
 from panorgan.data_doctor.body_orientation import check_orientation, look_at_body
+from panorgan.data_doctor.findings import StructureFacts
 from panorgan.data_doctor.geometry import to_ras
+from panorgan.data_doctor.organ_positions import axes_in_order
 from panorgan.phantom import PhantomConfig, PhantomSite, write_federation
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -85,8 +88,14 @@ def test_lungs_tell_head_from_foot(torsos):
 def test_lungs_at_the_lower_end_of_a_neck_say_nothing(torsos):
     """Without a wide body beyond the lungs, their end may be either."""
     image = torsos["ordinary"]
-    upper = Volume(image.voxels[:, :, -22:].copy(), image.affine)
-    assert check_orientation(_turned(upper, HF)) is None
+    x, y, _ = np.indices(image.voxels.shape)
+    tissue = image.voxels[:, :, :8] > -300
+    middle = [int(np.median(place)) for place in np.nonzero(tissue)[:2]]
+    outside = np.hypot(x - middle[0], y - middle[1]) * 4.5 > 80
+    outside[:, :, 12:] = False  # the lower 6 cm
+    neck = Volume(np.where(outside, -1000, image.voxels), image.affine)
+    assert look_at_body(neck) is not None
+    assert look_at_body(neck).head is None
 
 
 def test_a_patient_on_the_belly_gives_no_answer(torsos):
@@ -118,6 +127,16 @@ def test_organs_know_better(torsos):
     turned = _turned(torsos["ordinary"], AP)
     assert check_orientation(turned, confirmed={1}) is None
     assert check_orientation(turned, confirmed={2}) is not None
+
+
+@pytest.mark.parametrize(("behind", "axes"), [(-40.0, {1}), (40.0, set())])
+def test_organs_in_order_name_their_axis(behind, axes):
+    first, second = plausible.IN_FRONT[0]
+    facts = {
+        name: StructureFacts(name, 1000, 10.0, (0.0, y, 0.0), 1, 1.0, 40.0)
+        for name, y in ((first, 0.0), (second, behind))
+    }
+    assert axes_in_order(facts) == axes
 
 
 def crops(image: Volume) -> Iterator[tuple[str, Volume]]:

@@ -18,6 +18,7 @@ from panorgan.data_doctor.files import Problem
 from panorgan.errors import DataError
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import LABELS
+from panorgan.workflows.model_bundle import channels_of_model
 from panorgan.workflows.outputs import NIFTI, check_source, output_files, side_file
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
@@ -42,15 +43,16 @@ class PredictRequest:
 
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
+    # What is wrong with the scans shows before a model is loaded.
     with request.web.opened(request.scans, request.series, request.formats) as (scans, series):
-        loaded = load_model(request.model, choose_device(request.device, "--device"))
-        loaded.organs_for(request.organs)  # refuse unknown names before anything is written
-        _predict_found(loaded, request, find_scans(scans, series, loaded.channels))
+        _predict_found(request, find_scans(scans, series, channels_of_model(request.model)))
 
 
-def _predict_found(loaded: Model, request: PredictRequest, found: Found) -> None:
+def _predict_found(request: PredictRequest, found: Found) -> None:
     _refuse_overwriting(found.scans, request)
     check_volumes(request.out)
+    loaded = load_model(request.model, choose_device(request.device, "--device"))
+    loaded.organs_for(request.organs)  # refuse unknown names before anything is written
     request.out.mkdir(parents=True, exist_ok=True)
     view = _View(request.as_json)
     view.left_out(found)

@@ -24,7 +24,7 @@ from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import AnatomyError, DataError, RunError, did_you_mean
+from panorgan.errors import AnatomyError, DataError, PanorganError, RunError, did_you_mean
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
 from panorgan.evaluation.organ_statistics import organ_statistics
 from panorgan.federation.checks import is_finite
@@ -232,6 +232,29 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
         ) from error
     weights = hashlib.sha256(content).hexdigest()
     return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card, weights=weights)
+    return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
+
+
+def channels_of_model(folder: Path) -> tuple[str, ...]:
+    """The channels that a delivered model wants; empty where it names none, or `load_model` will say what is wrong."""
+    try:
+        return tuple(read_json((_model_folder(folder) / "model.json").read_bytes()).get(INPUT_CHANNELS, ()))
+    except (PanorganError, OSError, ValueError, TypeError, AttributeError):
+        return ()
+
+
+def _model_folder(folder: Path) -> Path:
+    """The folder itself, or the model's inside a run."""
+    for place in (folder / "model", folder):
+        if (place / "model.json").is_file():
+            return place
+    raise RunError(
+        "There is no model here.",
+        code="no-model",
+        where=str(folder),
+        why="model.json is missing",
+        fix="Point to a finished run, or to its 'model' folder.",
+    )
 
 
 def _check_format(card: Mapping[str, Any], folder: Path) -> None:
