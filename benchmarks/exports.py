@@ -1,6 +1,6 @@
 """Do exported models give panorgan's label maps, how large are they, and how long do they take?
 
-    python benchmarks/exports.py [--data ../shared/data] [--methods fedavg,flkd,fediod,segviz-2d]
+    python benchmarks/exports.py [--data ../shared/data] [--methods fedavg,flkd,segviz-2d]
         [--out benchmarks/results/exports.md]
 
 Trains each method for a few rounds on generated hospitals, exports its model as MONAI Bundle and to ONNX, and segments
@@ -93,7 +93,7 @@ def main() -> int:
     """Measure and write the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", type=Path, default=Path("../shared/data"))
-    options.add_argument("--methods", default="fedavg,flkd,fediod,segviz-2d")
+    options.add_argument("--methods", default="fedavg,flkd,segviz-2d")
     options.add_argument("--out", type=Path)
     chosen = options.parse_args()
     torch.set_num_threads(1)
@@ -118,9 +118,9 @@ def measured(method: str, data: Path, folder: Path) -> list[str]:
         content["network"] = {**content["network"], "dimensions": 2}
         sampling = {**content["training"]["sampling"], "patch_size": [64, 64, 1], "batch_size": 8}
         content["training"] = {**content["training"], "sampling": sampling}
-    run = panorgan.train(panorgan.load_experiment(content), folder / "run")
+    run = panorgan.train(panorgan.load_experiment(content), folder / "run", cache=folder / "cache")
     model = panorgan.load_model(run, "cpu")
-    scans = collected(data, run, folder / "scans")
+    scans = collected(data, folder / "cache", folder / "scans")
     started = time.perf_counter()
     wanted = {scan.name: model.predict(scan).labels for scan in scans}
     own = time.perf_counter() - started
@@ -144,10 +144,9 @@ def measured(method: str, data: Path, folder: Path) -> list[str]:
     return rows
 
 
-def collected(data: Path, run: panorgan.Run, folder: Path) -> list[Path]:
+def collected(data: Path, cache: Path, folder: Path) -> list[Path]:
     """Links to the scans: generated test cases, and the public ones that are there."""
     folder.mkdir(parents=True)
-    cache = Path(os.environ["PANORGAN_CACHE"])
     sources = sorted(cache.rglob("*.nii.gz"))
     phantoms = [path for path in sources if "image" in str(path).lower()][:PHANTOMS]
     real = [next(iter(sorted(data.glob(pattern))), None) for pattern in REAL.values()]
