@@ -335,7 +335,7 @@ def test_ctrl_c_does_not_say_that_a_run_has_stopped_which_goes_on(arguments, say
 
 
 def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
-    def interrupted(as_json):
+    def interrupted(as_json, text=""):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "print_organs", interrupted)
@@ -353,7 +353,7 @@ def test_typer_turns_ctrl_c_into_130(capfd, monkeypatch):
     ],
 )
 def test_trouble_with_the_machine_is_explained(error, named, capfd, monkeypatch):
-    def troubled(as_json):
+    def troubled(as_json, text=""):
         raise error
 
     monkeypatch.setattr(cli, "print_organs", troubled)
@@ -364,7 +364,7 @@ def test_trouble_with_the_machine_is_explained(error, named, capfd, monkeypatch)
 
 
 def test_a_defect_keeps_its_traceback(capfd, monkeypatch):
-    def broken(as_json):
+    def broken(as_json, text=""):
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr(cli, "print_organs", broken)
