@@ -238,23 +238,9 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
 def channels_of_model(folder: Path) -> tuple[str, ...]:
     """The channels that a delivered model wants; empty where it names none, or `load_model` will say what is wrong."""
     try:
-        return tuple(read_json((_model_folder(folder) / "model.json").read_bytes()).get(INPUT_CHANNELS, ()))
+        return tuple(read_json((model_folder(folder) / CARD).read_bytes()).get(INPUT_CHANNELS, ()))
     except (PanorganError, OSError, ValueError, TypeError, AttributeError):
         return ()
-
-
-def _model_folder(folder: Path) -> Path:
-    """The folder itself, or the model's inside a run."""
-    for place in (folder / "model", folder):
-        if (place / "model.json").is_file():
-            return place
-    raise RunError(
-        "There is no model here.",
-        code="no-model",
-        where=str(folder),
-        why="model.json is missing",
-        fix="Point to a finished run, or to its 'model' folder.",
-    )
 
 
 def _check_format(card: Mapping[str, Any], folder: Path) -> None:
