@@ -44,6 +44,7 @@ SUMMARIES = {  # of folded sections, in a line or two; other sections make their
         "On CHAOS no method loses an organ any more: at least 0.89 of that organ alone. Only pseudo labels are ahead "
         "of solo."
     ),
+    "chorus": "Exploratory, one seed: a teacher's Dice before the model knows its organs loses one of them.",
     "holding": (
         "Holding the outputs of the other sites' parts keeps organs. Holding features, averaging second moments, "
         "sharpening shares and means over rounds bring nothing."
@@ -109,7 +110,9 @@ def page() -> str:
     """The whole page."""
     sections = [_section(path.stem, json.loads(path.read_text())) for path in _comparisons()]
     first = [OPENING, overview(), DETAILS]
-    return "\n".join([*first, _pays(), _quality(), _holding(), _averaging(), *sections, _costs(), _at_once()])
+    return "\n".join(
+        [*first, _pays(), _quality(), _chorus(), _holding(), _averaging(), *sections, _costs(), _at_once()]
+    )
 
 
 def _folded(title: str, summary: str, content: str) -> str:
@@ -161,6 +164,13 @@ def _holding() -> str:
     result = read("holding_dev_h200")
     content = f"{result['about']}\n\n{_variants(result['variants'])}"
     return _folded("What keeps organs from getting lost", SUMMARIES["holding"], content)
+
+
+def _chorus() -> str:
+    """What went wrong with chorus first."""
+    result = read("chorus_demo_cpu")
+    content = f"{result['about']}\n\n{_variants(result['variants'])}\n\n```sh\n{result['command']}\n```"
+    return _folded("chorus, first runs", SUMMARIES["chorus"], content)
 
 
 def _averaging() -> str:
