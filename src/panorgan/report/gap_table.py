@@ -68,4 +68,4 @@ def _organ(gain: Gain) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.0f}".replace("-", "−")
+    return f"{round(100 * value):d}".replace("-", "−")  # an integer has no −0
