@@ -77,7 +77,7 @@ def test_without_the_option_it_is_nifti(finished, tmp_path, capfd, monkeypatch):
     code, printed, _ = predict(capfd, monkeypatch, finished, tmp_path / "ct", "--out", tmp_path / "o")
     assert code == 0
     assert printed == f"ct → {tmp_path / 'o' / 'ct.nii.gz'}\n"
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.nii.gz"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.nii.gz", "volumes.csv"]
 
 
 def test_a_file_that_is_no_series_is_refused_and_the_series_beside_it_is_written(
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_series_is_refused_and_the_series_beside_it_is_written
     )
     assert code == 2
     assert "[no-source-series]" in err
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.seg.dcm"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.seg.dcm", "volumes.csv"]
 
 
 def test_results_are_replaced_with_a_doubt_and_other_files_never(finished, tmp_path, capfd, monkeypatch):
@@ -133,7 +133,7 @@ def test_results_that_could_not_be_stored_are_kept(finished, tmp_path, capfd, mo
     code, _, err = predict(capfd, monkeypatch, finished, *arguments)
     assert code == 2
     assert "[dicomweb-unreachable]" in err
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.seg.dcm"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["ct.json", "ct.seg.dcm", "volumes.csv"]
     with answering(status=403) as stub:
         code, _, err = predict(capfd, monkeypatch, finished, *arguments[:-1], stub.url)
     assert "[dicomweb-refused]" in err

@@ -13,8 +13,10 @@ import nibabel as nib
 import numpy as np
 import pytest
 from made_models import ORGANS, SMALL_TRANSFORMER, make_model, write_scans
+from refusing import refused
 
 import panorgan
+from panorgan.errors import RunError
 from panorgan.exporting import bundle_scripts
 
 # Runs `python -m monai.bundle` where panorgan cannot be imported.
@@ -141,3 +143,10 @@ def test_no_script_imports_panorgan(bundle):
 def test_an_import_without_a_place_in_the_bundle_is_noticed():
     with pytest.raises(KeyError):
         bundle_scripts.standing_alone("from panorgan.federation.site import SiteWorker\n")
+
+
+def test_a_model_of_several_channels_is_refused(tmp_path):
+    folder = make_model(tmp_path / "model", network={"input_channels": 2}, channels=("t1", "t2"))
+    with refused("channels-not-in-bundle", RunError):
+        panorgan.export(folder, "bundle", tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -100,6 +100,7 @@ def test_its_plans_repeat_the_preparation(tmp_path):
         {"network": {"activation": "sigmoid"}},
         {"network": {"norm": "batch"}},
         {"network": {"residual": True}},
+        {"network": {"input_channels": 2}, "channels": ("t1", "t2")},
         {"plan": {"intensity": "zscore"}},
         {"postprocess": "ufps"},
     ],

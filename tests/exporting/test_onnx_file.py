@@ -27,6 +27,7 @@ KINDS = {
     "encoders in 2D": {"method": {"name": "multiencoder"}, "network": {"dimensions": 2}, "patch": SLICES},
     "FedIOD's transformer": {"method": {"name": "fediod", **SMALL_TRANSFORMER}},
     "UFPS in 2D": {"method": {"name": "ufps"}, "network": {"dimensions": 2}, "patch": SLICES},
+    "two channels": {"network": {"input_channels": 2}, "channels": ("t1", "t2")},
     "merged members in 2D": {"method": {"name": "solo"}, "network": {"dimensions": 2}, "patch": SLICES},
 }
 
@@ -44,7 +45,7 @@ def test_it_decides_the_same_at_sizes_it_was_not_made_with(kind, tmp_path):
     divisors = list(about["input"]["divisible_by"].values())
     for batch, times in ((1, (3, 5, 7)), (4, (8, 2, 2))):
         size = [divisor * n for divisor, n in zip(divisors, times, strict=False)]
-        image = torch.rand(batch, 1, *size, generator=torch.Generator().manual_seed(batch)) * 2 - 1
+        image = torch.rand(batch, model.input_channels, *size, generator=torch.Generator().manual_seed(batch)) * 2 - 1
         (found,) = session.run(None, {"image": image.numpy()})
         with torch.no_grad():
             logits = model.network(image)

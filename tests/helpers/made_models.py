@@ -31,6 +31,7 @@ def make_model(
     overlap: float = 0.5,
     postprocess: str = "none",
     organs: tuple[str, ...] = ORGANS,
+    channels: tuple[str, ...] = (),
 ) -> Path:
     """Write a model folder; returns it."""
     chosen = method or {"name": "fedavg"}
@@ -55,6 +56,7 @@ def make_model(
         "validation_dice": None,
         "parameters": sum(p.numel() for p in made.parameters()),
         "run": "made",
+        **({"input_channels": list(channels)} if channels else {}),
     }
     save_model(folder, dict(made.state_dict()), card)
     return folder

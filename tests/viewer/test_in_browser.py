@@ -108,7 +108,7 @@ def test_the_worst_case_opens_first_and_from_the_report(finished_run, tmp_path):
     worst = min(scores, key=lambda key: np.mean(scores[key]))
     # The report names a case by a command in this form.
     command = '<span class="view-link"><code>panorgan view x --case <span data-view="case">{}</span> --organ '
-    command += '<span data-view="organ">liver</span></code></span>'
+    command += '<span data-view="organ">liver</span></code><button class="copy" hidden>Copy</button></span>'
     copy = tmp_path / "copy"
     shutil.copytree(finished_run.path, copy)
     other = next(key for key in scores if key != worst)

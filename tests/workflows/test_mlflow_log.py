@@ -143,7 +143,7 @@ def test_without_mlflow_the_run_does_not_begin(run: Run, monkeypatch: pytest.Mon
 def test_a_whole_run_ends_with_its_scores_and_the_card(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     store, run = Store(), Run(tmp_path / "run")
     train(tiny(training={"rounds": 1, "validate_every": 1}), run.path, listeners=(_with(store, run),))
-    assert store.artefacts == ["model.json", "the end"]
+    assert store.artefacts == ["CARD.md", "model.json", "the end"]
     final = {name: value for name, value, _ in store.metrics}
     rows = [row["dice"] for row in Run(run.path).scores.where(split="test")]
     assert final["test_dice_mean"] == pytest.approx(sum(rows) / len(rows))

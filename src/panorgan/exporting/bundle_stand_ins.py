@@ -34,10 +34,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Volume:
-    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres."""
+    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres; one channel."""
 
     voxels: NDArray[Any]
     affine: NDArray[np.float64]
+    more: tuple[NDArray[Any], ...] = ()
+
+    @property
+    def channels(self) -> tuple[NDArray[Any], ...]:
+        """The one channel."""
+        return (self.voxels,)
 
     @property
     def spacing(self) -> tuple[float, float, float]:

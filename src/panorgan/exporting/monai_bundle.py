@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import panorgan
+from panorgan.errors import RunError
 from panorgan.exporting.bundle_scripts import write_scripts
 from panorgan.exporting.check import Agreement, compare_networks
 from panorgan.exporting.plain_network import PlainNetwork
@@ -27,6 +28,7 @@ _WINDOWS, _SLICES = 2, 16  # as `evaluation.inference` takes them where the sett
 
 def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]) -> Agreement:
     """Write the bundle and check its network; `card` is the model card, `licences` those of the data by site."""
+    _refuse_channels(model)
     (folder / "models").mkdir(parents=True)
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
@@ -37,6 +39,17 @@ def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]
     (folder / "docs" / "README.md").write_text(bundle_readme(model) + "\n" + card, encoding="utf-8")
     (folder / "LICENSE").write_text(LICENCE, encoding="utf-8")
     return agreement
+
+
+def _refuse_channels(model: Model) -> None:
+    """The bundle's scripts read one file per scan, and resample no channel to another."""
+    if model.input_channels > 1:
+        raise RunError(
+            "A model of several channels cannot be exported as a bundle.",
+            code="channels-not-in-bundle",
+            why=f"its scans have {', '.join(model.channels)}; the bundle's scripts prepare one image per scan",
+            fix="Export it to ONNX: --to onnx.",
+        )
 
 
 @torch.no_grad()

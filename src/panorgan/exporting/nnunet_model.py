@@ -47,6 +47,7 @@ def _supported(model: Model) -> UNetSettings:
     reasons = {
         "its network is not one U-Net with a channel per organ": type(model.network) is not UNet,
         "its network has two dimensions": settings.dimensions != 3,
+        "its scans have several channels": model.input_channels > 1,
         "its organs are sigmoids, which nnU-Net has for nested regions only": settings.activation != "softmax",
         f"it is normalised by {settings.norm}": settings.norm != "instance",
         "its encoder is residual": settings.residual,

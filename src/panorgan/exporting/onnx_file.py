@@ -70,10 +70,11 @@ def describe(model: Model) -> dict[str, Any]:
         "activation": model.network.activation,
         "input": {
             "name": INPUT,
-            "shape": ["batch", 1, *axes],
+            "shape": ["batch", model.input_channels, *axes],
             "dtype": "float32",
             "range": [-1, 1],
             "divisible_by": dict(zip(axes, divisor, strict=True)),
+            "channels": list(model.channels),
         },
         "output": {
             "name": OUTPUT,
@@ -93,7 +94,8 @@ def _recorded(model: Model) -> Any:
     batch = torch.export.Dim("batch", min=1)
     sizes = {2 + axis: _multiple(factor, f"size_{axis}") for axis, factor in enumerate(divisor)}
     # A size of one would be taken for a constant, so the example has two of everything.
-    example = torch.zeros(2, 1, *(max(size, 2 * factor) for size, factor in zip(_window(model), divisor, strict=True)))
+    least = [max(size, 2 * factor) for size, factor in zip(_window(model), divisor, strict=True)]
+    example = torch.zeros(2, model.input_channels, *least)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,7 +132,8 @@ def _checked_shapes(model: Model) -> list[tuple[int, ...]]:
     # At least two voxels at the deepest level: normalisation needs them.
     other = [max(2 * factor, size // 2 // factor * factor) for size, factor in zip(window, divisor, strict=True)]
     other[0] += divisor[0]
-    return [(1, 1, *window), (2, 1, *window), (3, 1, *other)]
+    channels = model.input_channels
+    return [(1, channels, *window), (2, channels, *window), (3, channels, *other)]
 
 
 def _onnxruntime() -> ModuleType:

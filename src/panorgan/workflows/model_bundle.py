@@ -84,6 +84,11 @@ class Model:
         """The channels that a scan must have, in this order; empty where the experiment did not name them."""
         return tuple(self.card.get(INPUT_CHANNELS, ()))
 
+    @property
+    def input_channels(self) -> int:
+        """How many channels the network reads."""
+        return max(1, len(self.channels))
+
     def predict(
         self,
         scan: FilePath | Sequence[FilePath] | Mapping[str, FilePath] | NDArray[Any],

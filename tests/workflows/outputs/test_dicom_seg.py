@@ -57,7 +57,7 @@ def test_frames_follow_slices_whose_positions_are_rounded(tmp_path):
     volume = read_scan(tmp_path / "p" / "ct")
     labels, source = random_labels(), source_files(tmp_path / "p" / "ct")
     prediction = Prediction(labels, volume.affine, Vocabulary(ORGANS), {}, (), source)
-    prediction.save(tmp_path / "p" / "scan", "dicom-seg,rtstruct")
+    prediction.save(tmp_path / "p" / "scan", "dicom-seg")
     slices = {tuple(pydicom.dcmread(path).ImagePositionPatient) for path in source}
     assert {tuple(place) for place in frame_positions(tmp_path / "p" / "scan.seg.dcm")} == slices
     (case,) = cases_of(tmp_path).values()
