@@ -56,7 +56,9 @@ class SiteSettings(Settings):
     )
     part: tuple[int, int] | None = Field(None, description="[i, n]: only part i of n of the folder's patients")
     external: bool = Field(False, description="scored, never trained on")
-    withheld: Path | None = Field(None, description="folder with full labels, used for scoring (and central_full) only")
+    withheld: Path | None = Field(
+        None, description="folder with full labels, for scoring and for bounds such as central_full only"
+    )
     joins_at: int | None = Field(
         None,
         ge=2,

@@ -12,7 +12,7 @@ from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice,
 from panorgan.preparation.batch import Batch
 
 ABDOMEN = Vocabulary(["liver", "spleen"])
-BOTH = torch.tensor([True, True])
+BOTH = torch.tensor([[True, True]])
 
 
 def liver_batch(*liver: int) -> Batch:
@@ -41,7 +41,7 @@ def test_contradicting_masks_count_nowhere():
         for overlap in ((0.1, 0.1, 0.8), (0.8, 0.1, 0.1))
     ]
     assert losses == pytest.approx([-math.log(0.3)] * 2)
-    dice = [soft_dice(logits_of(o, (0.5, 0.2, 0.3)), label, BOTH).item() for o in ((0.1, 0.1, 0.8), (0.8, 0.1, 0.1))]
+    dice = [soft_dice(logits_of(o, (0.5, 0.2, 0.3)), label, BOTH)[0].item() for o in ((0.1, 0.1, 0.8), (0.8, 0.1, 0.1))]
     assert dice[0] == pytest.approx(dice[1])
 
 
@@ -51,12 +51,16 @@ def test_dice_by_hand_counts_an_organ_by_how_sure_its_label_is():
     logits = logits_of((0.2, 0.6, 0.2), (0.5, 0.3, 0.2), (0.2, 0.2, 0.6))
     liver = 1 - (2 * 0.6 + 1) / ((0.6 + 0.3 + 0.2) + 1 + 1)
     spleen = 1 - (2 * (0.5 * 0.2 + 0.5 * 0.6) + 1) / ((0.2 + 0.2 + 0.6) + 1 + 1)
-    assert soft_dice(logits, label, BOTH).item() == pytest.approx((liver + 0.5 * spleen) / 1.5)
-    assert soft_dice(logits, label, ~BOTH).item() == pytest.approx(liver)
-    assert soft_dice(logits, label, torch.tensor([False, True])).item() == pytest.approx((liver + 0.5 * spleen) / 1.5)
+    for taught, total, weight in (
+        (BOTH, liver + 0.5 * spleen, 1.5),
+        (~BOTH, 0.0, 0.0),
+        (torch.tensor([[False, True]]), 0.5 * spleen, 0.5),
+    ):
+        found = soft_dice(logits, label, taught)
+        assert (found[0].item(), found[1].item()) == pytest.approx((total, weight))
 
 
 def test_an_organ_of_less_than_a_voxel_is_absent():
     shares = torch.tensor([[[0.9, 0.8], [0.0, 0.0], [0.1, 0.2]]])
     label = SoftLabel(shares, torch.ones(1, 2, dtype=torch.bool))
-    assert soft_dice(logits_of((0.2, 0.6, 0.2), (0.5, 0.3, 0.2)), label, BOTH).item() == 0.0
+    assert soft_dice(logits_of((0.2, 0.6, 0.2), (0.5, 0.3, 0.2)), label, BOTH)[1].item() == 0.0

@@ -10,7 +10,7 @@ from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import Payload, SiteTools
-from panorgan.methods.chorus import KNOWN, random_box, with_box_of_next
+from panorgan.methods.chorus import KNOWN, mixed, random_box, with_box_of_next
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
@@ -67,6 +67,26 @@ def test_without_its_switches_it_is_fedavg():
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-4, abs=1e-6)
 
 
+def test_labelled_organs_keep_their_dice_whatever_the_model_knows():
+    """A union, a batch that is labelled by half: the annotation counts as in FedAvg from the first round on."""
+    half = batch_of("liver", "kidney")
+    half.annotated[1, 1] = False
+    for batch, annotated in ((batch_of("kidney"), {"kidney": 2}), (half, {"liver": 2, "kidney": 1})):
+        losses = []
+        for name, config in (("fedavg", {}), ("chorus", {"cutmix": 0})):
+            site = site_of(name, annotated, ce_weight=0, **config)
+            site.prepare(batch)
+            losses.append(site.loss(batch).item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert losses[0] > 0.1
+
+
+def test_what_one_of_two_mixed_patches_annotates_is_not_annotated():
+    batch = batch_of("liver", "kidney")
+    batch.annotated[1, 1] = False
+    assert mixed(batch, (slice(0, 4), slice(0, 4))).annotated.tolist() == [[True, False], [True, False]]
+
+
 @pytest.mark.parametrize("switch", [{"cutmix": 1}, {"known": ("kidney_right",)}])
 def test_each_switch_changes_the_loss(switch):
     batch, losses = batch_of("liver"), []
@@ -84,10 +104,10 @@ def test_image_and_label_take_the_same_box():
     plain.prepare(batch)
     mixed.prepare(batch)
     whole, lesson = plain.lesson, mixed.lesson
-    moved = (lesson.image != whole.image).squeeze(1)
+    moved = (lesson.annotation.image != whole.annotation.image).squeeze(1)
     assert 0.2 * 64 <= moved[0].sum() <= 0.7 * 64
-    other = whole.image.flip(0)
-    assert torch.equal(lesson.image, torch.where(moved.unsqueeze(1), other, whole.image))
+    for seen, patches in ((lesson.annotation.image, batch.image), (lesson.annotation.masks, batch.masks)):
+        assert torch.equal(seen, torch.where(moved.unsqueeze(1), patches.flip(0), patches))
     assert torch.equal(
         lesson.label.shares, torch.where(moved.unsqueeze(1), whole.label.shares.flip(0), whole.label.shares)
     )
@@ -98,7 +118,7 @@ def test_the_same_round_draws_the_same_boxes():
     for _ in range(2):
         site = site_of("chorus", {"liver": 2}, cutmix=1)
         site.prepare(batch_of("liver"))
-        lessons.append(site.lesson.image)
+        lessons.append(site.lesson.annotation.image)
     assert torch.equal(*lessons)
 
 

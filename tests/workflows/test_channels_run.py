@@ -16,6 +16,7 @@ from refusing import refused
 
 from panorgan.config import Agreement, load_experiment, parse_experiment
 from panorgan.data.volume import Volume
+from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.registry import methods
 from panorgan.networks import UNetSettings
 from panorgan.preparation.plan import Plan
@@ -23,6 +24,7 @@ from panorgan.report.page import write_report
 from panorgan.workflows.doctor import doctor
 from panorgan.workflows.execute import train
 from panorgan.workflows.input_doubts import doubts_about
+from panorgan.workflows.machine_size import Data, propose
 from panorgan.workflows.model_bundle import Model, load_model
 from panorgan.workflows.prepare import prepare
 from panorgan.workflows.scans_to_segment import find_scans
@@ -255,8 +257,20 @@ def test_what_cannot_be_grouped_is_refused(tmp_path):
         found(touch(tmp_path / "c", "anna_t1.nii.gz", "anna_T1.nii"))
     with refused("channel-missing"):
         found(Path(f"t1={tmp_path / 'b' / 'scan.nii.gz'}"))
+    with refused("channel-file-twice"):
+        found(*(Path(f"t1={tmp_path / 'c' / name}") for name in ("anna_t1.nii.gz", "anna_T1.nii")))
     with refused("no-scans"):
         found(touch(tmp_path / "empty"))
+
+
+def test_time_and_memory_are_those_of_all_channels(sequences, tmp_path):
+    experiment, heard = sequences(training=ONE_ROUND), []
+    train(experiment, tmp_path / "run", listeners=[heard.append], estimate=True)
+    (estimate,) = [event.facts for event in heard if event.kind == "estimate"]
+    assert estimate["seconds"] > 0
+    facts = {"north": SiteInfo("north", 4, {"liver": 4}), "south": SiteInfo("south", 3, {"spleen": 3})}
+    data = Data((30.0, 26.0, 18.0), (12.0, 12.0, 12.0), facts, 2, 2)
+    assert propose(experiment, lambda name: True, data, torch.device("cpu"), 480.0, 64e9).estimate.seconds > 0
 
 
 def test_predict_takes_the_files_of_a_case(model_run, sites, tmp_path, capfd, monkeypatch):

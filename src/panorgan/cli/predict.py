@@ -90,7 +90,8 @@ def _predict_one(model: Model, scan: Scan, request: PredictRequest) -> dict[str,
     replaced = [_replaced(file) for file in files.values() if file.exists()]
     name = scan.name if scan.channels else scan.path.resolve().name
     prediction = model.segment(volume, name, doubts, source, request.organs or None)
-    prediction = replace(prediction, about={**prediction.about, **scan.place})
+    if not request.web.origin:  # else it lay in a temporary folder
+        prediction = replace(prediction, about={**prediction.about, **scan.place})
     side = prediction.save(target, request.formats)
     shown["volumes"] = str(add_volumes(request.out, target, scan.name, prediction))
     if request.preview:

@@ -1,5 +1,7 @@
 """How much of the gap between every site alone and all labels in one place a method closes, and who loses by it.
 
+Alone are the sites' own models together, as `solo` delivers them: where several sites label an organ, their mean.
+
 Gap closed = (method − alone) / (full − alone), of mean Dice. Everything is paired: the same seeds and the same scores.
 """
 

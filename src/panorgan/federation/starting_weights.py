@@ -13,7 +13,7 @@ from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 from panorgan.networks.organ_parts import group_of, group_of_key
 from panorgan.networks.unet import OUTPUT_KEYS
 
-_SHAPE = ("dimensions", "features", "norm", "weight_standardisation", "residual", "level_strides")
+_SHAPE = ("dimensions", "input_channels", "features", "norm", "weight_standardisation", "residual", "level_strides")
 """What decides the shapes of a network's shared weights."""
 
 

@@ -42,14 +42,13 @@ def soft_cross_entropy(logits: torch.Tensor, label: SoftLabel) -> torch.Tensor:
     return loss.flatten(1).sum(1) / label.counted.flatten(1).sum(1).clamp(min=1)
 
 
-def soft_dice(logits: torch.Tensor, label: SoftLabel, known: torch.Tensor) -> torch.Tensor:
-    """1 − (2 Σ p·q + 1)/(Σ p + Σ q + 1), sums over the batch's voxels; a weighted mean over organs, a scalar.
+def soft_dice(logits: torch.Tensor, label: SoftLabel, taught: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 − (2 Σ p·q + 1)/(Σ p + Σ q + 1) of the organs that a teacher teaches: their weighted sum, and the weights' sum.
 
-    An organ counts by how sure its label is, Σ q² / Σ q: 1 where it is annotated, little where a teacher sees it
-    everywhere a bit, not at all where it is absent. Of organs that the teacher does not know (`known` [C] bool) only
-    labels without any doubt count.
+    Sums run over the voxels of the samples in which an organ is taught (`taught` [B, C] bool). An organ counts by how
+    sure its label is, Σ q² / Σ q: little where the teacher sees it everywhere a bit, not at all where it is absent.
     """
-    counted = label.counted.unsqueeze(1)
+    counted = label.counted.unsqueeze(1) & taught.view(*taught.shape, *(1,) * (logits.ndim - 2))
     p = logits.float().softmax(dim=1)[:, 1:] * counted
     q = label.shares[:, 1:] * counted
     over = (0, *range(2, p.ndim))
@@ -57,8 +56,7 @@ def soft_dice(logits: torch.Tensor, label: SoftLabel, known: torch.Tensor) -> to
     dice = (2 * overlap + 1) / (predicted + labelled + 1)
     # An organ that fills less than a voxel is absent; what a teacher whispers about it must not become a label.
     sure = torch.where(labelled >= 1, squared / labelled.clamp(min=1), torch.zeros_like(labelled))
-    sure = torch.where(known, sure, (sure > 1 - 1e-6).to(sure.dtype))
-    return ((1 - dice) * sure).sum() / sure.sum().clamp(min=1e-6)
+    return ((1 - dice) * sure).sum(), sure.sum()
 
 
 __all__ = ["SoftLabel", "soft_cross_entropy", "soft_dice", "soft_label"]

@@ -19,12 +19,14 @@ The server averages as FedAvg's does, and names the organs that its model knows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 
+from panorgan.losses import unlabelled
+from panorgan.losses.partial import partial_dice, structure_probabilities
 from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice, soft_label
 from panorgan.methods.base import Method, MethodConfig, Payload, Scalars, ServerRule, SiteRule
 from panorgan.methods.registry import register
@@ -58,9 +60,9 @@ KNOWN = "known/"
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the model in training sees, and what it should say."""
+    """What the model in training sees with its annotation, and what it should say at every voxel."""
 
-    image: torch.Tensor
+    annotation: Batch
     label: SoftLabel
 
 
@@ -107,19 +109,30 @@ class Chorus(Method):
             if self.received_model is not None:
                 with torch.no_grad(), self.tools.autocast():
                     teacher = self.received_model(batch.image)
-            image, label = batch.image, soft_label(batch, self.federation.vocabulary, teacher)
+            label = soft_label(batch, self.federation.vocabulary, teacher)
             if float(torch.rand((), generator=self.draws)) < self.config.cutmix:
-                box = random_box(image.shape[2:], self.draws)
-                image = with_box_of_next(image, box)
+                box = random_box(batch.image.shape[2:], self.draws)
+                batch = mixed(batch, box)
                 label = SoftLabel(with_box_of_next(label.shares, box), with_box_of_next(label.counted, box))
-            self.lesson = Lesson(image, label)
+            self.lesson = Lesson(batch, label)
 
         def loss(self, batch: Batch) -> torch.Tensor:
             """Dice + cross-entropy to the soft label."""
             config, label = self.config, self.lesson.label
-            logits = self.model(self.lesson.image)
+            logits = self.model(self.lesson.annotation.image)
             loss = config.ce_weight * soft_cross_entropy(logits, label).mean()
-            return loss + config.dice_weight * soft_dice(logits, label, self.known)
+            return loss + config.dice_weight * self._dice(logits, self.lesson.annotation, label)
+
+        def _dice(self, logits: torch.Tensor, annotation: Batch, label: SoftLabel) -> torch.Tensor:
+            """The mean over what is annotated, as in FedAvg, and over the organs that the received model teaches."""
+            vocabulary = self.federation.vocabulary
+            probabilities = structure_probabilities(logits.float(), annotation, vocabulary, "softmax")
+            own = partial_dice(probabilities, annotation.masks, annotation.annotated, "batch").mean()
+            if self.received_model is None:
+                return own
+            count = annotation.annotated.any(dim=0).sum()
+            taught, weight = soft_dice(logits, label, unlabelled(annotation, vocabulary) & self.known)
+            return (count * own + taught) / (count + weight).clamp(min=1e-6)
 
         def after_round(self) -> None:
             """Release the last batch."""
@@ -180,6 +193,16 @@ def random_box(shape: torch.Size, draws: torch.Generator) -> tuple[slice, ...]:
     return tuple(box)
 
 
+def mixed(batch: Batch, box: tuple[slice, ...]) -> Batch:
+    """Image and masks with a box of the next sample; what only one of the two annotates is not annotated."""
+    return replace(
+        batch,
+        image=with_box_of_next(batch.image, box),
+        masks=with_box_of_next(batch.masks, box),
+        annotated=batch.annotated & batch.annotated.roll(-1, dims=0),
+    )
+
+
 def with_box_of_next(samples: torch.Tensor, box: tuple[slice, ...]) -> torch.Tensor:
     """`samples` [B, …, *S], each with this box of the next sample, the last with that of the first."""
     inside = torch.zeros(samples.shape[-len(box) :], dtype=torch.bool, device=samples.device)
@@ -187,4 +210,4 @@ def with_box_of_next(samples: torch.Tensor, box: tuple[slice, ...]) -> torch.Ten
     return torch.where(inside, samples.roll(-1, dims=0), samples)
 
 
-__all__ = ["CentralChorus", "Chorus", "ChorusConfig", "Lesson", "random_box", "with_box_of_next"]
+__all__ = ["CentralChorus", "Chorus", "ChorusConfig", "Lesson", "mixed", "random_box", "with_box_of_next"]

@@ -4,7 +4,8 @@ Site i minimises L_i(w) − ⟨h_i, w⟩ + α/2·‖w − w₀‖²; at its end 
 optimum is reached. The server keeps h ← h − α/m·Σ(w_i − w₀) over the sites that answered, m counting all, and the next
 model is the mean of those that answered − h/α.
 
-h_i stays at its site. A part that only some sites train has its own m.
+h_i stays at its site. A part that only some sites train has its own m. Rows of one output layer for all organs are
+averaged without h: an organ's owners may all be silent in a round, and h would then move it on and on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import register
 from panorgan.methods.shared.server_average import STATISTICS
+from panorgan.networks.unet import OUTPUT_KEYS
 from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
 
@@ -108,7 +110,7 @@ class FedDyn(Method):
             super().aggregate(updates)
             for key in sorted({key for site in updates.sites for key in updates.keys(site)} & before.keys()):
                 mean = self.weights[key]
-                if not mean.is_floating_point() or key.endswith(STATISTICS):
+                if not mean.is_floating_point() or key.endswith(STATISTICS) or key in OUTPUT_KEYS:
                     continue
                 answered = sum(key in updates.keys(site) for site in updates.sites)
                 share = answered / sum(key in self.weights_of(site) for site in self.federation.sites)

@@ -15,7 +15,8 @@ GAP_NOTE = (
     f"Gap closed: (method − {ALONE}) / ({ALL_LABELS} − {ALONE}), of mean Dice over the same test cases and seeds; 0 is "
     "every site alone, 1 all labels in one place. In brackets the 95 % interval of a bootstrap that draws seeds, and "
     "in each seed patients. There is none where the gap itself is not beyond chance. Worst site: the one that gains "
-    "least over itself alone, on organs that it labels. Worst organ: the lowest Dice relative to alone, in any seed."
+    "least on organs that it labels itself. Worst organ: the lowest Dice relative to alone, in any seed. Alone: the "
+    f"sites' own models together, as {ALONE} delivers them; where several sites label an organ, their mean."
 )
 
 

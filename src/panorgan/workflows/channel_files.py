@@ -152,4 +152,16 @@ def named_files(texts: Sequence[Path], channels: Sequence[str]) -> dict[str, Pat
     """What is given as `t1=FILE`; empty where nothing is."""
     pairs = [str(text).partition("=") for text in texts]
     known = {plain_name(name): name for name in channels}
-    return {known[plain_name(a)]: Path(b) for a, equals, b in pairs if equals and plain_name(a) in known}
+    found: dict[str, Path] = {}
+    for written, equals, file in pairs:
+        name = known.get(plain_name(written)) if equals else None
+        if name in found:
+            raise DataError(
+                f"Two files are given for the channel {name}.",
+                code="channel-file-twice",
+                where=f"{found[name]}\n{file}",
+                fix="Name one file per channel; predict one scan at a time.",
+            )
+        if name is not None:
+            found[name] = Path(file)
+    return found

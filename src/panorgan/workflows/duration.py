@@ -76,7 +76,7 @@ class Work:
             for worker in workers.values()
         )
         windows = {
-            site.name: [count_windows(case.image.shape, patch, overlap) for case in (*site.train, *site.validation)]
+            site.name: [count_windows(case.shape, patch, overlap) for case in (*site.train, *site.validation)]
             for site in prepared.sites
         }
         usual = _mean([count for counts in windows.values() for count in counts])

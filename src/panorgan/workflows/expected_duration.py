@@ -45,7 +45,7 @@ def duration_facts(
 def _data(prepared: PreparedFederation, facts: Mapping[str, Any]) -> Data:
     """The prepared cases in the words of a proposal."""
     cases = [case for site in prepared.training for case in (*site.train, *site.validation)]
-    shape = np.median([case.image.shape for case in cases], axis=0)
+    shape = np.median([case.shape for case in cases], axis=0)
     validation = sum(len(site.validation) for site in prepared.sites)
     test = sum(len(site.test) for site in prepared.sites)
     return Data((shape[0], shape[1], shape[2]), prepared.plan.spacing_mm, facts, validation, test)

@@ -234,16 +234,17 @@ def _rehearsed(experiment: Experiment, data: Data, device: torch.device) -> Spee
     )
     structures = tuple(sorted(data.sites[site].annotated))
     with tempfile.TemporaryDirectory() as folder:
-        case = _made_up_case(Path(folder), experiment.training.sampling.patch_size, structures, data.spacing)
+        case = _made_up_case(Path(folder), experiment, structures, data.spacing)
         return rehearse(setup, federation, site, SiteData([case]))
 
 
 def _made_up_case(
-    folder: Path, shape: tuple[int, int, int], structures: tuple[str, ...], spacing: Sequence[float]
+    folder: Path, experiment: Experiment, structures: tuple[str, ...], spacing: Sequence[float]
 ) -> StoredCase:
     """A prepared case with noise and a block of every structure; what is in it does not change the time of a step."""
     random = np.random.default_rng(0)
-    image = random.uniform(-1, 1, size=shape).astype(np.float16)
+    shape, channels = experiment.training.sampling.patch_size, experiment.network.input_channels
+    image = random.uniform(-1, 1, size=shape if channels == 1 else (channels, *shape)).astype(np.float16)
     bits = np.zeros(shape, dtype=bits_type(len(structures)))
     block = tuple(slice(n // 4, n // 4 + max(1, n // 2)) for n in shape)
     bits[block] = 2 ** len(structures) - 1

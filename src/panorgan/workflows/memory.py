@@ -44,7 +44,8 @@ def training_memory(
     settings = method.network_settings(network)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         plain = UNet(federation.vocabulary, settings.model_copy(update={"organs": "channels"}))
-        outputs = _output_elements(plain, torch.empty(1, 1, *(size for size in patch if size != 1)))
+        sizes = [size for size in patch if size != 1]
+        outputs = _output_elements(plain, torch.empty(1, settings.input_channels, *sizes))
         built = method.build_network(network, federation)
     outputs *= _passes(settings.organs, len(groups_of(federation.labelled_organs())))
     parameters = sum(parameter.numel() for parameter in built.parameters())

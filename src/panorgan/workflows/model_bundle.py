@@ -237,7 +237,6 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
         ) from error
     weights = hashlib.sha256(content).hexdigest()
     return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card, weights=weights)
-    return Model(network.to(device).eval(), plan, inference, card.get("postprocess", "none"), card)
 
 
 def channels_of_model(folder: Path) -> tuple[str, ...]:

@@ -121,7 +121,8 @@ def _short(training: TrainingSettings, patch: tuple[int, int, int]) -> TrainingS
 @torch.no_grad()
 def _seconds_of_a_window(setup: SiteSetup, federation: Federation, patch: tuple[int, int, int]) -> float:
     network = setup.method.build_network(setup.network, federation).to(setup.device).eval()
-    window = torch.zeros(1, 1, *(size for size in patch if size != 1), device=setup.device)
+    sizes = [size for size in patch if size != 1]
+    window = torch.zeros(1, setup.network.input_channels, *sizes, device=setup.device)
     seconds = []
     for _ in range(3):  # the first one sets up
         began = time.perf_counter()
