@@ -18,6 +18,7 @@ from refusing import refused
 import panorgan
 from panorgan.errors import RunError
 from panorgan.exporting import bundle_scripts
+from panorgan.federation.start_settings import StartSettings
 
 # Runs `python -m monai.bundle` where panorgan cannot be imported.
 WITHOUT_PANORGAN = """
@@ -150,3 +151,13 @@ def test_a_model_of_several_channels_is_refused(tmp_path):
     with refused("channels-not-in-bundle", RunError):
         panorgan.export(folder, "bundle", tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_panorgan_reads_its_own_bundle(tmp_path):
+    folder = make_model(tmp_path / "model")
+    panorgan.export(folder, "bundle", tmp_path / "bundle")
+    scan = write_scans(tmp_path / "scans")[0]
+    first, second = (panorgan.predict(place, scan, device="cpu").labels for place in (folder, tmp_path / "bundle"))
+    np.testing.assert_array_equal(first, second)
+    started = StartSettings.model_validate(tmp_path / "bundle")
+    assert (started.sha256, started.organs) == (StartSettings.model_validate(folder).sha256, ("background", *ORGANS))

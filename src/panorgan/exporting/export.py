@@ -16,6 +16,7 @@ from panorgan.exporting.check import Agreement
 from panorgan.exporting.monai_bundle import write_bundle
 from panorgan.exporting.nnunet_model import write_nnunet
 from panorgan.exporting.onnx_file import write_onnx
+from panorgan.federation.start_settings import IN_BUNDLE, model_folder
 from panorgan.workflows.model_bundle import Model, load_model
 from panorgan.workflows.model_card import CARD, data_licences, model_card
 from panorgan.workflows.run import Run
@@ -72,7 +73,7 @@ def export(run: str | os.PathLike[str] | Run, to: str = "bundle", out: str | os.
     scratch = target.absolute().with_name(f".{target.absolute().name}.incomplete")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        agreement = _WRITERS[to](model, scratch, _run_of(place))
+        agreement = _WRITERS[to](model, scratch, _run_of(place), model_folder(place))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             target.rmdir()
@@ -87,17 +88,19 @@ def _run_of(place: Path) -> Run | None:
     return next((run for run in (Run(place), Run(place.absolute().parent)) if run.started), None)
 
 
-def _bundle(model: Model, folder: Path, run: Run | None) -> Agreement:
-    return write_bundle(model, folder, model_card(model.card, run), data_licences(run))
+def _bundle(model: Model, folder: Path, run: Run | None, source: Path) -> Agreement:
+    agreement = write_bundle(model, folder, model_card(model.card, run), data_licences(run))
+    shutil.copytree(source, folder / IN_BUNDLE)  # so that panorgan can predict with it, and start from it
+    return agreement
 
 
-def _onnx(model: Model, folder: Path, run: Run | None) -> Agreement:
+def _onnx(model: Model, folder: Path, run: Run | None, source: Path) -> Agreement:
     agreement = write_onnx(model, folder)
     _write_card(model, folder, run)
     return agreement
 
 
-def _nnunet(model: Model, folder: Path, run: Run | None) -> None:
+def _nnunet(model: Model, folder: Path, run: Run | None, source: Path) -> None:
     write_nnunet(model, folder)
     _write_card(model, folder, run)
 
@@ -106,7 +109,7 @@ def _write_card(model: Model, folder: Path, run: Run | None) -> None:
     (folder / CARD).write_text(model_card(model.card, run), encoding="utf-8")
 
 
-_WRITERS: Mapping[str, Callable[[Model, Path, Run | None], Agreement | None]] = {
+_WRITERS: Mapping[str, Callable[[Model, Path, Run | None, Path], Agreement | None]] = {
     "bundle": _bundle,
     "onnx": _onnx,
     "nnunet": _nnunet,

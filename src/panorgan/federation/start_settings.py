@@ -67,9 +67,13 @@ def weights_hash(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+IN_BUNDLE = Path("models", "panorgan")
+"""Where an exported bundle holds the model as panorgan delivered it."""
+
+
 def model_folder(folder: Path) -> Path:
-    """The folder itself, or the model's inside a run."""
-    for place in (folder / "model", folder):
+    """The folder itself, or the model's inside a run or an exported bundle."""
+    for place in (folder / "model", folder, folder / IN_BUNDLE):
         if (place / CARD).is_file():
             return place
     raise RunError(
@@ -77,7 +81,7 @@ def model_folder(folder: Path) -> Path:
         code="no-model",
         where=str(folder),
         why="model.json is missing",
-        fix="Point to a finished run, or to its 'model' folder.",
+        fix="Point to a finished run, to its 'model' folder, or to a bundle that panorgan exported.",
     )
 
 
