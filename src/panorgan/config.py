@@ -471,8 +471,12 @@ def _joined(organs: Any, more: Mapping[str, Any], where: str) -> Any:
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """A YAML file of settings as plain data; `what` names it in an error."""
     if not path.is_file():
+        fix = "Name a file in it. 'panorgan init FOLDER' drafts one from data." if path.is_dir() else "Check the path."
         raise ConfigError(
-            f"There is no such {what}.", code="settings-file-missing", where=str(path), fix="Check the path."
+            f"There is no such {what}{'; this is a folder' if path.is_dir() else ''}.",
+            code="settings-file-missing",
+            where=str(path),
+            fix=fix,
         )
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)

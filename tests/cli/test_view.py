@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from panorgan.cli import view
 from panorgan.cli.view import LiveView, PlainView
 from panorgan.federation.events import Event
 from panorgan.workflows.event_words import event_line
@@ -40,9 +44,9 @@ def test_what_a_method_wants_people_to_know_is_shown(capsys):
     notice = Event("notice", {"number": 4, "text": "No teacher knows liver."})
     PlainView("tiny")(notice)
     assert capsys.readouterr().out == "tiny: No teacher knows liver.\n"
-    view = LiveView("tiny")
-    view(notice)
-    assert "No teacher knows liver." in [str(part) for part in view.render().renderables]
+    live = LiveView("tiny")
+    live(notice)
+    assert "No teacher knows liver." in [str(part) for part in live.render().renderables]
     assert event_line(notice) == "round 4: No teacher knows liver."
 
 
@@ -61,3 +65,14 @@ def test_the_split_and_scans_used_twice_are_shown(capsys):
     shown = [str(part) for part in view.render().renderables]
     assert any("8 train, 2 validation, 3 test" in part for part in shown)
     assert any("north/a (train) = north/b (test)" in part for part in shown)
+
+
+def test_notices_stay_on_the_screen_when_the_live_display_goes(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(view, "Console", lambda: Console(file=written, force_terminal=True, width=100))
+    with pytest.raises(KeyboardInterrupt), view.watch("tiny") as listener:  # also where Ctrl-C ends the run
+        for _ in range(2):
+            listener(Event("notice", {"number": 4, "text": "No teacher knows liver."}))
+        raise KeyboardInterrupt
+    end = written.getvalue().rpartition("\x1b[2K")[2]  # after the last line that the display has erased
+    assert end.count("No teacher knows liver.") == 1

@@ -38,8 +38,12 @@ def watch(title: str, as_json: bool = False) -> Iterator[Listener]:
         yield PlainView(title)
         return
     view = LiveView(title)
-    with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=True):
-        yield view
+    try:
+        with Live(get_renderable=view.render, console=console, refresh_per_second=4, transient=True):
+            yield view
+    finally:  # what was said goes with the live display
+        for note in view.notes:
+            console.print(note)
     console.print(view.closing_line())
 
 
@@ -167,6 +171,11 @@ class LiveView:
         parts += [Text(line, style="dim") for line in self._said]
         parts += [Text(note, style="yellow") for note in self._notes[-3:]]
         return Group(*parts)
+
+    @property
+    def notes(self) -> list[Text]:
+        """What people should know, each once."""
+        return [Text(note, style="yellow") for note in dict.fromkeys(self._notes)]
 
     def closing_line(self) -> Text:
         """What stays on the screen afterwards."""

@@ -226,7 +226,9 @@ def _reason(organ: str, shapes: Sequence[Shape]) -> str:
     if organ in _OF_A_HEART:
         return _OF_A_HEART[organ]
     sides = [shape.side for shape in shapes if not np.isnan(shape.side)]
-    return "both sides" if not sides or abs(median(sides)) < 0.07 else "right" if median(sides) > 0 else "left"
+    if not sides or abs(median(sides)) < 0.07:
+        return "it lies on both sides"
+    return f"it lies on the {'right' if median(sides) > 0 else 'left'}"
 
 
 def in_ml(volume: float) -> str:
