@@ -70,9 +70,14 @@ def test_the_split_and_scans_used_twice_are_shown(capsys):
 def test_notices_stay_on_the_screen_when_the_live_display_goes(monkeypatch):
     written = io.StringIO()
     monkeypatch.setattr(view, "Console", lambda: Console(file=written, force_terminal=True, width=100))
-    with pytest.raises(KeyboardInterrupt), view.watch("tiny") as listener:  # also where Ctrl-C ends the run
-        for _ in range(2):
-            listener(Event("notice", {"number": 4, "text": "No teacher knows liver."}))
-        raise KeyboardInterrupt
+
+    def stopped_by_ctrl_c() -> None:
+        with view.watch("tiny") as listener:
+            for _ in range(2):
+                listener(Event("notice", {"number": 4, "text": "No teacher knows liver."}))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped_by_ctrl_c()
     end = written.getvalue().rpartition("\x1b[2K")[2]  # after the last line that the display has erased
     assert end.count("No teacher knows liver.") == 1
