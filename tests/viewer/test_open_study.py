@@ -21,7 +21,7 @@ from panorgan.data_doctor.page_data import META
 from panorgan.report.doctor_page import write_doctor_page
 from panorgan.viewer.of_files import folder_cases
 from panorgan.viewer.open_study import open_study
-from panorgan.viewer.study import Study
+from panorgan.viewer.study import Scan, Study
 from panorgan.viewer.volumes import Volumes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -88,6 +88,17 @@ def test_dicom_series_are_converted_once_and_removed(tmp_path):
     assert series
 
 
+def test_of_a_file_with_several_channels_the_first_is_shown(tmp_path):
+    channels = np.stack([SLICES, SLICES[::-1]], axis=-1)
+    nib.save(nib.Nifti1Image(channels, AFFINE), tmp_path / "case.nii.gz")
+    opened = Volumes()
+    try:
+        shown = opened.scan(Scan(tmp_path / "case.nii.gz"))
+        np.testing.assert_array_equal(np.asanyarray(nib.load(shown.path).dataobj), SLICES)
+    finally:
+        opened.close()
+
+
 def test_converted_scans_do_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("panorgan.viewer.volumes._CONVERTED_KEPT", 2)
     monkeypatch.setattr("panorgan.viewer.volumes.in_another_process", lambda action, *args: action(*args))
@@ -139,6 +150,14 @@ def test_the_scan_of_a_prediction_may_have_moved(tmp_path, hu, labels):
         assert open_study(side, given).cases[0].panes[0].scan.path == scan
     save(tmp_path / "scan.nii.gz", hu)
     assert open_study(side).cases[0].panes[0].scan.path == tmp_path / "scan.nii.gz", "beside the folder of predictions"
+
+
+def test_the_first_of_several_channels_may_have_moved(tmp_path, hu, labels):
+    """The prediction is named after its case, which no file is."""
+    moved = save(tmp_path / "elsewhere" / "anna_t1.nii.gz", hu)
+    side = write_prediction(tmp_path / "labels", labels, scan="anna", scan_path="/gone/anna_t1.nii.gz")
+    study = open_study(side, scan=moved.parent)
+    assert study.cases[0].panes[0].scan.path == moved
 
 
 def test_a_prediction_on_a_dicom_series_finds_the_series_by_its_uid(tmp_path, labels):

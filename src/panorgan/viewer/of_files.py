@@ -86,7 +86,8 @@ def _scan_of(about: Mapping[str, Any], map_file: Path, given: Path | None) -> Sc
     name = str(about["scan"])
     noted = [Path(str(about["scan_path"]))] if about.get("scan_path") else []
     here = [map_file.parent / name, map_file.parent.parent / name]
-    wanted = [given / name, given] if given else [*noted, *here]
+    # The first of several channels has another name than its case.
+    wanted = [given / name, *(given / path.name for path in noted), given] if given else [*noted, *here]
     uid = str(about.get("scan_series", ""))
     for path in wanted:
         if not path.exists() or path.samefile(map_file):  # a label map has the name of its scan

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import nibabel as nib
 
 from panorgan.data.case import MaskSource
+from panorgan.data.channels import read_image_of
 from panorgan.data.volume import read_volume
 from panorgan.errors import DataError
 from panorgan.viewer.labels import Grid, LabelVolume, merge_masks, merged_labels, open_labels
@@ -124,7 +125,12 @@ def _file_of(opened: VoxelFile | LabelVolume) -> Path:
 
 
 def _write_scan(path: Path, slices: tuple[Path, ...], target: Path) -> None:
-    """A scan of any kind as an uncompressed NIfTI file."""
-    volume = read_volume(path, slices)
+    """A scan of any kind as an uncompressed NIfTI file; of a file with several images the first one."""
+    try:
+        volume = read_volume(path, slices)
+    except DataError as error:
+        if error.code != "not-3d":
+            raise
+        volume = read_image_of(path, 0)
     kept = volume.voxels.dtype.str[1:] in ("u1", "i1", "i2", "u2", "i4", "f4")
     nib.save(nib.Nifti1Image(volume.voxels if kept else volume.voxels.astype("f4"), volume.affine), target)
