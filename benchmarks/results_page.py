@@ -41,10 +41,10 @@ MACHINES = {  # column → (file, the entries that are looked through, the last 
 }
 SUMMARIES = {  # of folded sections, in a line or two; other sections make theirs from the figures
     "quality": (
-        "On CHAOS no method loses an organ any more: at least 0.89 of that organ alone. Only pseudo labels are ahead "
-        "of solo."
+        "On CHAOS none of nine methods loses an organ any more: at least 0.89 of that organ alone. Only pseudo labels "
+        "are ahead of solo."
     ),
-    "chorus": "Exploratory, one seed: a teacher's Dice before the model knows its organs loses one of them.",
+    "chorus": "Exploratory, one or two seeds: a teacher's Dice before the model knows its organs loses one of them.",
     "holding": (
         "Holding the outputs of the other sites' parts keeps organs. Holding features, averaging second moments, "
         "sharpening shares and means over rounds bring nothing."

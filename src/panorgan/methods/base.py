@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.data.labels import Activation
 from panorgan.losses import distil_unlabelled, expected_cross_entropy, partial_dice_ce
 from panorgan.methods.protocol import (
     Federation,
@@ -346,6 +347,8 @@ class Method:
     """How the paper trained, as settings of an experiment file: `training.rounds` → 1000."""
     organs: ClassVar[OrganParts | None] = None
     """How its network tells organs apart, where the method itself decides that (`network.organs` else)."""
+    activation: ClassVar[Activation | None] = None
+    """Softmax or sigmoid channels, where the method itself decides that (`network.activation` else)."""
     pooled: ClassVar[bool] = False
     """All sites' cases in one place. Possible only on a benchmark."""
     labels: ClassVar[Literal["annotated", "withheld"]] = "annotated"
@@ -383,7 +386,8 @@ class Method:
 
     def network_settings(self, settings: UNetSettings) -> UNetSettings:
         """The experiment's `network` section as this method uses it."""
-        return settings if self.organs is None else settings.model_copy(update={"organs": self.organs})
+        decided = {"organs": self.organs, "activation": self.activation}
+        return settings.model_copy(update={name: value for name, value in decided.items() if value is not None})
 
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None

@@ -25,6 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from panorgan.data.labels import Activation
 from panorgan.losses import unlabelled
 from panorgan.losses.partial import partial_dice, structure_probabilities
 from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice, soft_label
@@ -32,7 +33,6 @@ from panorgan.methods.base import Method, MethodConfig, Payload, Scalars, Server
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.readiness import Readiness
-from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
@@ -72,6 +72,7 @@ class Chorus(Method):
 
     paper: ClassVar[str] = "panorgan's own; CutMix: arXiv:1905.04899"
     organs: ClassVar[OrganParts] = "channels"
+    activation: ClassVar[Activation] = "softmax"  # a voxel is shared out among all channels
     config: ChorusConfig
     ablation: ClassVar[tuple[AblationRow, ...]] = (
         AblationRow("FedAvg", (), method="fedavg"),
@@ -79,10 +80,6 @@ class Chorus(Method):
         AblationRow("+ CutMix", ("CutMix",), {"teacher_dice": False}),
         AblationRow("chorus", ("teacher's Dice", "CutMix")),
     )
-
-    def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """Softmax channels, whatever the experiment says: a voxel is shared out among all of them."""
-        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
 
     class Site(SiteRule):
         """Learns from its labels and from the received model."""

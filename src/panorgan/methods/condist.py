@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 
 from panorgan.anatomy import Vocabulary
+from panorgan.data.labels import Activation
 from panorgan.losses.unified_label import allowed_channels
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.registry import register
 from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
-from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
@@ -42,10 +42,7 @@ class ConDist(Method):
 
     paper: ClassVar[str] = "arXiv:2308.04070"
     organs: ClassVar[OrganParts] = "channels"
-
-    def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """Softmax channels: a condition on one organ changes the probabilities of the others."""
-        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
+    activation: ClassVar[Activation] = "softmax"  # a condition on one organ changes the probabilities of the others
 
     class Site(SiteRule):
         """Marginal loss, and conditional distillation."""

@@ -20,6 +20,7 @@ from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import register
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.methods.shared.server_average import STATISTICS
 from panorgan.networks.unet import OUTPUT_KEYS
 from panorgan.preparation.batch import Batch
@@ -74,12 +75,12 @@ class DynamicSite(SiteRule):
     def state(self) -> Payload:
         """h_i stays at the site."""
         whole = super().state()
-        return Payload({**whole.tensors, **{_H + key: value for key, value in self.h.items()}}, whole.scalars)
+        return Payload({**whole.tensors, **prefixed(_H, self.h)}, whole.scalars)
 
     def load_state(self, state: Payload) -> None:
         """Restore it."""
         super().load_state(state)
-        self.h = {key.removeprefix(_H): value for key, value in state.tensors.items() if key.startswith(_H)}
+        self.h = under(_H, state.tensors)
 
 
 @register("feddyn", config=FedDynConfig)
@@ -122,9 +123,9 @@ class FedDyn(Method):
         def state(self) -> Payload:
             """h."""
             whole = super().state()
-            return Payload({**whole.tensors, **{_H + key: value for key, value in self.h.items()}}, whole.scalars)
+            return Payload({**whole.tensors, **prefixed(_H, self.h)}, whole.scalars)
 
         def load_state(self, state: Payload) -> None:
             """Restore it."""
             super().load_state(state)
-            self.h = {key.removeprefix(_H): value for key, value in state.tensors.items() if key.startswith(_H)}
+            self.h = under(_H, state.tensors)

@@ -19,6 +19,7 @@ from pydantic import Field
 from panorgan.methods.base import Method, Payload, ServerRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.methods.shared.server_average import published_extrapolation, stepped
 
 _BEFORE = "before/"
@@ -67,9 +68,9 @@ class FedExP(Method):
         def state(self) -> Payload:
             """The model before the last step."""
             whole = super().state()
-            return Payload({**whole.tensors, **{_BEFORE + k: v for k, v in self.before.items()}}, whole.scalars)
+            return Payload({**whole.tensors, **prefixed(_BEFORE, self.before)}, whole.scalars)
 
         def load_state(self, state: Payload) -> None:
             """Restore it."""
             super().load_state(state)
-            self.before = {k.removeprefix(_BEFORE): v for k, v in state.tensors.items() if k.startswith(_BEFORE)}
+            self.before = under(_BEFORE, state.tensors)

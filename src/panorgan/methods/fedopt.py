@@ -18,6 +18,7 @@ from pydantic import Field
 from panorgan.methods.base import Method, Payload, ServerRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.methods.shared.server_average import STATISTICS
 from panorgan.settings import Settings
 
@@ -73,16 +74,13 @@ class AdaptiveServer(ServerRule):
     def state(self) -> Payload:
         """Both moments."""
         whole = super().state()
-        moments = {_M + key: value for key, value in self.m.items()} | {
-            _V + key: value for key, value in self.v.items()
-        }
-        return Payload({**whole.tensors, **moments}, whole.scalars)
+        return Payload({**whole.tensors, **prefixed(_M, self.m), **prefixed(_V, self.v)}, whole.scalars)
 
     def load_state(self, state: Payload) -> None:
         """Restore them."""
         super().load_state(state)
-        self.m = {key.removeprefix(_M): value for key, value in state.tensors.items() if key.startswith(_M)}
-        self.v = {key.removeprefix(_V): value for key, value in state.tensors.items() if key.startswith(_V)}
+        self.m = under(_M, state.tensors)
+        self.v = under(_V, state.tensors)
 
 
 class YogiServer(AdaptiveServer):

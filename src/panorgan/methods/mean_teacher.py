@@ -14,10 +14,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from panorgan.data.labels import Activation
 from panorgan.losses.distillation import unlabelled
 from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule, published
 from panorgan.methods.registry import register
-from panorgan.networks import UNetSettings
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
@@ -40,10 +41,7 @@ class MeanTeacher(Method):
 
     paper: ClassVar[str] = "arXiv:1703.01780"
     organs: ClassVar[OrganParts] = "channels"
-
-    def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """Softmax channels, whatever the experiment says."""
-        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
+    activation: ClassVar[Activation] = "softmax"
 
     class Site(SiteRule):
         """Marginal loss, and consistency."""
@@ -94,10 +92,9 @@ class MeanTeacher(Method):
         def state(self) -> Payload:
             """The teacher stays at the site."""
             whole = super().state()
-            return Payload({**whole.tensors, **{_TEACHER + k: v for k, v in self.teacher.items()}}, whole.scalars)
+            return Payload({**whole.tensors, **prefixed(_TEACHER, self.teacher)}, whole.scalars)
 
         def load_state(self, state: Payload) -> None:
             """Restore it."""
             super().load_state(state)
-            own = {key: value for key, value in state.tensors.items() if key.startswith(_TEACHER)}
-            self.teacher = {key.removeprefix(_TEACHER): value for key, value in own.items()}
+            self.teacher = under(_TEACHER, state.tensors)

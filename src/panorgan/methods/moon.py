@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.networks import UNet
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
@@ -86,12 +87,12 @@ class ContrastiveSite(SiteRule):
     def state(self) -> Payload:
         """The last model stays at the site."""
         whole = super().state()
-        return Payload({**whole.tensors, **{_LAST + key: value for key, value in self.last.items()}}, whole.scalars)
+        return Payload({**whole.tensors, **prefixed(_LAST, self.last)}, whole.scalars)
 
     def load_state(self, state: Payload) -> None:
         """Restore it."""
         super().load_state(state)
-        self.last = {key.removeprefix(_LAST): value for key, value in state.tensors.items() if key.startswith(_LAST)}
+        self.last = under(_LAST, state.tensors)
 
 
 def contrastive(z: torch.Tensor, received: torch.Tensor, last: torch.Tensor, temperature: float) -> torch.Tensor:

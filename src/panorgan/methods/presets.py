@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from panorgan.data.labels import Activation
 from panorgan.losses.exclusion import exclusion
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
@@ -25,7 +26,6 @@ from panorgan.methods.shared.pseudo_labels import (
 )
 from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
-from panorgan.networks import UNetSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
@@ -69,10 +69,7 @@ class SoftmaxChannels(Method):
     """One softmax over background and all organs, whatever the experiment says."""
 
     organs: ClassVar[OrganParts | None] = "channels"
-
-    def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """With softmax channels."""
-        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
+    activation: ClassVar[Activation | None] = "softmax"
 
 
 class MarginalAndExclusion(SiteRule):

@@ -14,20 +14,20 @@ a site that joins later adds zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import torch
 
 from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.preparation.batch import Batch
 
 _PREFIX = "control/"
 _NEXT = "next_control/"
 _HEARD = "heard"
 _ANSWERED = "answered"
-T = TypeVar("T")
 
 
 class ScaffoldConfig(FedAvgConfig):
@@ -116,8 +116,8 @@ class Scaffold(Method):
         def state(self) -> Payload:
             """The control variate stays at the site."""
             whole = super().state()
-            own = {_PREFIX + name: value for name, value in self.control.items()}
-            following = {_NEXT + name: value for name, value in self.next_control.items()}
+            own = prefixed(_PREFIX, self.control)
+            following = prefixed(_NEXT, self.next_control)
             return Payload({**whole.tensors, **own, **following}, {**whole.scalars, _ANSWERED: float(self.answered)})
 
         def load_state(self, state: Payload) -> None:
@@ -180,18 +180,13 @@ class Scaffold(Method):
         def state(self) -> Payload:
             """The sum of all c_i, and which sites it contains."""
             whole = super().state()
-            sums = {_PREFIX + name: value for name, value in self.sums.items()}
+            sums = prefixed(_PREFIX, self.sums)
             heard = {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()}
             return Payload({**whole.tensors, **sums}, {**whole.scalars, **heard})
 
         def load_state(self, state: Payload) -> None:
             """Restore them; c is their mean over the sites that take part now."""
             super().load_state(state)
-            self.sums = _under(_PREFIX, state.tensors)
-            self.heard = {site: int(round_) for site, round_ in _under(f"{_HEARD}/", state.scalars).items()}
+            self.sums = under(_PREFIX, state.tensors)
+            self.heard = {site: int(round_) for site, round_ in under(f"{_HEARD}/", state.scalars).items()}
             self._find_means()
-
-
-def _under(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
-    """Entries under a prefix, without the prefix; others are ignored."""
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

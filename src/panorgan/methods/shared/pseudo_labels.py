@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, PositiveFloat
 
+from panorgan.data.labels import Activation
 from panorgan.losses.unified_label import Conflicts, UnifiedLabel, merge, overlap_priority
 from panorgan.losses.unified_loss import unified_dice_bce
 from panorgan.methods.base import Federation, Method, MethodConfig, Payload, Stage, Updates, published
@@ -156,14 +157,11 @@ class PseudoLabelMethod(Method):
     """A method that trains on pseudo labels."""
 
     organs: ClassVar[OrganParts] = "channels"
+    activation: ClassVar[Activation] = "softmax"  # the unified label has one value per voxel
     numbers: ClassVar[Mapping[str, str]] = {**Method.numbers, **VOLUMES}
     tensors: ClassVar[Mapping[str, str]] = TEACHERS
     Site = PseudoLabelSite
     Server = PseudoLabelServer
-
-    def network_settings(self, settings: UNetSettings) -> UNetSettings:
-        """Softmax channels, whatever the experiment says: the unified label has one value per voxel."""
-        return super().network_settings(settings).model_copy(update={"activation": "softmax"})
 
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None

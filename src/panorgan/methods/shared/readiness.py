@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from panorgan.methods.protocol import Federation, Scalars
+from panorgan.methods.shared.prefixed import under
 
 READY = "main_teacher/"
 """Numbers in a request: `main_teacher/<organ>` for every organ for which the global model is ready."""
@@ -75,10 +76,6 @@ class Readiness:
 
     def load(self, numbers: Scalars) -> None:
         """Restore what `numbers` returned; other numbers of a rule's state are ignored."""
-        self._dice = _named(numbers, _DICE)
-        self._best = _named(numbers, _BEST)
-        self._settled = set(_named(numbers, _SETTLED))
-
-
-def _named(numbers: Scalars, prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}
+        self._dice = under(_DICE, numbers)
+        self._best = under(_BEST, numbers)
+        self._settled = set(under(_SETTLED, numbers))

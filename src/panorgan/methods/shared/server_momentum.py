@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 
 from panorgan.methods.base import Payload, ServerRule, Updates
+from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.methods.shared.server_average import STATISTICS
 from panorgan.settings import Settings
 
@@ -43,9 +44,9 @@ class MomentumServer(ServerRule):
     def state(self) -> Payload:
         """The velocity."""
         whole = super().state()
-        return Payload({**whole.tensors, **{_V + key: value for key, value in self.velocity.items()}}, whole.scalars)
+        return Payload({**whole.tensors, **prefixed(_V, self.velocity)}, whole.scalars)
 
     def load_state(self, state: Payload) -> None:
         """Restore it."""
         super().load_state(state)
-        self.velocity = {key.removeprefix(_V): value for key, value in state.tensors.items() if key.startswith(_V)}
+        self.velocity = under(_V, state.tensors)
