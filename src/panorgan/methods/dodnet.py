@@ -8,7 +8,7 @@ labels; here in a federation: a site asks for its own organs alone, and everythi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import Federation, Method, MethodConfig, SiteRule
 from panorgan.methods.registry import register
 from panorgan.networks import SegmentationNetwork, UNetSettings
+from panorgan.networks.base import SelectiveNetwork
 from panorgan.networks.blocks import Blocks, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE
 from panorgan.networks.organ_parts import HEAD_WIDTH, OUTPUTS, group_of, groups_of
@@ -54,7 +55,7 @@ class DoDNet(Method):
         return DynamicHeads(federation.vocabulary, settings)
 
 
-class DynamicHeads(SegmentationNetwork):
+class DynamicHeads(SelectiveNetwork):
     """A U-Net to eight channels, a controller, and a head that has no weights of its own; a sigmoid per organ."""
 
     def __init__(self, vocabulary: Vocabulary, settings: UNetSettings) -> None:
@@ -70,15 +71,6 @@ class DynamicHeads(SegmentationNetwork):
         if settings.organ_prior is not None and not self.controller.bias.is_meta:
             with torch.no_grad():  # the head's last biases: every organ begins at the prior
                 self.controller.bias[-OUTPUTS:] = math.log(settings.organ_prior / (1 - settings.organ_prior))
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, 1, *S] → logits [B, organs, *S]."""
-        return self._logits(image, tuple(self.vocabulary))
-
-    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
-        """Logits of just these organs (in vocabulary order), and the vocabulary that names the channels."""
-        wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
-        return self._logits(image, wanted.organs), wanted
 
     def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
         (logits,) = self.run_pass(organs, lambda image: (self._outputs(image, organs),), image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import torch
@@ -68,6 +69,23 @@ class SegmentationNetwork(nn.Module):
             if key.rpartition(".")[0] in norm_modules:
                 parts.setdefault("norm", []).append(key)
         return {part: tuple(keys) for part, keys in parts.items()}
+
+
+class SelectiveNetwork(SegmentationNetwork):
+    """A network that computes just the organs that it is asked for; their channels are independent of each other."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[B, C, *S] → logits [B, organs, *S]."""
+        return self._logits(image, tuple(self.vocabulary))
+
+    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
+        """Logits of just these organs (in vocabulary order), and the vocabulary that names the channels."""
+        wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
+        return self._logits(image, wanted.organs), wanted
+
+    @abstractmethod
+    def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
+        """Logits [B, len(organs), *S] of some organs, in vocabulary order."""
 
 
 def organ_probabilities(logits: torch.Tensor, activation: Activation) -> torch.Tensor:

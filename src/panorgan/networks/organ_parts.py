@@ -19,7 +19,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.anatomy.catalogue import catalogue
 from panorgan.errors import AnatomyError
-from panorgan.networks.base import SegmentationNetwork, is_recording
+from panorgan.networks.base import SelectiveNetwork, is_recording
 from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE, run_heads
 from panorgan.networks.settings import UNetSettings
@@ -69,7 +69,7 @@ def weights_for(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> d
     return {key: value for key, value in weights.items() if group_of_key(key) in own}
 
 
-class OrganNetwork(SegmentationNetwork):
+class OrganNetwork(SelectiveNetwork):
     """Base of the networks with per-organ parts, held in one `nn.ModuleDict` by group.
 
     `known` are the organs that have a part. Other organs of the vocabulary have none: no site annotates them yet.
@@ -113,15 +113,6 @@ class OrganNetwork(SegmentationNetwork):
     @abstractmethod
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:
         """Logits [B, 2, *S] of one group's part from the shared features."""
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, C, *S] → logits [B, organs, *S]."""
-        return self._logits(image, tuple(self.vocabulary))
-
-    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
-        """Logits of just these organs (in vocabulary order), and the vocabulary that names the channels."""
-        wanted = Vocabulary(organ for organ in self.vocabulary if organ in organs)
-        return self._logits(image, wanted.organs), wanted
 
     def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
         wanted = [group_of(organ) for organ in organs]
