@@ -17,6 +17,14 @@ def test_recorded_events_are_written_and_told_transient_ones_only_told(tmp_path)
     assert written[0].time > 0
 
 
+def test_an_event_is_never_later_than_the_clock_and_the_same_for_all(tmp_path, monkeypatch):
+    heard = []
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.0006)  # rounds up to the next millisecond
+    EventLog(tmp_path / "events.jsonl", (heard.append,)).record("started")
+    [written] = read_events(tmp_path / "events.jsonl")
+    assert written.time == heard[0].time <= 1_700_000_000.0006
+
+
 def test_a_line_torn_by_a_kill_does_not_swallow_the_next(tmp_path):
     path = tmp_path / "events.jsonl"
     log = EventLog(path)

@@ -181,3 +181,14 @@ def test_a_stopped_server_gives_its_port_back() -> None:
     local.stop()
     with LocalServer({"": lambda _: html("y")}, port) as again:
         assert again.port == port
+
+
+def test_a_connection_kept_open_is_not_answered_by_a_stopped_server() -> None:
+    server = LocalServer({"": lambda request: html("page")})
+    with server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", f"/{server.token}/")
+        assert connection.getresponse().read() == b"page"
+    connection.request("GET", f"/{server.token}/")
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()

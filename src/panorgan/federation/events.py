@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -38,20 +39,25 @@ class EventLog:
 
     def record(self, kind: str, **facts: Any) -> None:
         """Write an event and notify the listeners."""
-        event = Event(kind, facts, time.time())
+        event = Event(kind, facts, _now())
         if self.path is not None:
-            line = sealed_json({"time": round(event.time, 3), "event": kind, **facts})
+            line = sealed_json({"time": event.time, "event": kind, **facts})
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         self._tell(event)
 
     def transient(self, kind: str, **facts: Any) -> None:
         """Notify the listeners only."""
-        self._tell(Event(kind, facts, time.time()))
+        self._tell(Event(kind, facts, _now()))
 
     def _tell(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
+
+
+def _now() -> float:
+    """In whole milliseconds, the same in the file and for listeners; never later than the clock."""
+    return math.floor(time.time() * 1000) / 1000
 
 
 def mend_tail(path: Path) -> None:

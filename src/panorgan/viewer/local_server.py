@@ -174,6 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
 
     def do_GET(self) -> None:
+        if self.server.local.stopping.is_set():  # a connection that the browser kept open: it shall make a new one
+            self.close_connection = True
+            return
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host not in self.server.hosts or (origin is not None and origin != f"http://{host}"):
             self._send(Response(b"no such host", "text/plain; charset=utf-8", HTTPStatus.FORBIDDEN))
