@@ -24,6 +24,8 @@ SENDS_THE_SAME_AS = {
     "fedprox": "fedavg",
     "tal": "fedavg",
     "dodnet": "fedavg",
+    "conddec": "fedavg",
+    "condenc": "fedavg",
     "meloss": "fedavg",
     "fedyogi": "fedadam",
     "fedavgm": "condist",

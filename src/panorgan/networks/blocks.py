@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from monai.networks.blocks.convolutions import Convolution
@@ -15,6 +16,8 @@ from panorgan.networks.settings import UNetSettings
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SLOPE = 0.01
+
+Level = Callable[..., torch.Tensor]
 
 
 class Blocks:
@@ -94,7 +97,7 @@ class _FirstHalf(nn.Module):
         return out
 
 
-def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
+def encode(encoder: Iterable[Level], bottleneck: Level, image: torch.Tensor) -> list[torch.Tensor]:
     """Features of every level, the deepest last."""
     levels = [image]
     for level in (*encoder, bottleneck):
@@ -102,12 +105,17 @@ def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -
     return levels[1:]
 
 
-def decode(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
+def decode(decoder: Iterable[Level], levels: list[torch.Tensor]) -> torch.Tensor:
     """From the features of every level to those at full resolution."""
-    features, skips = levels[-1], levels[:-1]
-    for level, skip in zip(decoder, reversed(skips), strict=True):
-        features = level(features, skip)
-    return features
+    return decode_levels(decoder, levels)[-1]
+
+
+def decode_levels(decoder: Iterable[Level], levels: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What `decode` makes at every level, from the deepest, which it leaves as it is, to full resolution."""
+    decoded = [levels[-1]]
+    for level, skip in zip(decoder, reversed(levels[:-1]), strict=True):
+        decoded.append(level(decoded[-1], skip))
+    return decoded
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:
