@@ -46,14 +46,23 @@ class Blocks:
 
     def last_convolution(self) -> nn.Module:
         """What `decoder(whole=False)` leaves out: a convolution at full resolution, normalised."""
+        return self.convolution(0, self.settings.features[0], self.settings.features[0])
+
+    def convolution(self, level: int, inputs: int, outputs: int, finer: bool = False) -> nn.Module:
+        """One convolution with the kernel of a level, normalised, and a leaky ReLU.
+
+        `finer`: a transposed one, to the resolution of the level above.
+        """
         s = self.settings
-        width, kernel = s.features[0], s.level_kernels[0]
+        kernel, stride = (s.level_strides[level],) * 2 if finer else (s.level_kernels[level], 1)
         return Convolution(
             s.dimensions,
-            width,
-            width,
+            inputs,
+            outputs,
+            strides=stride,
             kernel_size=kernel,
-            padding=get_padding(kernel, 1),
+            padding=0 if finer else get_padding(kernel, 1),
+            is_transposed=finer,
             bias=False,
             adn_ordering="DNA",  # dropout before normalisation, as in the blocks that it was cut from
             act=("leakyrelu", {"inplace": True, "negative_slope": _SLOPE}),
@@ -61,16 +70,21 @@ class Blocks:
             dropout=self.dropout,
         )
 
+    def block(self, level: int, inputs: int, outputs: int, stride: tuple[int, ...] | int = 1) -> nn.Module:
+        """Two convolutions with the kernel of a level."""
+        s = self.settings
+        block = UnetResBlock if s.residual else UnetBasicBlock
+        kernel = s.level_kernels[level]
+        return block(s.dimensions, inputs, outputs, kernel, stride, norm_name=self.norm, dropout=self.dropout)
+
     def output(self, inputs: int, outputs: int) -> nn.Module:
         """A 1×1 convolution."""
         return UnetOutBlock(self.settings.dimensions, inputs, outputs)
 
     def _down(self, level: int) -> nn.Module:
         s = self.settings
-        block = UnetResBlock if s.residual else UnetBasicBlock
         inputs = s.input_channels if level == 0 else s.features[level - 1]
-        kernel, stride = s.level_kernels[level], s.level_strides[level]
-        return block(s.dimensions, inputs, s.features[level], kernel, stride, norm_name=self.norm, dropout=self.dropout)
+        return self.block(level, inputs, s.features[level], s.level_strides[level])
 
     def _up(self, level: int) -> nn.Module:
         s = self.settings
