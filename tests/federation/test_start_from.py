@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from federations import make_coordinator, make_workers
+from refusing import refused
 from safetensors.torch import load_file
 
 from panorgan.anatomy import Vocabulary
@@ -177,7 +178,19 @@ def test_a_run_starts_from_it_and_says_so(finished, tiny, tmp_path):
     assert event["sha256"] == weights_hash(finished.model_folder)
 
 
-@pytest.mark.parametrize("method", sorted(methods()))
+ANOTHER_NETWORK = ("c2fnas", "fedmenu")
+OF_THE_DECODER = ("multiencoder", "pipofan")
+
+
+@pytest.mark.parametrize("method", ANOTHER_NETWORK)
+def test_a_network_of_another_kind_cannot_start_from_a_u_net(method, finished, tiny, tmp_path):
+    experiment = tiny(method={"name": method}, training={"rounds": 1, "start_from": str(finished.path)})
+    transport = LocalTransport(make_workers(experiment, tmp_path))
+    with refused("start-other-network", ConfigError):
+        make_coordinator(experiment, tmp_path, transport, start=reader_of(experiment))
+
+
+@pytest.mark.parametrize("method", sorted(set(methods()) - set(ANOTHER_NETWORK)))
 def test_every_method_starts_from_it(method, finished, tiny, tmp_path):
     """Each in one round of each stage; a site that trains alone first begins with the model too."""
     experiment = tiny(method={"name": method}, training={"rounds": 1, "start_from": str(finished.path)})
@@ -187,7 +200,7 @@ def test_every_method_starts_from_it(method, finished, tiny, tmp_path):
     workers = make_workers(experiment, folder)
     coordinator = make_coordinator(experiment, folder, LocalTransport(workers), start=reader_of(experiment))
     known, first = load_model(finished.path, "cpu").network.state_dict(), coordinator.state.weights
-    part = "decoder.0.conv_block" if method == "multiencoder" else "encoder.0"  # what all organs share
+    part = "decoder.0.conv_block" if method in OF_THE_DECODER else "encoder.0"  # what all organs share
     taken = [key for key in first if key.endswith(f"{part}.conv1.conv.weight")]
     assert taken
     assert all(torch.equal(first[key], known[f"{part}.conv1.conv.weight"]) for key in taken)

@@ -158,6 +158,14 @@ def test_sizes_by_hand():
     assert everyone.size - owners.size == pytest.approx(HEAD_BYTES * (7 - 8 / 3))
 
 
+def test_a_part_of_a_sites_own_is_told_from_what_all_share():
+    ((stage, _, words),) = reported("med3d")
+    assert (stage, words) == (
+        "train",
+        "what all sites share, and the weights of its own part, which no other site trains",
+    )
+
+
 def test_settings_that_change_it_are_found():
     def variants(name: str) -> dict[str, list[tuple[str, str]]]:
         found = describe(methods()[name]).variants

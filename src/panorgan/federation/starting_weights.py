@@ -69,6 +69,8 @@ def take_over(network: SegmentationNetwork, start: SegmentationNetwork) -> tuple
         else:
             shapes = f"{key} is {list(theirs[source].shape)} there and {list(weights[key].shape)} here"
             raise _other_network(shapes, "method and network")
+    if len(fresh) == len(weights):
+        raise _other_network("no weight has the same name in both", "method and network")
     return weights, _report(network, weights, fresh, known)
 
 

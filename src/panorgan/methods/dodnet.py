@@ -22,7 +22,7 @@ from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.base import SelectiveNetwork
 from panorgan.networks.blocks import Blocks, decode, encode, finish
 from panorgan.networks.head_stack import SLOPE
-from panorgan.networks.organ_parts import HEAD_WIDTH, OUTPUTS, group_of, groups_of
+from panorgan.networks.organ_parts import HEAD_WIDTH, OUTPUTS, group_of, groups_of, stack_outputs
 from panorgan.networks.settings import OrganParts
 
 LAYERS = ((HEAD_WIDTH, HEAD_WIDTH), (HEAD_WIDTH, HEAD_WIDTH), (HEAD_WIDTH, OUTPUTS))
@@ -80,12 +80,10 @@ class DynamicHeads(SelectiveNetwork):
         levels = encode(self.encoder, self.bottleneck, image)
         features = self.embedding(decode(self.decoder, levels))
         described = levels[-1].flatten(2).mean(2)
-        wanted = [group_of(organ) for organ in organs]
-        heads = {
-            group: self.run_head(features, self.head_weights(described, group))
-            for group in sorted({g for g, _ in wanted})
-        }
-        return torch.stack([heads[group][:, output] for group, output in wanted], dim=1)
+        return stack_outputs(
+            [group_of(organ) for organ in organs],
+            lambda group: self.run_head(features, self.head_weights(described, group)),
+        )
 
     def head_weights(self, described: torch.Tensor, group: str) -> torch.Tensor:
         """The weights of a group's head for each sample, [B, 162], from the bottleneck's mean features [B, F]."""

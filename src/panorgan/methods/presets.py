@@ -10,8 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from panorgan.anatomy import Vocabulary
 from panorgan.data.labels import Activation
+from panorgan.losses import partial_dice_ce
 from panorgan.losses.exclusion import exclusion
+from panorgan.losses.leaf_dice import leaf_dice
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
@@ -28,6 +31,7 @@ from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSett
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
+from panorgan.settings import Settings
 
 
 class HeldPartsConfig(MethodConfig):
@@ -59,10 +63,21 @@ class MarginalConfig(MethodConfig):
     server_step: Literal[1] = Field(1, description="the plain mean")
 
 
-class ExclusionConfig(MarginalConfig):
-    """The same, and exclusion."""
+class ExclusionSettings(Settings):
+    """The setting of the exclusion loss."""
 
     exclusion_weight: float = Field(1.0, ge=0, description="weight of the exclusion loss")
+
+
+class ExclusionConfig(ExclusionSettings, MarginalConfig):
+    """Marginal and exclusion loss."""
+
+
+class LeafDiceConfig(MarginalConfig):
+    """The same, with a Dice loss of label sets."""
+
+    leaf_exponent: Literal[1, 2] = Field(2, description="exponent α of the probabilities in the denominator")
+    dice_over: Literal["sample"] = Field("sample", description="sums of the Dice loss: per sample")
 
 
 class SoftmaxChannels(Method):
@@ -77,13 +92,29 @@ class MarginalAndExclusion(SiteRule):
 
     config: ExclusionConfig
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Both, as a mean over samples."""
-        vocabulary, weight = self.federation.vocabulary, self.config.exclusion_weight
-        logits = self.model(batch.image)
-        loss = self.supervised(logits, vocabulary, batch)
+    def supervised(
+        self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Both, per sample."""
+        loss = super().supervised(logits, vocabulary, batch, received)
         excluded = exclusion(logits, batch, vocabulary, self.config.dice_weight, self.config.ce_weight)
-        return (loss + weight * excluded).mean()
+        return loss + self.config.exclusion_weight * excluded
+
+
+class LeafDice(SiteRule):
+    """Leaf-Dice and marginal cross-entropy."""
+
+    config: LeafDiceConfig
+
+    def supervised(
+        self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch, received: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Both, per sample."""
+        dice = leaf_dice(logits, batch, vocabulary, self.config.leaf_exponent)
+        entropy = partial_dice_ce(
+            logits, batch, vocabulary, "softmax", dice_weight=0.0, ce_weight=self.config.ce_weight
+        )
+        return self.config.dice_weight * dice + entropy
 
 
 class UnlabelledIsBackground(SiteRule):
@@ -107,6 +138,7 @@ WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
 RECEIVED = Piece(ReceivedConfig)
 UNLABELLED_AS_BACKGROUND = Piece(MethodConfig, UnlabelledIsBackground)
 TARGET_ADAPTIVE = Piece(MarginalConfig, method=SoftmaxChannels)
+LABEL_SETS = Piece(LeafDiceConfig, LeafDice, method=SoftmaxChannels)
 MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
@@ -230,6 +262,18 @@ PRESETS = (
             "exclusion Dice and cross-entropy": "`losses.exclusion`",
         },
         supervision=MARGINAL_AND_EXCLUSION,
+    ),
+    Preset(
+        "leafdice",
+        title="Leaf-Dice",
+        description="FedAvg on a Dice loss of label sets: a voxel that may be background or an unlabelled organ counts "
+        "for no\nclass, and against those that are labelled.\n\n"
+        "The cross-entropy beside it is the marginal one, as in `tal`. A class that a patch does not show by itself "
+        "adds a\nconstant: nothing pushes it to 0.",
+        summary="Dice over voxels whose class is known, marginal cross-entropy, plain mean.",
+        paper="arXiv:2107.03846",
+        equations={"leaf-Dice": "`losses.leaf_dice`", "marginal cross-entropy": "`losses.partial`"},
+        supervision=LABEL_SETS,
     ),
     # -- server averages
     Preset(

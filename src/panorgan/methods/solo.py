@@ -48,36 +48,51 @@ class Solo(Method):
         """Returns every site its own member."""
 
         def broadcast(self, site: str) -> Payload:
-            """Only the member of this site."""
+            """Of the members only this site's."""
             return Payload(self._own(site))
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-            """A site may write to its own member only."""
+            """A site may write to its own member only, and to what all share."""
             return self._own(site)
 
         def _own(self, site: str) -> dict[str, torch.Tensor]:
-            prefix = f"members.{_member(site)}."
-            return {key: value for key, value in self.weights.items() if key.startswith(prefix)}
+            prefix = f"members.{member_of(site)}."
+            return {k: v for k, v in self.weights.items() if k.startswith(prefix) or not k.startswith("members.")}
 
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
         """One small network per site, each with its own organs; at a site only its own."""
         sites = sorted(federation.sites) if site is None else [site]
-        own = {name: Vocabulary(federation.organs_of(name)) for name in sites}
-        taught = {_member(name): frozenset(federation.sites[name].annotated) for name in sites}
-        members = {_member(name): UNet(own[name], settings) for name in sites}
-        return MergedMembers(members, federation.vocabulary if site is None else own[site], settings, taught)
+        own = {member_of(name): Vocabulary(federation.organs_of(name)) for name in sites}
+        taught = {member_of(name): frozenset(federation.sites[name].annotated) for name in sites}
+        return self.merge(own, federation.vocabulary if site is None else own[member_of(site)], settings, taught)
+
+    def merge(
+        self,
+        own: Mapping[str, Vocabulary],
+        vocabulary: Vocabulary,
+        settings: UNetSettings,
+        taught: Mapping[str, Collection[str]],
+    ) -> SegmentationNetwork:
+        """The network of some members, by their organs and the structures they are taught."""
+        members = {name: UNet(organs, settings) for name, organs in own.items()}
+        return MergedMembers(members, vocabulary, settings, taught)
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """Every member: it knows the organs of its own site only."""
         assert isinstance(delivered, MergedMembers)
-        return {name.removeprefix(_PREFIX): member for name, member in delivered.members.items()}  # type: ignore[misc]
+        return {site_of(name): member for name, member in delivered.members.items()}  # type: ignore[misc]
 
 
-def _member(site: str) -> str:
+def member_of(site: str) -> str:
     """A site's member by name; the prefix separates a site called `train` or `keys` from torch's attribute names."""
     return f"{_PREFIX}{site}"
+
+
+def site_of(member: str) -> str:
+    """The inverse of `member_of`."""
+    return member.removeprefix(_PREFIX)
 
 
 class MergedMembers(SegmentationNetwork):
@@ -87,18 +102,19 @@ class MergedMembers(SegmentationNetwork):
     Stacked beside a background of 0, background wins exactly where every member predicts background, and among organs
     the most confident member wins. An organ that several members know gets the mean of their scores. A member trained
     on a union only (`taught`: structures by member) is used for its parts where no member knows them by name.
+    Members have a `vocabulary`.
     """
 
     def __init__(
         self,
-        members: Mapping[str, SegmentationNetwork],
+        members: Mapping[str, nn.Module],
         vocabulary: Vocabulary,
         settings: UNetSettings,
         taught: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         super().__init__(vocabulary, settings.activation)
         self.members = nn.ModuleDict(members)
-        able = {organ: {name for name in members if organ in members[name].vocabulary} for organ in vocabulary}
+        able = {o: {n for n in members if o in members[n].vocabulary} for o in vocabulary}  # type: ignore[operator]
         sure = {o: {n for n in names if taught is None or o in taught[n]} for o, names in able.items()}
         self._heard = {organ: sure[organ] or able[organ] for organ in vocabulary}
 
@@ -107,10 +123,15 @@ class MergedMembers(SegmentationNetwork):
         (logits,) = self.run_pass("merged", self._merged, image)
         return logits
 
+    def shared(self, image: torch.Tensor) -> torch.Tensor:
+        """What every member reads."""
+        return image
+
     def _merged(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
+        shared = self.shared(image)
         for name, member in self.members.items():
-            logits = member(image)
+            logits = member(shared)
             if self.activation == "softmax":
                 logits = logits[:, 1:] - logits[:, :1]
             for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from monai.networks.blocks.convolutions import Convolution
@@ -15,6 +16,8 @@ from panorgan.networks.settings import UNetSettings
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SLOPE = 0.01
+
+Level = Callable[..., torch.Tensor]
 
 
 class Blocks:
@@ -43,14 +46,23 @@ class Blocks:
 
     def last_convolution(self) -> nn.Module:
         """What `decoder(whole=False)` leaves out: a convolution at full resolution, normalised."""
+        return self.convolution(0, self.settings.features[0], self.settings.features[0])
+
+    def convolution(self, level: int, inputs: int, outputs: int, finer: bool = False) -> nn.Module:
+        """One convolution with the kernel of a level, normalised, and a leaky ReLU.
+
+        `finer`: a transposed one, to the resolution of the level above.
+        """
         s = self.settings
-        width, kernel = s.features[0], s.level_kernels[0]
+        kernel, stride = (s.level_strides[level],) * 2 if finer else (s.level_kernels[level], 1)
         return Convolution(
             s.dimensions,
-            width,
-            width,
+            inputs,
+            outputs,
+            strides=stride,
             kernel_size=kernel,
-            padding=get_padding(kernel, 1),
+            padding=0 if finer else get_padding(kernel, 1),
+            is_transposed=finer,
             bias=False,
             adn_ordering="DNA",  # dropout before normalisation, as in the blocks that it was cut from
             act=("leakyrelu", {"inplace": True, "negative_slope": _SLOPE}),
@@ -58,16 +70,21 @@ class Blocks:
             dropout=self.dropout,
         )
 
+    def block(self, level: int, inputs: int, outputs: int, stride: tuple[int, ...] | int = 1) -> nn.Module:
+        """Two convolutions with the kernel of a level."""
+        s = self.settings
+        block = UnetResBlock if s.residual else UnetBasicBlock
+        kernel = s.level_kernels[level]
+        return block(s.dimensions, inputs, outputs, kernel, stride, norm_name=self.norm, dropout=self.dropout)
+
     def output(self, inputs: int, outputs: int) -> nn.Module:
         """A 1×1 convolution."""
         return UnetOutBlock(self.settings.dimensions, inputs, outputs)
 
     def _down(self, level: int) -> nn.Module:
         s = self.settings
-        block = UnetResBlock if s.residual else UnetBasicBlock
         inputs = s.input_channels if level == 0 else s.features[level - 1]
-        kernel, stride = s.level_kernels[level], s.level_strides[level]
-        return block(s.dimensions, inputs, s.features[level], kernel, stride, norm_name=self.norm, dropout=self.dropout)
+        return self.block(level, inputs, s.features[level], s.level_strides[level])
 
     def _up(self, level: int) -> nn.Module:
         s = self.settings
@@ -94,7 +111,7 @@ class _FirstHalf(nn.Module):
         return out
 
 
-def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -> list[torch.Tensor]:
+def encode(encoder: Iterable[Level], bottleneck: Level, image: torch.Tensor) -> list[torch.Tensor]:
     """Features of every level, the deepest last."""
     levels = [image]
     for level in (*encoder, bottleneck):
@@ -102,12 +119,17 @@ def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -
     return levels[1:]
 
 
-def decode(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
+def decode(decoder: Iterable[Level], levels: list[torch.Tensor]) -> torch.Tensor:
     """From the features of every level to those at full resolution."""
-    features, skips = levels[-1], levels[:-1]
-    for level, skip in zip(decoder, reversed(skips), strict=True):
-        features = level(features, skip)
-    return features
+    return decode_levels(decoder, levels)[-1]
+
+
+def decode_levels(decoder: Iterable[Level], levels: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What `decode` makes at every level, from the deepest, which it leaves as it is, to full resolution."""
+    decoded = [levels[-1]]
+    for level, skip in zip(decoder, reversed(levels[:-1]), strict=True):
+        decoded.append(level(decoded[-1], skip))
+    return decoded
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:

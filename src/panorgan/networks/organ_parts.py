@@ -10,7 +10,7 @@ One call computes every organ. Only the requested parts are computed, so only th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -69,6 +69,12 @@ def weights_for(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> d
     return {key: value for key, value in weights.items() if group_of_key(key) in own}
 
 
+def stack_outputs(chosen: Sequence[tuple[str, int]], outputs_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """Logits [B, len(chosen), *S] of some groups' outputs; `outputs_of` a group, [B, 2, *S], is asked for once."""
+    groups = {group: outputs_of(group) for group in sorted({group for group, _ in chosen})}
+    return torch.stack([groups[group][:, output] for group, output in chosen], dim=1)
+
+
 class OrganNetwork(SelectiveNetwork):
     """Base of the networks with per-organ parts, held in one `nn.ModuleDict` by group.
 
@@ -107,8 +113,7 @@ class OrganNetwork(SelectiveNetwork):
 
     def outputs(self, chosen: Sequence[tuple[str, int]], shared: list[torch.Tensor]) -> torch.Tensor:
         """Logits [B, len(chosen), *S] from the shared features; `chosen` names groups and which of their outputs."""
-        parts = {group: self._outputs_of(self._part(group), shared) for group in sorted({group for group, _ in chosen})}
-        return torch.stack([parts[group][:, output] for group, output in chosen], dim=1)
+        return stack_outputs(chosen, lambda group: self._outputs_of(self._part(group), shared))
 
     @abstractmethod
     def _outputs_of(self, part: nn.Module, shared: list[torch.Tensor]) -> torch.Tensor:

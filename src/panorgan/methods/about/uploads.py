@@ -146,6 +146,9 @@ def _weights_in_words(sent: Mapping[str, set[str]], network: SegmentationNetwork
             return f"the {modules} of its own organs, no other weights"
     if sum(map(len, weights.values())) == len(set().union(*weights.values())):
         return "the weights of its own network, which no other site trains"
+    shared = set.intersection(*weights.values())
+    if shared and sum(len(keys - shared) for keys in weights.values()) == len(every - shared):
+        return "what all sites share, and the weights of its own part, which no other site trains"
     return _parts_in_words(weights, network)
 
 

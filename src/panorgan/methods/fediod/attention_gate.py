@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
-from panorgan.networks.base import is_recording
+from panorgan.networks.upsampling import upsample
 
 Gate = Literal["softmax", "sigmoid", "none"]
 
@@ -46,33 +44,4 @@ def reweight(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def multiply_by_weights(features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """x·W for features [B, C, *S] and weights [B, *grid] of a coarser grid, which are interpolated."""
-    return features * _upsample(weights, features.shape[2:]).to(features.dtype).unsqueeze(1)
-
-
-def _upsample(weights: torch.Tensor, space: Sequence[int]) -> torch.Tensor:
-    """[B, *grid] → [B, *space], linearly between the centres of the coarse cells; the mean stays.
-
-    As multiplications along each axis: on a GPU the gradient of `F.interpolate` differs from run to run.
-    """
-    make = _interpolation.__wrapped__ if is_recording() else _interpolation
-    matrices = [
-        make(cells, size, weights.device, weights.dtype) for cells, size in zip(weights.shape[1:], space, strict=True)
-    ]
-    with torch.autocast(weights.device.type, enabled=False):
-        weights = weights @ matrices[-1].mT
-        for axis in range(len(matrices) - 1, 0, -1):  # [axes before, the axis, axes behind]
-            behind = weights.flatten(0, axis - 1).flatten(2)
-            finer = matrices[axis - 1].expand(behind.shape[0], -1, -1) @ behind
-            weights = finer.unflatten(2, weights.shape[axis + 1 :]).unflatten(0, weights.shape[:axis])
-    return weights
-
-
-@cache
-def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of each of `cells` in each of `size` places, [size, cells].
-
-    Cached and read-only: captured passes read it at this address.
-    """
-    with torch.inference_mode(False), torch.no_grad():  # the cached tensor may be used in training later
-        shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
-        return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()
+    return features * upsample(weights, features.shape[2:]).to(features.dtype).unsqueeze(1)
