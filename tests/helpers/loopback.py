@@ -63,6 +63,7 @@ class Loopback:
             self.fill_in(name, data=site.as_json(), hardware={"device": "cpu", "threads": 1, "workers": 1})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._later: set[str] = set()
+        self._queue = folder / "queue"
 
     def without(self, *names: str) -> Loopback:
         """These are not started by `with`."""
@@ -103,6 +104,25 @@ class Loopback:
                 self.approve(kit)
         return self.server_kit.path / run
 
+    def queue(self, experiments: Mapping[str, Experiment]) -> dict[str, Path]:
+        """Let the next job do several runs, one after the other (`plugin/several_runs.py`); their folders by name."""
+        agreed = self._queue / "agreed"
+        folders = {}
+        for run, experiment in experiments.items():
+            folders[run] = self.agree_on(experiment, run)
+            for kit in (self.server_kit, *self.site_kits.values()):
+                shutil.copytree(kit.local, agreed / run / kit.path.relative_to(self.folder) / "local")
+        self.agree_on(*next((experiment, run) for run, experiment in sorted(experiments.items())))
+        return folders
+
+    def kept_model(self, run: str, site: str) -> Path:
+        """The model that a site had after a run of the queue."""
+        return self._queue / "kept" / run / site
+
+    def forget_queue(self) -> None:
+        """The next job does one run again."""
+        shutil.rmtree(self._queue)
+
     def start(self, name: str) -> None:
         """Start the server (`server`), a site, or the coordinator's `start` (`driver`)."""
         verb, kit = {"server": ("server", self.server_kit), "driver": ("start", self.server_kit)}.get(
@@ -110,6 +130,7 @@ class Loopback:
         )
         command = [sys.executable, "-P", "-m", "panorgan", "federation", verb]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment["PANORGAN_LOOPBACK"] = str(self.folder)
         environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         out = (self.folder / f"{name}.out").open("ab")
         with out:
@@ -148,7 +169,9 @@ class Loopback:
             self.kill(name)
 
 
-def drive_to_its_end(kit: ServerKit, on_event: Callable[[Event], None] = lambda event: None) -> None:
+def drive_to_its_end(
+    kit: ServerKit, on_event: Callable[[Event], None] = lambda event: None, seconds: float = 400
+) -> None:
     """`drive`, but a run that hangs fails the test instead of holding it up."""
     errors: list[BaseException] = []
 
@@ -160,7 +183,7 @@ def drive_to_its_end(kit: ServerKit, on_event: Callable[[Event], None] = lambda 
 
     driver = threading.Thread(target=run, daemon=True)
     driver.start()
-    driver.join(400)
+    driver.join(seconds)
     if errors:
         raise errors[0]
     assert not driver.is_alive(), "the run did not end in time"
