@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from loopback import drive_to_its_end
 from safetensors.torch import load_file
 
 from panorgan.checksums import read_json
@@ -60,7 +58,8 @@ def test_methods_that_stay_at_home_send_nothing_of_their_own(method, like):
 @pytest.fixture(scope="module")
 def agreed(request, experiment_with) -> dict[str, Experiment]:
     """By run, the experiment that all sites agreed on; of the methods that were chosen on the command line."""
-    chosen = {item.callspec.params["method"] for item in request.session.items if "networked_runs" in item.fixturenames}
+    asking = [i for i in request.session.items if i.module is request.module and "networked_runs" in i.fixturenames]
+    chosen = {item.callspec.params["method"] for item in asking}
 
     def experiment(method: str) -> Experiment:
         rounds = 3 if method == "ufps" else 2  # its masks go up in the second and come down in the third
@@ -71,12 +70,9 @@ def agreed(request, experiment_with) -> dict[str, Experiment]:
 
 
 @pytest.fixture(scope="module")
-def networked_runs(loopback, agreed) -> Iterator[dict[str, Path]]:
-    """All runs over the network."""
-    folders = loopback.queue(agreed)
-    drive_to_its_end(loopback.server_kit, seconds=300 + 30 * len(agreed))
-    yield folders
-    loopback.forget_queue()
+def networked_runs(loopback, agreed) -> dict[str, Path]:
+    """The folders of all runs over the network."""
+    return loopback.run_all(agreed)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from panorgan.federation.events import Event
 from panorgan.workflows.starting_model import copy_start
 
 PLUGIN = Path(__file__).parent / "plugin"
+NOT_INSTALLED = Path(__file__).parent / "not_installed"
+QUEUED = Path(__file__).parent / "queued"
 HOST = "localhost"
 
 
@@ -45,9 +48,11 @@ class Loopback:
         experiment: Experiment,
         sites: Mapping[str, SiteSettings],
         joins_later: Sequence[str] = (),
+        queues: bool = False,
         **rounds: Any,
     ) -> None:
-        self.folder, self.sites = folder, dict(sites)
+        """`queues`: whether a job may do several runs, see `run_all`."""
+        self.folder, self.sites, self.queues = folder, dict(sites), queues
         self.settings = FederationSettings(
             name="loopback",
             experiment=Path("experiment.yaml"),
@@ -63,7 +68,6 @@ class Loopback:
             self.fill_in(name, data=site.as_json(), hardware={"device": "cpu", "threads": 1, "workers": 1})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._later: set[str] = set()
-        self._queue = folder / "queue"
 
     def without(self, *names: str) -> Loopback:
         """These are not started by `with`."""
@@ -83,6 +87,7 @@ class Loopback:
 
     def agree_on(self, experiment: Experiment, run: str, **rounds: Any) -> Path:
         """Give everybody another experiment and the server another run folder, without restarting anything."""
+        self._wait_for_sites()
         agreement = experiment.agreement()
         text = yaml.safe_dump(agreement.without_places().as_json())
         shutil.rmtree(self.server_kit.start, ignore_errors=True)
@@ -104,24 +109,33 @@ class Loopback:
                 self.approve(kit)
         return self.server_kit.path / run
 
-    def queue(self, experiments: Mapping[str, Experiment]) -> dict[str, Path]:
-        """Let the next job do several runs, one after the other (`plugin/several_runs.py`); their folders by name."""
-        agreed = self._queue / "agreed"
-        folders = {}
-        for run, experiment in experiments.items():
+    def _wait_for_sites(self) -> None:
+        """Until those that were started are connected: one that is starting must not find its kit half rewritten."""
+        ends = time.monotonic() + 150
+        for name in self.processes.keys() & self.site_kits.keys():
+            while "connected to the server" not in (self.folder / f"{name}.out").read_text(errors="replace"):
+                assert time.monotonic() < ends, self.words()
+                time.sleep(0.1)
+
+    def run_all(self, experiments: Mapping[str, Experiment]) -> dict[str, Path]:
+        """Let one job do several runs, one after the other (`queued/several_runs.py`); their folders by name.
+
+        Those that start from a model start from the same one.
+        """
+        queue, folders = self.folder / "queue", {}
+        for run, experiment in sorted(experiments.items(), reverse=True):  # at last that which the job begins with
             folders[run] = self.agree_on(experiment, run)
             for kit in (self.server_kit, *self.site_kits.values()):
-                shutil.copytree(kit.local, agreed / run / kit.path.relative_to(self.folder) / "local")
-        self.agree_on(*next((experiment, run) for run, experiment in sorted(experiments.items())))
+                shutil.copytree(kit.local, queue / run / kit.path.relative_to(self.folder) / "local")
+        try:
+            drive_to_its_end(self.server_kit, seconds=300 + 30 * len(experiments))
+        finally:
+            shutil.rmtree(queue)
         return folders
 
     def kept_model(self, run: str, site: str) -> Path:
-        """The model that a site had after a run of the queue."""
-        return self._queue / "kept" / run / site
-
-    def forget_queue(self) -> None:
-        """The next job does one run again."""
-        shutil.rmtree(self._queue)
+        """The model that a site had after one of several runs."""
+        return self.folder / "kept-models" / run / site
 
     def start(self, name: str) -> None:
         """Start the server (`server`), a site, or the coordinator's `start` (`driver`)."""
@@ -131,7 +145,10 @@ class Loopback:
         command = [sys.executable, "-P", "-m", "panorgan", "federation", verb]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         environment["PANORGAN_LOOPBACK"] = str(self.folder)
-        environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        ours = [PLUGIN, NOT_INSTALLED, *([QUEUED] if self.queues else [])]
+        environment["PYTHONPATH"] = os.pathsep.join([*map(str, ours), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
         out = (self.folder / f"{name}.out").open("ab")
         with out:
             self.processes[name] = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Several runs in one job, so that its processes start once: see `Loopback.queue`; `sitecustomize` loads this.
+"""Several runs in one job, so that its processes start once: see `Loopback.run_all`; `sitecustomize` loads this.
 
 All else is as in the field. Before each run every kit gets the files that its people had agreed on and approved, and
 every site opens its machine anew, as each job does.
@@ -15,8 +15,8 @@ from panorgan.deployment.coordinator_job import CoordinatorJob
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.site_job import SiteJob
 
-AGREED, KEPT, CURRENT = "agreed", "kept", "current"
-"""In the queue's folder: what each run agreed on, what each site kept of it, and which run it is now."""
+QUEUE, CURRENT, KEPT = "queue", "current-run", "kept-models"
+"""In the federation's folder: what each run agreed on, which run it is now, and each site's model of those before."""
 
 
 def take_over() -> None:
@@ -25,37 +25,36 @@ def take_over() -> None:
     run_one, open_one = CoordinatorJob.run_segment, SiteJob.open_site
 
     def run_segment(self, transport, kit, job):
-        for agreed in sorted((folder / "queue" / AGREED).iterdir()):
-            lay_out(folder, agreed.name)
+        for agreed in sorted((folder / QUEUE).iterdir()):
+            lay_out(agreed, folder)
             run_one(self, transport, kit, job)
             for site in (folder / "sites").iterdir():
-                if SiteKit(site).model.is_dir():
-                    shutil.copytree(SiteKit(site).model, folder / "queue" / KEPT / agreed.name / site.name)
+                if (model := SiteKit(site).model).is_dir():
+                    shutil.copytree(model, folder / KEPT / agreed.name / site.name, dirs_exist_ok=True)
 
     CoordinatorJob.run_segment = run_segment
     SiteJob.open_site = lambda self, kit, name: OneMachinePerRun(folder, lambda: open_one(self, kit, name))
 
 
-def lay_out(folder: Path, run: str) -> None:
+def lay_out(agreed: Path, folder: Path) -> None:
     """Give every kit the files of this run: those of its people, and with them the approval."""
-    for kept in (folder / "queue" / AGREED / run).rglob("local"):
-        kit = folder / kept.parent.relative_to(folder / "queue" / AGREED / run)
-        local = kit / "local"
-        mode = stat.S_IMODE(local.stat().st_mode)
-        local.chmod(mode | stat.S_IWUSR)
-        for file in kept.iterdir():
-            copy = kit / f"{file.name}.next"
+    for local in agreed.rglob("local"):
+        place = folder / local.relative_to(agreed)
+        mode = stat.S_IMODE(place.stat().st_mode)
+        place.chmod(mode | stat.S_IWUSR)
+        for file in local.iterdir():
+            copy = place.parent / f"{file.name}.next"
             shutil.copy2(file, copy)
-            copy.replace(local / file.name)
-        local.chmod(mode)
-    (folder / "queue" / CURRENT).write_text(run)
+            copy.replace(place / file.name)
+        place.chmod(mode)
+    (folder / CURRENT).write_text(agreed.name)
 
 
 class OneMachinePerRun:
     """Answers with the machine of the run that is under way."""
 
     def __init__(self, folder: Path, open_machine) -> None:
-        self._current, self._open_machine = folder / "queue" / CURRENT, open_machine
+        self._current, self._open_machine = folder / CURRENT, open_machine
         self._run, self._machine = "", None
 
     def handle(self, request: bytes) -> bytes:
