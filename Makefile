@@ -37,8 +37,8 @@ demo: $(READY)
 	$(BIN)/panorgan demo --resume
 
 # One thread per process: two test processes share two cores. The end-to-end tests come apart: each file there starts real
-# servers and sites, which its tests share.
-QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# servers and sites, which its tests share. Python keeps its bytecode, whatever the environment says: tests start it often.
+QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 UNITS := $(addprefix tests/,anatomy data data_doctor phantom preparation losses networks evaluation deployment \
 	test_config.py test_checksums.py test_errors.py)
 quick: $(READY)

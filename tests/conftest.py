@@ -12,12 +12,17 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from panorgan.config import Experiment, parse_experiment
 from panorgan.federation import site
 
 torch.set_num_threads(1)
+
+# How long an example takes depends on who else uses the machine: no reason to fail.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # The examples name public data sets by this folder; tests that need one are skipped where it is not there.
 os.environ.setdefault("PANORGAN_DATA", str(Path(__file__).resolve().parents[2] / "shared" / "data"))

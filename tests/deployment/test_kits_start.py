@@ -24,10 +24,10 @@ from panorgan.deployment.processes import engine_command, engine_environment
 ASK_WHO_IS_THERE = """
 import json, sys, time
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-until = time.monotonic() + 60
+until = time.monotonic() + 150
 while True:
     try:
-        session = new_secure_session("ada@example.org", sys.argv[1], timeout=10)
+        session = new_secure_session("ada@example.org", sys.argv[1], timeout=30)
         break
     except Exception:
         if time.monotonic() > until:
@@ -83,7 +83,7 @@ def test_the_engine_starts_from_kits_that_were_moved(tmp_path: Path) -> None:
             [sys.executable, "-c", ASK_WHO_IS_THERE, str(home / "server" / "admin")],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert asked.stdout.splitlines()[-1] == '["east-2", "north"]', asked.stderr

@@ -73,7 +73,7 @@ def loopback(
 ) -> Iterator[Loopback]:
     """Server and sites, running."""
     folder: Path = tmp_path_factory.mktemp("federation")
-    with Loopback(folder, experiment_with(), hospitals) as running:
+    with Loopback(folder, experiment_with(), hospitals, queues=True) as running:
         yield running
 
 

@@ -1,8 +1,12 @@
-"""Who should not take part gets nothing, is named in a log, and disturbs no site. Real processes, real certificates."""
+"""Who should not take part gets nothing, is named in a log, and disturbs no site. Real processes, real certificates.
+
+And an eavesdropper on the machine reads no weights, neither between sites and server nor between processes of one.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from capture import seen, sent_in_the_open, why_not, windows
 from federations import same
 from intruders import knock, text_of, wait_for
 from loopback import Loopback
@@ -23,6 +28,7 @@ from panorgan.deployment.revoking import revoke_kit
 from panorgan.federation.certificates import Credentials
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.federation.events import read_events
+from panorgan.federation.message import Message
 from panorgan.federation.transports.nvflare.jobs import CONTROLLER, EXECUTOR, write_job
 from panorgan.federation.transports.nvflare.session import NVFlareSession
 from panorgan.workflows.execute import train
@@ -84,6 +90,48 @@ def test_the_run_is_the_same_as_without_them(disturbed_run, tmp_path):
     assert same(networked.weights, local.weights)
     name = Path("model") / "model.safetensors"
     assert same(load_file(disturbed_run.folder / name), load_file(simulated.path / name))
+
+
+# -- an eavesdropper on the machine ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_no_tensor_and_no_word_of_a_message_can_be_read(disturbed_run, loopback, tmp_path):
+    captured = disturbed_run.captured
+    assert disturbed_run.capture.dropped == 0
+    assert disturbed_run.ports <= disturbed_run.capture.ports, "no other port was open"
+    manifest = json.loads((disturbed_run.folder / "manifest.json").read_text())
+    weights = {
+        f"{path.stem}/{key}": value
+        for path in (disturbed_run.folder / "checkpoints").glob("round-*.safetensors")
+        for key, value in load_file(path).items()
+    }
+    answers = {name: load_file(kit.path / "state" / "answer.safetensors") for name, kit in loopback.site_kits.items()}
+    # The run and the experiment are named in the head of every message.
+    words = [manifest["run"].encode(), manifest["fingerprint"].encode()]
+    secrets = windows(weights) + [window for answer in answers.values() for window in windows(answer)] + words
+    assert len(secrets) > 200
+
+    _it_was_all_there(captured, loopback, disturbed_run)
+    assert seen(secrets, captured) == []
+
+    # The same search finds every one of them where nothing is encrypted.
+    tensors = {
+        **weights,
+        **{f"{name}/{key}": value for name, answer in answers.items() for key, value in answer.items()},
+    }
+    message = Message(tensors, meta={"run": manifest["run"], "experiment": manifest["fingerprint"]}).to_bytes()
+    in_the_open = sent_in_the_open(message, tmp_path / "open.pcap")
+    assert {secret for _, secret in seen(secrets, in_the_open)} == set(secrets)
+
+
+def _it_was_all_there(captured, loopback, run) -> None:
+    """The capture holds the weights' way: from the sites to the server's port, and inside to the job's process."""
+    model = sum(value.nbytes for value in Checkpoints(run.folder / "checkpoints").load_latest().weights.values())
+    inside = re.findall(r"internal listener for s?tcp://[\w.]+:(\d+)", text_of(loopback.server_kit.path / "log.txt"))
+    for port in (loopback.settings.server.port, int(inside[-1])):
+        for direction in (0, 1):
+            assert sum(len(content) for ports, content in captured.items() if ports[direction] == port) > 4 * model
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------

@@ -1,19 +1,21 @@
 """A run between processes over mTLS gives the very bits of the same run in one process, for every kind of message.
 
-Starting the processes takes most of the time. So of methods whose messages hold the same things, one goes over the
-network; `PANORGAN_PARITY=all` sends all of them.
+Starting the processes takes most of the time, so one job does all runs, one after the other. Of methods whose messages
+hold the same things one goes over the network; `PANORGAN_PARITY=all` sends all of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
-from loopback import drive_to_its_end
 from safetensors.torch import load_file
 
+from panorgan.checksums import read_json
+from panorgan.config import Experiment
 from panorgan.federation.checkpoint import Checkpoints
 from panorgan.methods.registry import methods
 from panorgan.workflows.execute import train
@@ -40,7 +42,8 @@ SENDS_THE_SAME_AS = {
     "fedavg_pl": "ufps",
     "fedprox_pl": "ufps",
 }
-CHOSEN = [name for name in METHODS if name not in SENDS_THE_SAME_AS or os.environ.get("PANORGAN_PARITY") == "all"]
+SENT = [name for name in METHODS if name not in SENDS_THE_SAME_AS or os.environ.get("PANORGAN_PARITY") == "all"]
+SENT.append("everything")
 
 
 @pytest.mark.parametrize(("method", "like"), SENDS_THE_SAME_AS.items())
@@ -58,16 +61,32 @@ def test_methods_that_stay_at_home_send_nothing_of_their_own(method, like):
     assert set(own.numbers) <= set(other.numbers)
 
 
+@pytest.fixture(scope="module")
+def agreed(request, experiment_with) -> dict[str, Experiment]:
+    """By run, the experiment that all sites agreed on; of the methods that were chosen on the command line."""
+    asking = [i for i in request.session.items if i.module is request.module and "networked_runs" in i.fixturenames]
+    chosen = {item.callspec.params["method"] for item in asking}
+
+    def experiment(method: str) -> Experiment:
+        rounds = 3 if method == "ufps" else 2  # its masks go up in the second and come down in the third
+        training = {"rounds": rounds, "validate_every": 2, "optimizer": {"keep_state": True}}
+        return experiment_with(method={"name": method}, training=training)
+
+    return {f"run-{method}": experiment(method) for method in SENT if method in chosen}
+
+
+@pytest.fixture(scope="module")
+def networked_runs(loopback, agreed) -> dict[str, Path]:
+    """The folders of all runs over the network."""
+    return loopback.run_all(agreed)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*CHOSEN, "everything"])
-def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experiment_with, tmp_path):
-    rounds = 3 if method == "ufps" else 2  # its masks go up in the second and come down in the third
-    experiment = experiment_with(
-        method={"name": method}, training={"rounds": rounds, "validate_every": 2, "optimizer": {"keep_state": True}}
-    )
-    run = loopback.agree_on(experiment, f"run-{method}")
-    drive_to_its_end(loopback.server_kit)
-    simulated = train(experiment, tmp_path / "simulated")
+@pytest.mark.parametrize("method", SENT)
+def test_the_network_gives_the_bits_of_the_simulation(method, loopback, agreed, networked_runs, tmp_path):
+    run = networked_runs[f"run-{method}"]
+    assert "what" not in read_json((run / "control" / "outcome.json").read_bytes())
+    simulated = train(agreed[run.name], tmp_path / "simulated")
 
     networked, local = (Checkpoints(folder / "checkpoints").load_latest() for folder in (run, simulated.path))
     assert networked.rounds_done == local.rounds_done >= 2
@@ -77,9 +96,10 @@ def test_the_network_gives_the_bits_of_the_simulation(method, loopback, experime
     _same_bits(networked.weights, local.weights)
     _same_bits(networked.rule.tensors, local.rule.tensors)
     _same_bits(load_file(run / "model" / "model.safetensors"), load_file(simulated.model_folder / "model.safetensors"))
-    for kit in loopback.site_kits.values():  # every hospital has the model
-        _same_bits(load_file(kit.model / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
-        assert json.loads((kit.model / "model.json").read_text())["run"] == networked_run(run)
+    for site in loopback.site_kits:  # every hospital has the model
+        model = loopback.kept_model(run.name, site)
+        _same_bits(load_file(model / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
+        assert read_json((model / "model.json").read_bytes())["run"] == networked_run(run)
 
 
 def _same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:

@@ -39,7 +39,7 @@ class Knock:
 
 def knock(port: int, certificate: Credentials | None = None, encrypted: bool = True) -> Knock:
     """Greet the server as a gRPC client would, and read what it says."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
         address = "{}:{}".format(*plain.getsockname())
         connection: socket.socket = plain
         received = b""

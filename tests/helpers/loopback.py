@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from panorgan.federation.events import Event
 from panorgan.workflows.starting_model import copy_start
 
 PLUGIN = Path(__file__).parent / "plugin"
+NOT_INSTALLED = Path(__file__).parent / "not_installed"
+QUEUED = Path(__file__).parent / "queued"
 HOST = "localhost"
 
 
@@ -45,9 +48,11 @@ class Loopback:
         experiment: Experiment,
         sites: Mapping[str, SiteSettings],
         joins_later: Sequence[str] = (),
+        queues: bool = False,
         **rounds: Any,
     ) -> None:
-        self.folder, self.sites = folder, dict(sites)
+        """`queues`: whether a job may do several runs, see `run_all`."""
+        self.folder, self.sites, self.queues = folder, dict(sites), queues
         self.settings = FederationSettings(
             name="loopback",
             experiment=Path("experiment.yaml"),
@@ -82,6 +87,7 @@ class Loopback:
 
     def agree_on(self, experiment: Experiment, run: str, **rounds: Any) -> Path:
         """Give everybody another experiment and the server another run folder, without restarting anything."""
+        self._wait_for_sites()
         agreement = experiment.agreement()
         text = yaml.safe_dump(agreement.without_places().as_json())
         shutil.rmtree(self.server_kit.start, ignore_errors=True)
@@ -103,6 +109,34 @@ class Loopback:
                 self.approve(kit)
         return self.server_kit.path / run
 
+    def _wait_for_sites(self) -> None:
+        """Until those that were started are connected: one that is starting must not find its kit half rewritten."""
+        ends = time.monotonic() + 150
+        for name in self.processes.keys() & self.site_kits.keys():
+            while "connected to the server" not in (self.folder / f"{name}.out").read_text(errors="replace"):
+                assert time.monotonic() < ends, self.words()
+                time.sleep(0.1)
+
+    def run_all(self, experiments: Mapping[str, Experiment]) -> dict[str, Path]:
+        """Let one job do several runs, one after the other (`queued/several_runs.py`); their folders by name.
+
+        Those that start from a model start from the same one.
+        """
+        queue, folders = self.folder / "queue", {}
+        for run, experiment in sorted(experiments.items(), reverse=True):  # at last that which the job begins with
+            folders[run] = self.agree_on(experiment, run)
+            for kit in (self.server_kit, *self.site_kits.values()):
+                shutil.copytree(kit.local, queue / run / kit.path.relative_to(self.folder) / "local")
+        try:
+            drive_to_its_end(self.server_kit, seconds=300 + 30 * len(experiments))
+        finally:
+            shutil.rmtree(queue)
+        return folders
+
+    def kept_model(self, run: str, site: str) -> Path:
+        """The model that a site had after one of several runs."""
+        return self.folder / "kept-models" / run / site
+
     def start(self, name: str) -> None:
         """Start the server (`server`), a site, or the coordinator's `start` (`driver`)."""
         verb, kit = {"server": ("server", self.server_kit), "driver": ("start", self.server_kit)}.get(
@@ -110,7 +144,11 @@ class Loopback:
         )
         command = [sys.executable, "-P", "-m", "panorgan", "federation", verb]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        environment["PANORGAN_LOOPBACK"] = str(self.folder)
+        ours = [PLUGIN, NOT_INSTALLED, *([QUEUED] if self.queues else [])]
+        environment["PYTHONPATH"] = os.pathsep.join([*map(str, ours), os.environ.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
         out = (self.folder / f"{name}.out").open("ab")
         with out:
             self.processes[name] = subprocess.Popen(
@@ -148,7 +186,9 @@ class Loopback:
             self.kill(name)
 
 
-def drive_to_its_end(kit: ServerKit, on_event: Callable[[Event], None] = lambda event: None) -> None:
+def drive_to_its_end(
+    kit: ServerKit, on_event: Callable[[Event], None] = lambda event: None, seconds: float = 400
+) -> None:
     """`drive`, but a run that hangs fails the test instead of holding it up."""
     errors: list[BaseException] = []
 
@@ -160,7 +200,7 @@ def drive_to_its_end(kit: ServerKit, on_event: Callable[[Event], None] = lambda 
 
     driver = threading.Thread(target=run, daemon=True)
     driver.start()
-    driver.join(400)
+    driver.join(seconds)
     if errors:
         raise errors[0]
     assert not driver.is_alive(), "the run did not end in time"

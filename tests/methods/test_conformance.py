@@ -1,7 +1,7 @@
 """Every federated method, by being registered: late joiners, silent sites, unions, overlapping labels, resumed bits.
 
-What else holds for every method: test_every_method (what leaves a site), test_methods (it learns), test_slices (2D),
-tests/e2e/test_parity (the network gives the same bits).
+What else holds for every method: test_every_method (what leaves a site), test_methods (it learns),
+tests/workflows/test_channels_run (slices, channels), tests/e2e/test_parity (the network gives the same bits).
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def test_it_survives_a_late_joiner_a_silent_site_and_restarts(
 ) -> None:
     phantom = {"field_of_view_mm": [364, 320, 220], "sites": SITES}
     narrow = NARROW if name == "fediod" else {}
-    experiment = tiny(method={"name": name, **narrow}, training=TRAINING, phantom=phantom)
+    network = (
+        {} if name == "fediod" else {"features": [4, 8]}
+    )  # its attention grows with the width of the deepest level
+    experiment = tiny(method={"name": name, **narrow}, training=TRAINING, phantom=phantom, network=network)
     through, resumed = (trained(experiment, tmp_path / str(restarts), restarts) for restarts in (False, True))
     assert same(dict(through.state.weights), dict(resumed.state.weights))
     assert same(dict(through.delivered_weights()[1]), dict(resumed.delivered_weights()[1]))

@@ -46,7 +46,8 @@ def trained(
     name = request.param["name"]
     rounds = 3 if name == "fediod" else 2
     training = {"rounds": rounds, "validate_every": rounds, "local_steps": 2, "augment": None}
-    experiment = tiny(method=request.param, training=training)
+    network = {} if name == "fediod" else {"features": [4, 8]}  # attention wants a small deepest level
+    experiment = tiny(method=request.param, training=training, network=network)
     folder = tmp_path_factory.mktemp("watched")
     return Trained(experiment, watched_run(experiment, folder, default_policy(name)))
 

@@ -255,7 +255,7 @@ def test_each_method_learns(name, tiny, tmp_path):
 
     experiment = tiny(
         method={"name": name},
-        training={"rounds": 16, "local_steps": 4, "validate_every": 4, "optimizer": {"learning_rate": 0.02}},
+        training={"rounds": 10, "local_steps": 4, "validate_every": 2, "optimizer": {"learning_rate": 0.02}},
     )
     train(experiment, tmp_path / "run")
     losses, dice = [], []

@@ -68,7 +68,7 @@ def test_killed_at_a_chosen_point_then_resumed(point, content, cache, undisturbe
     folder = tmp_path / "run"
     child = CONTEXT.Process(target=train_and_die, args=(content, folder, cache, point))
     child.start()
-    child.join(timeout=120)
+    child.join(timeout=400)
     assert child.exitcode == -signal.SIGKILL, "the kill point was never reached"
     train(parse_experiment(content), folder, resume=True, cache=cache)
     assert outcome(folder) == undisturbed
