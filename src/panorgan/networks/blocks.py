@@ -104,10 +104,15 @@ def encode(encoder: nn.ModuleList, bottleneck: nn.Module, image: torch.Tensor) -
 
 def decode(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> torch.Tensor:
     """From the features of every level to those at full resolution."""
-    features, skips = levels[-1], levels[:-1]
-    for level, skip in zip(decoder, reversed(skips), strict=True):
-        features = level(features, skip)
-    return features
+    return decoded_levels(decoder, levels)[-1]
+
+
+def decoded_levels(decoder: nn.ModuleList, levels: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The deepest features, and those of every decoder level; full resolution last."""
+    decoded = levels[-1:]
+    for level, skip in zip(decoder, reversed(levels[:-1]), strict=True):
+        decoded.append(level(decoded[-1], skip))
+    return decoded
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:
