@@ -59,6 +59,8 @@ class AdaptiveServer(ServerRule):
         """The mean, then a step towards it."""
         before = dict(self.weights)
         super().aggregate(updates)
+        if not self.in_training:
+            return
         for key, mean in self.weights.items():
             if not mean.is_floating_point() or key.endswith(STATISTICS) or key not in before:
                 continue
