@@ -89,9 +89,7 @@ def test_feddyn_bends_the_loss_on_the_unified_label_by_hand():
     rule = method.Site(method.Config(alpha=0.5), HERE, FEDERATION, tools)
     rule.round_info, rule.received = RoundInfo("train", 1, 2), Payload({"w": torch.zeros(3)})
     rule.h = {"w": torch.tensor([0.2, 0.0, -0.1])}
-    batch = Batch(
-        torch.zeros(1, 1, 2), torch.tensor([[[True, False]]]), torch.tensor([[True]]), ("liver",), ("case",)
-    )
+    batch = Batch(torch.zeros(1, 1, 2), torch.tensor([[[True, False]]]), torch.tensor([[True]]), ("liver",), ("case",))
     rule.prepare(batch)
     plain = PseudoLabelSite.loss.__get__(rule)
     before = rule.sample_losses(model(batch.image)).mean().item()
