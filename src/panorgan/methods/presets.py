@@ -200,7 +200,7 @@ PRESETS: tuple[Preset, ...] = (
         description="FedAvg with momentum at the server.",
         summary="Weighted average that goes on in the direction of earlier rounds.",
         paper="arXiv:1909.06335",
-        equations={"v ← β·v + Δ": "`Server.aggregate`"},
+        equations={"v ← β·v + Δ": "`Server.step_along`"},
         supervision=RECEIVED,
         average=MOMENTUM,
     ),
