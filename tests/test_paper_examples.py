@@ -53,6 +53,8 @@ TABLES = {
     "ufps_figure_8": {"method"},
 }
 COMPARED = sorted({*TABLES, "fediod", "segviz"})
+RUN_HERE = {"flkd_21_sites": ("Scaffold", "global")}
+"""Entries that are run, where all of them would take minutes."""
 TRAINED = {
     "fediod": {"liver": {"liver"}, "pancreas": {"pancreas"}},
     "flkd": {
@@ -243,7 +245,8 @@ def shrunk(name: str, tiny_content: Callable[..., dict[str, Any]]) -> Experiment
     content["vocabulary"] = [*here.values()]
     content["method"] = dict(experiment.method)
     content["network"] = {"features": [4, 4, 8], "dimensions": experiment.network.dimensions}
-    content["training"] |= {"rounds": 3, "local_steps": 1, "validate_every": 3}
+    rounds = 3 if any(site.joins_at for site in experiment.sites.values()) else 2
+    content["training"] |= {"rounds": rounds, "local_steps": 1, "validate_every": rounds}
     if experiment.network.dimensions == 2:
         content["training"]["sampling"] = {"patch_size": [16, 16, 1], "batch_size": 4}
     return parse_experiment(content)
@@ -252,13 +255,15 @@ def shrunk(name: str, tiny_content: Callable[..., dict[str, Any]]) -> Experiment
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_comparison_runs_at_a_small_size(name, tiny_content, tmp_path):
-    """Every entry once, to the end."""
+    """Every entry once, to the end; of 21 sites those that send most."""
     fewer = re.sub(
         r"rounds=(\d+)\+training.local_steps=(\d+)",
         lambda found: f"rounds={int(found[1]) // 250}+training.local_steps={int(found[2]) // 30}",
         compared(name)["methods"],
     )
     plan = plan_comparison(shrunk(name, tiny_content), fewer, "0", compared(name)["reference"], tmp_path)
-    for planned in plan.runs:
+    chosen = [planned for planned in plan.runs if planned.entry.label in RUN_HERE.get(name, plan.labels)]
+    assert len(chosen) >= 2
+    for planned in chosen:
         train(planned.experiment, planned.folder.path)
-    assert not plan.missing
+        assert planned.folder.complete
