@@ -229,20 +229,19 @@ def shrunk(name: str, tiny_content: Callable[..., dict[str, Any]]) -> Experiment
     """A paper's experiment on made scans: its method and its sites, small in everything else."""
     experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
     content = tiny_content()
-    organs = [organ for organ in experiment.vocabulary if not organ.endswith("_tumour")][:4]
-    here = dict(zip(organs, content["vocabulary"], strict=False))
-    training = [name for name, site in experiment.sites.items() if not site.external]
+    sites = [name for name, site in experiment.sites.items() if not site.external]
+    organs = content["vocabulary"][: len(experiment.vocabulary)]
+    content["vocabulary"] = organs
     content["phantom"]["sites"] = [
         {
             "name": site,
-            "annotated": [[*here.values()][place % len(here)]],
+            "annotated": organs[place :: len(sites)] or [organs[place % len(organs)]],
             "cases": 3,
             "spacing_mm": [14, 14, 14],
             "joins_at": 2 if experiment.sites[site].joins_at else None,
         }
-        for place, site in enumerate(training)
+        for place, site in enumerate(sites)
     ]
-    content["vocabulary"] = [*here.values()]
     content["method"] = dict(experiment.method)
     content["network"] = {"features": [4, 4, 8], "dimensions": experiment.network.dimensions}
     rounds = 3 if any(site.joins_at for site in experiment.sites.values()) else 2
