@@ -91,7 +91,7 @@ def test_the_totalsegmentator_smoke_federation_runs(tmp_path):
     }
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_commands_in_comments_can_be_copied_to_a_shell(path):
     """Indented comments are commands; one that goes on in the next line says so, as a shell wants it."""
     comments = "\n".join(line.removeprefix("#") for line in path.read_text().splitlines() if line.startswith("#"))

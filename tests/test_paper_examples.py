@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 import yaml
 from invoking import invoke
 
 from panorgan.anatomy import Vocabulary
-from panorgan.config import load_experiment, parse_experiment
+from panorgan.config import Experiment, load_experiment, parse_experiment
 from panorgan.data.layouts import read_cases
 from panorgan.fetching.catalogue import data_sets
 from panorgan.methods.about.experiment import experiment_text
+from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method, methods
+from panorgan.workflows.compare import parse_methods, plan_comparison
+from panorgan.workflows.execute import train
 
 ROOT = Path(__file__).parents[1]
-PAPERS = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
+FILES = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
 SYSTEMS = ("fediod", "flkd", "segviz", "ufps")
+PAPERS = [path for path in FILES if path.stem in SYSTEMS]
 # The label names in the dataset.json of the decathlon's sets.
 DECATHLON = {
     "Task03_Liver": ["liver", "cancer"],
@@ -31,6 +40,21 @@ DECATHLON = {
     "Task09_Spleen": ["spleen"],
     "Task10_Colon": ["colon cancer primaries"],
 }
+TABLES = {
+    # A table or a figure → what differs from the paper's own file, besides the name.
+    "fediod_single_layer": {"method"},
+    "flkd_21_sites": {"sites"},
+    "flkd_table_10": {"method"},
+    "flkd_table_11": {"method"},
+    "segviz_2_sites": {"sites", "vocabulary"},
+    "segviz_3_sites": {"sites", "vocabulary"},
+    "segviz_late_join": {"sites"},
+    "ufps_figure_7c": {"method"},
+    "ufps_figure_8": {"method"},
+}
+COMPARED = sorted({*TABLES, "fediod", "segviz"})
+RUN_HERE = {"flkd_21_sites": ("Scaffold", "global")}
+"""Entries that are run, where all of them would take minutes."""
 TRAINED = {
     "fediod": {"liver": {"liver"}, "pancreas": {"pancreas"}},
     "flkd": {
@@ -47,6 +71,7 @@ TRAINED = {
 
 def test_every_paper_has_its_file():
     assert [path.stem for path in PAPERS] == [*SYSTEMS]
+    assert {path.stem for path in FILES} == {*SYSTEMS, *TABLES}
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
@@ -110,3 +135,134 @@ def test_the_command_prints_the_file(capfd, monkeypatch):
     assert (code, out) == (0, paper("flkd"))
     assert invoke(capfd, monkeypatch, "methods", "--yaml")[0] == 2
     assert invoke(capfd, monkeypatch, "methods", "flkd", "--yaml", "--json")[0] == 2
+
+
+# -- tables and figures ------------------------------------------------------------------------------------------------
+
+
+def commands(name: str) -> list[list[str]]:
+    """The commands in a file's head, as a shell takes them apart."""
+    comments = [line[1:] for line in (ROOT / "examples" / "paper" / f"{name}.yaml").read_text().splitlines()]
+    joined = "\n".join(comments).replace("\\\n", "").splitlines()
+    return [shlex.split(line) for line in joined if line.startswith("   panorgan")]
+
+
+def compared(name: str) -> dict[str, str]:
+    """The options of its comparison."""
+    (words,) = [words for words in commands(name) if words[1] == "compare"]
+    assert words[2] == f"examples/paper/{name}.yaml"
+    return {option.lstrip("-"): value for option, value in zip(words[3::2], words[4::2], strict=True)}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_s_file_is_the_paper_s_but_for_what_it_is_about(name):
+    own, paper_s = (
+        load_experiment(ROOT / "examples" / "paper" / f"{one}.yaml").model_dump(mode="json")
+        for one in (name, name.partition("_")[0])
+    )
+    assert {section for section in own if own[section] != paper_s[section]} == {"name", *TABLES[name]}
+    assert own["name"] == f"paper_{name}"
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_can_be_planned(name, tmp_path):
+    """Every entry is checked: its method, its settings, and that no two are the same."""
+    options = compared(name)
+    experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
+    plan = plan_comparison(experiment, options["methods"], options["seeds"], options["reference"], tmp_path)
+    assert len(plan.runs) == 3 * len(plan.entries) >= 6
+
+
+def applied(name: str) -> dict[str, Experiment]:
+    experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
+    return {entry.label: entry.applied_to(experiment) for entry in parse_methods(compared(name)["methods"])}
+
+
+def test_table_10_has_the_same_number_of_steps_in_every_row():
+    rows = applied("flkd_table_10")
+    assert [(e.training.rounds, e.training.local_steps) for e in rows.values()] == 2 * [
+        (250, 480),
+        (500, 240),
+        (1000, 120),
+        (2000, 60),
+        (4000, 30),
+    ]
+    assert {e.training.rounds * e.training.local_steps for e in rows.values()} == {120_000}
+    weights = [(e.method.get("global_weight", 1), e.method["local_weight"]) for e in rows.values()]
+    assert weights == 5 * [(0, 0)] + 5 * [(1, 0)]
+
+
+def test_21_hospitals_are_three_parts_of_each_of_seven_sets():
+    sites = load_experiment(ROOT / "examples" / "paper" / "flkd_21_sites.yaml").sites
+    training = {name: site for name, site in sites.items() if not site.external}
+    assert len(training) == 21
+    parts = {(site.folder, site.part) for site in training.values()}
+    assert len(parts) == 21
+    assert {part for _, part in parts} == {(1, 3), (2, 3), (3, 3)}
+    assert len({folder for folder, _ in parts}) == 7
+
+
+def test_figure_8_has_the_nine_kinds_of_steps_on_pseudo_labels_alone():
+    settings = [e.build_method().config for e in applied("ufps_figure_8").values()]
+    kinds = ["none", "augmented", "augmented", "asam", "random", "usam", "usam", "both", "topk", "susam", "susam"]
+    assert [c.sharpness for c in settings] == kinds
+    assert [c.sharpness_start for c in settings] == [0.6, 0] + 8 * [0.6] + [0.4]
+    assert [c.perturbed_share for c in settings] == 6 * [1] + [0.2] + 4 * [1]
+    assert settings[8].local_share == 0.5
+    assert {(c.weight_schedule, c.reverse_ce, c.main_teacher, c.uncertainty_aware) for c in settings} == {
+        ("none", False, False, "none")
+    }
+
+
+def test_a_single_layer_per_organ_is_far_smaller():
+    small, whole = (applied("fediod_single_layer")[label] for label in ("single_layer", "whole"))
+    facts = {name: SiteInfo(name, 1, {name: 1}) for name in ("liver", "kidney", "pancreas")}
+    federation = Federation(Vocabulary(small.vocabulary), facts)
+    with torch.device("meta"):
+        networks = [e.build_method().build_network(e.network, federation) for e in (small, whole)]
+    few, many = (sum(p.numel() for key, p in n.named_parameters() if key.startswith("decoders.")) for n in networks)
+    assert few == 3 * (16 * 2 + 2)
+    assert many > 1000 * few
+
+
+def shrunk(name: str, tiny_content: Callable[..., dict[str, Any]]) -> Experiment:
+    """A paper's experiment on made scans: its method and its sites, small in everything else."""
+    experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
+    content = tiny_content()
+    sites = [name for name, site in experiment.sites.items() if not site.external]
+    organs = content["vocabulary"][: len(experiment.vocabulary)]
+    content["vocabulary"] = organs
+    content["phantom"]["sites"] = [
+        {
+            "name": site,
+            "annotated": organs[place :: len(sites)] or [organs[place % len(organs)]],
+            "cases": 3,
+            "spacing_mm": [14, 14, 14],
+            "joins_at": 2 if experiment.sites[site].joins_at else None,
+        }
+        for place, site in enumerate(sites)
+    ]
+    content["method"] = dict(experiment.method)
+    content["network"] = {"features": [4, 4, 8], "dimensions": experiment.network.dimensions}
+    rounds = 3 if any(site.joins_at for site in experiment.sites.values()) else 2
+    content["training"] |= {"rounds": rounds, "local_steps": 1, "validate_every": rounds}
+    if experiment.network.dimensions == 2:
+        content["training"]["sampling"] = {"patch_size": [16, 16, 1], "batch_size": 4}
+    return parse_experiment(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_runs_at_a_small_size(name, tiny_content, tmp_path):
+    """Every entry once, to the end; of 21 sites those that send most."""
+    fewer = re.sub(
+        r"rounds=(\d+)\+training.local_steps=(\d+)",
+        lambda found: f"rounds={int(found[1]) // 250}+training.local_steps={int(found[2]) // 30}",
+        compared(name)["methods"],
+    )
+    plan = plan_comparison(shrunk(name, tiny_content), fewer, "0", compared(name)["reference"], tmp_path)
+    chosen = [planned for planned in plan.runs if planned.entry.label in RUN_HERE.get(name, plan.labels)]
+    assert len(chosen) >= 2
+    for planned in chosen:
+        train(planned.experiment, planned.folder.path)
+        assert planned.folder.complete

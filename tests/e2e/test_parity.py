@@ -41,6 +41,13 @@ SENDS_THE_SAME_AS = {
     "fedasam": "fedasam_pl",
     "fedavg_pl": "ufps",
     "fedprox_pl": "ufps",
+    "dodnet_pl": "ufps",
+    "fedadam_pl": "ufps",
+    "fedavgm_pl": "ufps",
+    "feddyn_pl": "ufps",
+    "fedexp_pl": "ufps",
+    "fedyogi_pl": "ufps",
+    "mskd": "ufps",
 }
 SENT = [name for name in METHODS if name not in SENDS_THE_SAME_AS or os.environ.get("PANORGAN_PARITY") == "all"]
 SENT.append("everything")

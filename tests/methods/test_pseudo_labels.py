@@ -22,7 +22,7 @@ from panorgan.preparation.store import PREDICTION
 
 TRAINING: dict[str, Any] = {"rounds": 1, "validate_every": 0, "local_steps": 3}
 FedAvgPL, FedProxPL = methods()["fedavg_pl"], methods()["fedprox_pl"]
-STARRED = ("fedavg_pl", "fedprox_pl", "fedasam_pl", "ufps")
+STARRED = ("fedavg_pl", "fedprox_pl", "fedasam_pl", "dodnet_pl", "cps", "mskd", "ufps")
 
 
 @dataclass

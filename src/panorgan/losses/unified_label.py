@@ -122,6 +122,16 @@ def merge(
     return UnifiedLabel(values, possible_channels(batch, vocabulary))
 
 
+def chosen_label(scores: torch.Tensor, batch: Batch, vocabulary: Vocabulary) -> UnifiedLabel:
+    """The hard label of a network: at every voxel the channel with the highest score [B, C + 1, *S] that the annotation
+    allows. Nothing is left undecided: the network knows all organs."""
+    allowed = allowed_channels(batch, vocabulary)
+    values = _best_allowed(scores.detach(), allowed)
+    values.add_(_bytes(~_any(allowed)), alpha=left_out_value(batch.structures, vocabulary))
+    knowing = replace(batch, soft_target_organs=tuple(vocabulary), soft_targets_valid=None)
+    return UnifiedLabel(values, possible_channels(knowing, vocabulary))
+
+
 def _with_main_teacher(
     teachers: torch.Tensor, batch: Batch, vocabulary: Vocabulary, allowed: torch.Tensor, main: MainTeacher
 ) -> torch.Tensor:

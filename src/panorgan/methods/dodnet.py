@@ -8,7 +8,7 @@ labels; here in a federation: a site asks for its own organs alone, and everythi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.data.labels import Activation
 from panorgan.methods.base import Federation, Method, MethodConfig, SiteRule
 from panorgan.methods.registry import register
 from panorgan.networks import SegmentationNetwork, UNetSettings
@@ -40,6 +41,7 @@ class DoDNet(Method):
 
     paper: ClassVar[str] = "arXiv:2011.10217"
     organs: ClassVar[OrganParts] = "channels"
+    activation: ClassVar[Activation] = "sigmoid"
     equations: ClassVar[Mapping[str, str]] = {
         "eq. 2, controller": "`DynamicHeads.head_weights`",
         "eq. 3, dynamic head": "`DynamicHeads.run_head`",
@@ -52,14 +54,17 @@ class DoDNet(Method):
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
         """The same network everywhere."""
-        return DynamicHeads(federation.vocabulary, settings)
+        return DynamicHeads(federation.vocabulary, settings, self.network_settings(settings).activation)
 
 
 class DynamicHeads(SelectiveNetwork):
-    """A U-Net to eight channels, a controller, and a head that has no weights of its own; a sigmoid per organ."""
+    """A U-Net to eight channels, a controller, and a head that has no weights of its own.
 
-    def __init__(self, vocabulary: Vocabulary, settings: UNetSettings) -> None:
-        super().__init__(vocabulary, "sigmoid")
+    A sigmoid per organ; or one softmax over all of them and a background of logit 0.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, settings: UNetSettings, activation: Activation = "sigmoid") -> None:
+        super().__init__(vocabulary, activation)
         self.divisor = settings.divisor
         self.groups = groups_of(vocabulary)
         blocks = Blocks(settings)
@@ -71,6 +76,15 @@ class DynamicHeads(SelectiveNetwork):
         if settings.organ_prior is not None and not self.controller.bias.is_meta:
             with torch.no_grad():  # the head's last biases: every organ begins at the prior
                 self.controller.bias[-OUTPUTS:] = math.log(settings.organ_prior / (1 - settings.organ_prior))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[B, C, *S] → logits [B, channels, *S]."""
+        logits = super().forward(image)
+        return logits if self.activation == "sigmoid" else F.pad(logits, (*(0, 0) * (logits.ndim - 2), 1, 0))
+
+    def channels_for(self, image: torch.Tensor, organs: Collection[str]) -> tuple[torch.Tensor, Vocabulary]:
+        """A softmax needs all organs."""
+        return super().channels_for(image, organs) if self.activation == "sigmoid" else (self(image), self.vocabulary)
 
     def _logits(self, image: torch.Tensor, organs: tuple[str, ...]) -> torch.Tensor:
         (logits,) = self.run_pass(organs, lambda image: (self._outputs(image, organs),), image)

@@ -16,17 +16,15 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
+from panorgan.methods.base import Method, ServerRule, SiteRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.methods.shared.server_average import STATISTICS
 from panorgan.networks.unet import OUTPUT_KEYS
 from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
-
-_H = "feddyn/"
 
 
 class DynamicSettings(Settings):
@@ -42,14 +40,12 @@ class FedDynConfig(DynamicSettings, FedAvgConfig):
     server_step: Literal[1] = Field(1, description="h takes the place of a longer step")
 
 
-class DynamicSite(SiteRule):
+class DynamicSite(Remembers, SiteRule):
     """Adds −⟨h_i, w⟩ + α/2·‖w − w₀‖² to the loss. Teachers are trained without."""
 
+    memory: ClassVar[Mapping[str, str]] = {"h": "feddyn/"}
     config: FedDynConfig
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.h: dict[str, torch.Tensor] = {}
+    h: dict[str, torch.Tensor]
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The loss of the rule it extends, bent."""
@@ -72,16 +68,6 @@ class DynamicSite(SiteRule):
                 moved = value - self.received.tensors[key].to(value)
                 self.h[key] = self.h.get(key, torch.zeros_like(value)) - self.config.alpha * moved
 
-    def state(self) -> Payload:
-        """h_i stays at the site."""
-        whole = super().state()
-        return Payload({**whole.tensors, **prefixed(_H, self.h)}, whole.scalars)
-
-    def load_state(self, state: Payload) -> None:
-        """Restore it."""
-        super().load_state(state)
-        self.h = under(_H, state.tensors)
-
 
 @register("feddyn", config=FedDynConfig)
 class FedDyn(Method):
@@ -96,14 +82,12 @@ class FedDyn(Method):
     class Site(DynamicSite):
         """Local steps on the bent loss."""
 
-    class Server(ServerRule):
+    class Server(Remembers, ServerRule):
         """The mean − h/α."""
 
+        memory: ClassVar[Mapping[str, str]] = {"h": "feddyn/"}
         config: FedDynConfig
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.h: dict[str, torch.Tensor] = {}
+        h: dict[str, torch.Tensor]
 
         def aggregate(self, updates: Updates) -> None:
             """h ← h − α/m·Σ(w_i − w₀); w ← mean − h/α."""
@@ -119,13 +103,3 @@ class FedDyn(Method):
                 h = self.h.get(key, torch.zeros_like(mean)).double() - self.config.alpha * moved
                 self.weights[key] = (mean.double() - h / self.config.alpha).to(mean.dtype)
                 self.h[key] = h.to(mean.dtype)
-
-        def state(self) -> Payload:
-            """h."""
-            whole = super().state()
-            return Payload({**whole.tensors, **prefixed(_H, self.h)}, whole.scalars)
-
-        def load_state(self, state: Payload) -> None:
-            """Restore it."""
-            super().load_state(state)
-            self.h = under(_H, state.tensors)

@@ -16,13 +16,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from panorgan.methods.base import Method, Payload, ServerRule, Updates, published
+from panorgan.methods.base import Method, ServerRule, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.methods.shared.server_average import published_extrapolation, stepped
-
-_BEFORE = "before/"
 
 
 class FedExPConfig(FedAvgConfig):
@@ -42,14 +40,13 @@ class FedExP(Method):
         "section 3, last two iterates": "`Server.delivered`",
     }
 
-    class Server(ServerRule):
+    class Server(Remembers, ServerRule):
         """Extrapolates; delivers the mean of the last two models."""
 
+        memory: ClassVar[Mapping[str, str]] = {"before": "before/"}
         config: FedExPConfig
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.before: dict[str, torch.Tensor] = {}
+        before: dict[str, torch.Tensor]
+        """The model before the last step."""
 
         def aggregate(self, updates: Updates) -> None:
             """The step, and the model before it."""
@@ -64,13 +61,3 @@ class FedExP(Method):
             """The mean of the last two models."""
             known = {key: value for key, value in self.before.items() if value.is_floating_point()}
             return {**self.weights, **stepped(known, {key: self.weights[key] for key in known}, 0.5)}
-
-        def state(self) -> Payload:
-            """The model before the last step."""
-            whole = super().state()
-            return Payload({**whole.tensors, **prefixed(_BEFORE, self.before)}, whole.scalars)
-
-        def load_state(self, state: Payload) -> None:
-            """Restore it."""
-            super().load_state(state)
-            self.before = under(_BEFORE, state.tensors)

@@ -15,14 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from panorgan.methods.base import Method, Payload, ServerRule, Updates, published
+from panorgan.methods.base import Method, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
-from panorgan.methods.shared.server_average import STATISTICS
+from panorgan.methods.shared.server_step import StepsAtServer
 from panorgan.settings import Settings
 
-_M, _V = "fedopt/m/", "fedopt/v/"
 _ABOUT = (__doc__ or "").partition(" — ")[2]
 
 
@@ -41,46 +39,27 @@ class FedOptConfig(AdaptiveSettings, FedAvgConfig):
     server_step: Literal[1] = Field(1, description="the optimiser takes the step")
 
 
-class AdaptiveServer(ServerRule):
+class AdaptiveServer(StepsAtServer):
     """w ← w + η·m/(√v + τ), with m ← β₁·m + (1 − β₁)·Δ and v of Adam; Δ is the mean of the updates."""
 
+    memory: ClassVar[Mapping[str, str]] = {"m": "fedopt/m/", "v": "fedopt/v/"}
     config: FedOptConfig
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.m: dict[str, torch.Tensor] = {}
-        self.v: dict[str, torch.Tensor] = {}
+    m: dict[str, torch.Tensor]
+    v: dict[str, torch.Tensor]
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """β₂·v + (1 − β₂)·Δ²."""
         return self.config.beta2 * v + (1 - self.config.beta2) * square
 
-    def aggregate(self, updates: Updates) -> None:
-        """The mean, then a step towards it."""
-        before = dict(self.weights)
-        super().aggregate(updates)
-        for key, mean in self.weights.items():
-            if not mean.is_floating_point() or key.endswith(STATISTICS) or key not in before:
-                continue
-            delta = mean.double() - before[key].double()
-            m = self.m.get(key, torch.zeros_like(mean)).double()
-            v = self.v.get(key, torch.full_like(mean, self.config.tau**2)).double()
-            m = self.config.beta1 * m + (1 - self.config.beta1) * delta
-            v = self.second_moment(v, delta.square())
-            step = self.config.server_rate * m / (v.sqrt() + self.config.tau)
-            self.weights[key] = (before[key].double() + step).to(mean.dtype)
-            self.m[key], self.v[key] = m.to(mean.dtype), v.to(mean.dtype)
-
-    def state(self) -> Payload:
-        """Both moments."""
-        whole = super().state()
-        return Payload({**whole.tensors, **prefixed(_M, self.m), **prefixed(_V, self.v)}, whole.scalars)
-
-    def load_state(self, state: Payload) -> None:
-        """Restore them."""
-        super().load_state(state)
-        self.m = under(_M, state.tensors)
-        self.v = under(_V, state.tensors)
+    def step_along(self, key: str, delta: torch.Tensor) -> torch.Tensor:
+        """η·m/(√v + τ)."""
+        kind, start = self.weights[key].dtype, torch.zeros_like(self.weights[key])
+        m = self.m.get(key, start).double()
+        v = self.v.get(key, start + self.config.tau**2).double()
+        m = self.config.beta1 * m + (1 - self.config.beta1) * delta
+        v = self.second_moment(v, delta.square())
+        self.m[key], self.v[key] = m.to(kind), v.to(kind)
+        return self.config.server_rate * m / (v.sqrt() + self.config.tau)
 
 
 class YogiServer(AdaptiveServer):
@@ -97,7 +76,7 @@ class FedAdam(Method):
 
     text: ClassVar[str] = f"FedAdam — {_ABOUT}"
     paper: ClassVar[str] = "arXiv:2003.00295"
-    equations: ClassVar[Mapping[str, str]] = {"Algorithm 2, FedAdam": "`Server.aggregate`, `Server.second_moment`"}
+    equations: ClassVar[Mapping[str, str]] = {"Algorithm 2, FedAdam": "`Server.step_along`, `Server.second_moment`"}
 
     class Server(AdaptiveServer):
         """Adam on the mean of the updates."""
@@ -109,7 +88,7 @@ class FedYogi(Method):
 
     text: ClassVar[str] = f"FedYogi — {_ABOUT}"
     paper: ClassVar[str] = "arXiv:2003.00295"
-    equations: ClassVar[Mapping[str, str]] = {"Algorithm 2, FedYogi": "`Server.aggregate`, `Server.second_moment`"}
+    equations: ClassVar[Mapping[str, str]] = {"Algorithm 2, FedYogi": "`Server.step_along`, `Server.second_moment`"}
 
     class Server(YogiServer):
         """Yogi on the mean of the updates."""

@@ -9,6 +9,7 @@ paper's ramp exp(−5·(1 − r/R_w)²). The plainest semi-supervised baseline; 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -16,13 +17,11 @@ from pydantic import Field
 
 from panorgan.data.labels import Activation
 from panorgan.losses.distillation import unlabelled
-from panorgan.methods.base import Method, MethodConfig, Payload, SiteRule, published
+from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
-
-_TEACHER = "mean_teacher/"
 
 
 class MeanTeacherConfig(MethodConfig):
@@ -43,14 +42,12 @@ class MeanTeacher(Method):
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "softmax"
 
-    class Site(SiteRule):
+    class Site(Remembers, SiteRule):
         """Marginal loss, and consistency."""
 
+        memory: ClassVar[Mapping[str, str]] = {"teacher": "mean_teacher/"}
         config: MeanTeacherConfig
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.teacher: dict[str, torch.Tensor] = {}
+        teacher: dict[str, torch.Tensor]
 
         @property
         def held_organs(self) -> tuple[str, ...]:
@@ -88,13 +85,3 @@ class MeanTeacher(Method):
             """The weight after the ramp of this round."""
             progress = min(1.0, self.round_info.progress / self.config.ramp)
             return self.config.consistency * math.exp(-5 * (1 - progress) ** 2)
-
-        def state(self) -> Payload:
-            """The teacher stays at the site."""
-            whole = super().state()
-            return Payload({**whole.tensors, **prefixed(_TEACHER, self.teacher)}, whole.scalars)
-
-        def load_state(self, state: Payload) -> None:
-            """Restore it."""
-            super().load_state(state)
-            self.teacher = under(_TEACHER, state.tensors)

@@ -15,16 +15,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, published
+from panorgan.methods.base import Method, ServerRule, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.networks import UNet
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 from panorgan.settings import Settings
-
-_LAST = "moon/"
 
 
 class ContrastiveSettings(Settings):
@@ -44,18 +42,16 @@ class ContrastiveMethod(Method):
     organs: ClassVar[OrganParts | None] = "channels"
 
 
-class ContrastiveSite(SiteRule):
+class ContrastiveSite(Remembers, SiteRule):
     """Adds μ times the contrastive loss. Teachers are trained without."""
 
+    memory: ClassVar[Mapping[str, str]] = {"last": "moon/"}
     config: MoonConfig
     model: UNet
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.last: dict[str, torch.Tensor] = {}
-        """The weights at the end of the site's last round."""
-        self.others: tuple[UNet, UNet] | None = None
-        """The received model and the last one, frozen, during a round."""
+    last: dict[str, torch.Tensor]
+    """The weights at the end of the site's last round."""
+    others: tuple[UNet, UNet] | None = None
+    """The received model and the last one, frozen, during a round."""
 
     def before_round(self) -> None:
         """Set up the two models that features are compared with."""
@@ -83,16 +79,6 @@ class ContrastiveSite(SiteRule):
         if self.in_training:
             self.last = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
         self.others = None
-
-    def state(self) -> Payload:
-        """The last model stays at the site."""
-        whole = super().state()
-        return Payload({**whole.tensors, **prefixed(_LAST, self.last)}, whole.scalars)
-
-    def load_state(self, state: Payload) -> None:
-        """Restore it."""
-        super().load_state(state)
-        self.last = under(_LAST, state.tensors)
 
 
 def contrastive(z: torch.Tensor, received: torch.Tensor, last: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -16,18 +16,17 @@ from panorgan.losses import partial_dice_ce
 from panorgan.losses.exclusion import exclusion
 from panorgan.losses.leaf_dice import leaf_dice
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
-from panorgan.methods.fedasam import ASAMSettings, ASAMSite
-from panorgan.methods.fedprox import ProximalSettings, ProximalSite
-from panorgan.methods.moon import ContrastiveMethod, ContrastiveSettings, ContrastiveSite
+from panorgan.methods.dodnet import DoDNet
+from panorgan.methods.fedasam import ASAMSettings, ASAMSite, FedASAM
+from panorgan.methods.feddyn import FedDyn
+from panorgan.methods.fedexp import FedExP
+from panorgan.methods.fedopt import FedAdam, FedYogi
+from panorgan.methods.fedprox import FedProx, ProximalSettings, ProximalSite
+from panorgan.methods.moon import Moon
 from panorgan.methods.scaffold import Scaffold
 from panorgan.methods.shared.composition import PARTIAL_LABELS, PLAIN, Piece, Preset, register_preset
-from panorgan.methods.shared.pseudo_labels import (
-    PseudoLabelConfig,
-    PseudoLabelMethod,
-    PseudoLabelServer,
-    PseudoLabelSite,
-)
 from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
+from panorgan.methods.shared.starred import PSEUDO_LABELS, starred
 from panorgan.methods.shared.swa import AveragesRounds, SWAMethod, SWASettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
@@ -132,7 +131,6 @@ class WithheldLabels(Method):
 
 
 # Supervision; PARTIAL_LABELS is the plain one.
-PSEUDO_LABELS = Piece(PseudoLabelConfig, PseudoLabelSite, PseudoLabelServer, PseudoLabelMethod)
 HELD_PARTS = Piece(HeldPartsConfig)
 WITHHELD_LABELS = Piece(MethodConfig, method=WithheldLabels)
 RECEIVED = Piece(ReceivedConfig)
@@ -142,7 +140,6 @@ LABEL_SETS = Piece(LeafDiceConfig, LeafDice, method=SoftmaxChannels)
 MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
-CONTRASTIVE = Piece(ContrastiveSettings, ContrastiveSite, method=ContrastiveMethod)
 ASAM = Piece(ASAMSettings, ASAMSite)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
@@ -162,7 +159,7 @@ _SEGVIZ = (
     "with Partial Labels"
 )
 
-PRESETS = (
+PRESETS: tuple[Preset, ...] = (
     # -- on pseudo labels: UFPS's starred baselines
     Preset(
         "fedavg_pl",
@@ -173,41 +170,6 @@ PRESETS = (
         paper="FedAvg* in Jiang et al., UFPS",
         equations={"eq. 4": "`Site.prepare`: `losses.unified_label.merge`"},
         supervision=PSEUDO_LABELS,
-    ),
-    Preset(
-        "fedprox_pl",
-        title="FedProx*",
-        description="FedProx on pseudo labels, one of UFPS's starred baselines.",
-        summary="FedAvg* with local steps that may not wander far.",
-        paper="FedProx* in Jiang et al., UFPS; arXiv:1812.06127",
-        equations={"FedProx, eq. 2": "`Site.loss`: F(w) + μ/2·‖w − w₀‖², F on the unified label"},
-        supervision=PSEUDO_LABELS,
-        local_step=PROXIMAL,
-    ),
-    Preset(
-        "moon_pl",
-        title="MOON*",
-        description="MOON on pseudo labels, one of UFPS's starred baselines.",
-        summary="FedAvg* whose sites' features stay near those of the global model.",
-        paper="MOON* in Jiang et al., UFPS; arXiv:2103.16257",
-        equations={"MOON, eq. 4": "`Site.loss`: ℓ_sup + μ·ℓ_con, ℓ_sup on the unified label"},
-        supervision=PSEUDO_LABELS,
-        local_step=CONTRASTIVE,
-    ),
-    Preset(
-        "fedasam_pl",
-        title="FedASAM*",
-        description="FedASAM on pseudo labels, the strongest of UFPS's starred baselines. See `fedasam`.",
-        summary="FedAvg* in search of flat minima: ASAM at the sites, SWA at the server.",
-        paper="FedASAM* in Jiang et al., UFPS; arXiv:2203.11834",
-        equations={
-            "ASAM, at a site": "`Site.step`: g at w + ρ·T²g/‖Tg‖, T = |w| + η",
-            "SWA, at the server": "`Server.aggregate`: m + (w − m)/n at the end of a cycle, see `swa`; "
-            "`Server.delivered`",
-        },
-        supervision=PSEUDO_LABELS,
-        local_step=ASAM,
-        average=SWA,
     ),
     # -- with parts of the network for single organs; only the sites that annotate an organ train and send its part
     Preset(
@@ -282,7 +244,7 @@ PRESETS = (
         description="FedAvg with momentum at the server.",
         summary="Weighted average that goes on in the direction of earlier rounds.",
         paper="arXiv:1909.06335",
-        equations={"v ← β·v + Δ": "`Server.aggregate`"},
+        equations={"v ← β·v + Δ": "`Server.step_along`"},
         supervision=RECEIVED,
         average=MOMENTUM,
     ),
@@ -327,12 +289,35 @@ PRESETS = (
     ),
 )
 
+_FEDAVGM = next(preset for preset in PRESETS if preset.name == "fedavgm")
+
+PRESETS += (
+    # -- plain rules on pseudo labels
+    starred(FedProx, "FedProx", "with local steps that may not wander far", in_ufps=True),
+    starred(Moon, "MOON", "whose sites' features stay near those of the global model", in_ufps=True),
+    starred(FedASAM, "FedASAM", "in search of flat minima: ASAM at the sites, SWA at the server", in_ufps=True),
+    starred(Scaffold, "SCAFFOLD", "with control variates against client drift"),
+    starred(FedDyn, "FedDyn", "with dynamic regularisation"),
+    starred(FedExP, "FedExP", "with extrapolation at the server, as published"),
+    starred(_FEDAVGM, "FedAvgM", "with momentum at the server"),
+    starred(FedAdam, "FedAdam", "whose server takes Adam's steps"),
+    starred(FedYogi, "FedYogi", "whose server takes Yogi's steps"),
+    starred(
+        DoDNet,
+        "DoDNet",
+        "of a network with dynamic heads",
+        "All organs are labelled, so every site asks for all of them, and their outputs share one softmax; that of the "
+        "background is 0.\nUFPS's DOD* is another adaptation: there a site keeps everything but the encoder, and no "
+        "teachers help.",
+        axis="architecture",
+    ),
+)
+
 for _preset in PRESETS:
     register_preset(_preset, __name__)
 
 __all__ = [
     "ASAM",
-    "CONTRASTIVE",
     "CONTROL_VARIATES",
     "PARTIAL_LABELS",
     "PLAIN",

@@ -6,7 +6,7 @@ import torch
 
 from panorgan.anatomy import Vocabulary
 from panorgan.networks.base import SegmentationNetwork
-from panorgan.networks.blocks import Blocks, begin_rare, decode, encode, finish
+from panorgan.networks.blocks import Blocks, begin_rare, decode, decode_levels, encode, finish
 from panorgan.networks.settings import UNetSettings
 
 OUTPUT_KEYS = ("head.conv.conv.weight", "head.conv.conv.bias")
@@ -40,6 +40,16 @@ class UNet(SegmentationNetwork):
 
     def _bottleneck_features(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         return (encode(self.encoder, self.bottleneck, image)[-1].flatten(2).mean(2),)
+
+    def logits_and_features(self, image: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Logits, and the features of every level on the way down and up, each [B, F, *S]."""
+        logits, *features = self.run_pass("features", self._logits_and_features, image)
+        return logits, tuple(features)
+
+    def _logits_and_features(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        down = encode(self.encoder, self.bottleneck, image)
+        _, *up = decode_levels(self.decoder, down)
+        return self.head([*down, *up][-1]), *down, *up
 
     def _logits(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.head(decode(self.decoder, encode(self.encoder, self.bottleneck, image))),)

@@ -286,6 +286,47 @@ def test_one_step_by_hand(monkeypatch, config, disputed, ascent, there, end):
     assert augmented == ([] if config.get("sharpness") == "asam" else [site.config.augmentation])
 
 
+@pytest.mark.parametrize(
+    ("config", "seen", "end"),
+    [
+        # (1), (2): one gradient, on the darker image (a = ¼): (¾, −2)
+        ({"sharpness": "augmented"}, [(0.25, *HERE)], (3 - 0.075, -1 + 0.2)),
+        # (7): usam's point, and the darker image there: (¼·4.2, −3.6)
+        ({"sharpness": "both"}, [(0.25, *HERE), (0.25, 4.2, -1.8)], (3 - 0.105, -1 + 0.36)),
+        # (6): 0.8 of the gradient at w, (1.5, −2), and 0.2 of that at usam's point, (2.1, −3.6)
+        (
+            {"sharpness": "usam", "perturbed_share": 0.2},
+            [(0.25, *HERE), (0.5, 4.2, -1.8), (0.5, *HERE)],
+            (3 - 0.1 * (0.8 * 1.5 + 0.2 * 2.1), -1 + 0.1 * (0.8 * 2 + 0.2 * 3.6)),
+        ),
+    ],
+    ids=["augmented", "both", "fused"],
+)
+def test_a_step_of_figure_8_by_hand(monkeypatch, config, seen, end):
+    """The same numbers as above: w = (3, −1), ρ = 0.5, η = 1."""
+    monkeypatch.setattr(ufps_module, "cmidg", lambda image, settings, generator: image / 2)
+    model = Quadratic()
+    site = site_of(model, QuadraticSite, **{**OFF, "rho": 0.5, "eta": 1.0, **config})
+    enter(site, 3, 5)
+    site.step(make_batch())
+    assert model.seen == [pytest.approx(one) for one in seen]
+    assert [model.u.item(), model.v.item()] == pytest.approx(end)
+
+
+def test_a_random_perturbation_goes_as_far_as_asam():
+    """Figure 8 (4): ε = (12, −4)/√52 in ASAM, of length √(160/52); anywhere else at that distance here."""
+    model = Quadratic()
+    site = site_of(model, QuadraticSite, **{**OFF, "sharpness": "random", "rho": 0.5, "eta": 1.0})
+    enter(site, 3, 5)
+    for _ in range(2):
+        model.u.data.fill_(3.0)
+        model.v.data.fill_(-1.0)
+        site.step(make_batch())
+    points = [(u - 3, v + 1) for _, u, v in model.seen[1::2]]
+    assert [u**2 + v**2 for u, v in points] == pytest.approx([160 / 52] * 2)
+    assert points[0] != points[1]
+
+
 def test_the_scale_of_biases_is_as_set(monkeypatch):
     asked = []
     original = ufps_module.ascend

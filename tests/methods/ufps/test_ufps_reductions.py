@@ -142,6 +142,16 @@ def test_usam_on_images_as_they_are_is_asam(trial):
     assert none_same(trial({**ON, "sharpness": "usam"}, DEMANDING), asam)
 
 
+def test_figure_8_on_images_as_they_are(trial):
+    """Plain steps on such images are plain steps, and ascending and descending on them is ASAM, bit for bit."""
+    as_they_are = {"augmentation": {"blend": 0}}
+    plain, asam = (trial({**ON, "sharpness": kind}, DEMANDING) for kind in ("none", "asam"))
+    for kind, same_as in (("augmented", plain), ("both", asam)):
+        assert all_same(trial({**ON, "sharpness": kind, **as_they_are}, DEMANDING), same_as)
+        assert none_same(trial({**ON, "sharpness": kind}, DEMANDING), same_as)
+    assert none_same(trial({**ON, "sharpness": "random"}, DEMANDING), asam)
+
+
 def test_running_statistics_are_those_of_real_images(trial):
     """Looking a hair's breadth away is a plain step, but for rounding; the pass on augmented images leaves no trace."""
     batch = {"norm": "batch"}
@@ -193,5 +203,6 @@ def test_the_switches_here_are_all_there_are():
     kept |= {"teacher_select", "organ_parts", "server_step", "dice_over", "unlabelled"}
     numbers = {"main_teacher_gain", "disagreement", "scale_biases"}
     numbers |= {"schedule_tail", "main_teacher_share", "mean_temperature", "variance_temperature", "rho", "eta"}
-    numbers |= {"local_share", "global_share", "gradient_momentum", "augmentation"}
+    numbers |= {"local_share", "global_share", "gradient_momentum", "augmentation", "perturbed_share"}
+    numbers |= {"encoder_supervision"}  # off wherever it is not asked for
     assert set(UFPSConfig.model_fields) == (kept | numbers | set(OFF) | set(FROM_THE_START)) - {"name"}

@@ -49,6 +49,7 @@ class Preset:
     summary : one line for tables.
     paper, equations, recipe : as in `Method`.
     supervision, local_step, average : pieces; the plain ones are those of `Method`.
+    architecture : a piece whose method builds a network of its own.
     organs : how the network separates organs; None leaves it to the experiment, or to the supervision.
     data : at the sites, or pooled in one place (possible only on a benchmark).
     """
@@ -63,13 +64,14 @@ class Preset:
     supervision: Piece = PARTIAL_LABELS
     local_step: Piece = PLAIN
     average: Piece = PLAIN
+    architecture: Piece = PLAIN
     organs: OrganParts | None = None
     data: Literal["at sites", "pooled"] = "at sites"
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Outermost first: the average is over models that local steps train on the supervision."""
-        return self.average, self.local_step, self.supervision
+        return self.average, self.local_step, self.supervision, self.architecture
 
 
 def compose(preset: Preset, module: str) -> type[Method]:
@@ -112,14 +114,14 @@ def config_of(preset: Preset) -> type[MethodConfig]:
     return cast(type[MethodConfig], config)
 
 
-def _distinct(methods: Sequence[type[Method]]) -> tuple[type[Method], ...]:
+def _distinct(kinds: Sequence[type]) -> tuple[type, ...]:
     """Each once, in order, without the base classes of others."""
-    return tuple(one for one in dict.fromkeys(methods) if not any(o is not one and issubclass(o, one) for o in methods))
+    return tuple(one for one in dict.fromkeys(kinds) if not any(o is not one and issubclass(o, one) for o in kinds))
 
 
 def _stack_rules(name: str, plain: type, rules: Iterable[type | None]) -> type:
     """One rule that stacks several, the first outermost."""
-    bases = tuple(rule for rule in rules if rule is not None) or (plain,)
+    bases = _distinct([rule for rule in rules if rule is not None]) or (plain,)
     return type(name, bases, {"__doc__": " · ".join((base.__doc__ or "").split("\n")[0] for base in bases)})
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 
-from panorgan.methods.base import Payload, ServerRule, Updates
-from panorgan.methods.shared.prefixed import prefixed, under
-from panorgan.methods.shared.server_average import STATISTICS
+from panorgan.methods.shared.server_step import StepsAtServer
 from panorgan.settings import Settings
-
-_V = "momentum/"
 
 
 class MomentumSettings(Settings):
@@ -19,34 +18,16 @@ class MomentumSettings(Settings):
     server_momentum: float = Field(0.6, ge=0, lt=1, description="share β of earlier updates that is added to the mean")
 
 
-class MomentumServer(ServerRule):
-    """Goes on in the direction of earlier rounds. Statistics of batch normalisation are averaged as they are."""
+class MomentumServer(StepsAtServer):
+    """Goes on in the direction of earlier rounds."""
 
+    memory: ClassVar[Mapping[str, str]] = {"velocity": "momentum/"}
     config: MomentumSettings  # type: ignore[assignment]  # beside those of the rule that it extends
+    velocity: dict[str, torch.Tensor]
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.velocity: dict[str, torch.Tensor] = {}
-
-    def aggregate(self, updates: Updates) -> None:
-        """The mean, then as far again as earlier rounds say."""
-        before = dict(self.weights)
-        super().aggregate(updates)
-        if not self.in_training:
-            return
-        for key, mean in self.weights.items():
-            if key in before and mean.is_floating_point() and not key.endswith(STATISTICS):
-                earlier = self.velocity.get(key, torch.zeros_like(mean)).double()
-                velocity = self.config.server_momentum * earlier + (mean.double() - before[key].double())
-                self.weights[key] = (before[key].double() + velocity).to(mean.dtype)
-                self.velocity[key] = velocity.to(mean.dtype)
-
-    def state(self) -> Payload:
-        """The velocity."""
-        whole = super().state()
-        return Payload({**whole.tensors, **prefixed(_V, self.velocity)}, whole.scalars)
-
-    def load_state(self, state: Payload) -> None:
-        """Restore it."""
-        super().load_state(state)
-        self.velocity = under(_V, state.tensors)
+    def step_along(self, key: str, delta: torch.Tensor) -> torch.Tensor:
+        """v, which remembers earlier rounds."""
+        earlier = self.velocity.get(key, torch.zeros_like(self.weights[key])).double()
+        velocity = self.config.server_momentum * earlier + delta
+        self.velocity[key] = velocity.to(self.weights[key].dtype)
+        return velocity

@@ -101,6 +101,7 @@ def ascend(
     mask: torch.Tensor | None = None,
     adaptive: bool = True,
     scale_biases: bool = True,
+    draws: torch.Generator | None = None,
 ) -> Perturbation:
     """Move the weights of a model by ε along the gradients that it holds.
 
@@ -112,6 +113,7 @@ def ascend(
         multiplies ε and does not stretch it (eq. 14, and so does the convergence proof). A sparse ε is shorter.
     adaptive : ASAM; otherwise SAM.
     scale_biases : T = |w| + η for biases too. Otherwise T = 1 for them, as in the code released with ASAM.
+    draws : on the model's device; with it ε keeps its length and has a random direction.
     """
     parameters: list[torch.Tensor] = list(model.parameters())
     home = _flat(parameters)
@@ -135,6 +137,9 @@ def ascend(
     step *= torch.where(norm > 0, rho / norm, 0.0)  # no direction without a gradient
     if scale is not None:
         step *= scale
+    if draws is not None:
+        direction = torch.randn(step.shape, generator=draws, device=step.device, dtype=step.dtype)
+        step = direction * (_norm(step) / _norm(direction))
     step += weights
     _write(parameters, step if mask is None else torch.where(mask, step, weights, out=step))
     return perturbation

@@ -133,8 +133,15 @@ class SiteTeachers:
 
         cases = self.tools.cases
         asked = sorted({name for case in cases for name in names_of(case)})
-        panel = _Panel(self.tools, self._loaded, self.sites_knowing, self.taught)
+        panel = _Panel(self.tools, self.load, self.sites_knowing, self.taught)
         return TeacherPredictions(cases, self._key(asked), names_of, panel, cached, per_step, panel.release)
+
+    def load(self, site: str) -> SegmentationNetwork:
+        """A site's teacher, frozen. Building it draws random weights, which must not shift other random draws."""
+        with torch.random.fork_rng(devices=[]):
+            network = self._build(site)
+        network.load_state_dict(self.tools.tensor_store.get(f"{PREFIX}{site}"))
+        return network.requires_grad_(False).eval()
 
     # -- details -------------------------------------------------------------------------------------------
 
@@ -152,13 +159,6 @@ class SiteTeachers:
                 why="the site's folder was changed, or is another one than before",
                 fix="Restore the site's folder from a backup, or start a new run.",
             )
-
-    def _loaded(self, site: str) -> SegmentationNetwork:
-        """A teacher, ready to predict. Building it draws random weights, which must not shift other random draws."""
-        with torch.random.fork_rng(devices=[]):
-            network = self._build(site)
-        network.load_state_dict(self.tools.tensor_store.get(f"{PREFIX}{site}"))
-        return network.requires_grad_(False).eval()
 
     def _key(self, organs: Iterable[str]) -> str:
         """Hash of everything that predictions depend on besides the case: the teachers of each organ, and inference."""

@@ -32,6 +32,9 @@ text and formulas disagree:
 - Masks are made in the first round of sUSAM and where r mod r_fre = 1 (Algorithm 3). Eq. 11 takes magnitudes: signed
   gradients that oscillate would cancel. T = |w| + η for all weights; `scale_biases: false` follows ASAM's released
   code, T = 1 for biases.
+- Encoder supervision is off: the paper has it, without its weight. With it, every level of the encoder but the finest
+  and the bottleneck has an output (four in the paper's network of six levels); teachers are trained without.
+- Figure 8 (7) augments in both steps: the same images. Its (6) fuses gradients: 0.2 of that at the perturbed point.
 - Teachers are those of their best validated round, like the global model; not stated in the paper.
 - The predefined sequence in which foreground classes are merged is large to small, by volumes that sites measure
   (`larger_first` overrules them).
@@ -53,7 +56,7 @@ import torch
 
 from panorgan.losses.main_teacher import MainTeacher
 from panorgan.losses.unified_label import merge, pseudo_label, without_own_teachers
-from panorgan.methods.base import Notice, Payload, Scalars, Updates
+from panorgan.methods.base import Federation, Notice, Payload, Scalars, Updates
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.pseudo_labels import PseudoLabelMethod, PseudoLabelServer, PseudoLabelSite
@@ -61,6 +64,7 @@ from panorgan.methods.shared.readiness import READY, Readiness
 from panorgan.methods.shared.sharpness import ascend, flat_gradient, preserve_statistics
 from panorgan.methods.shared.teacher_stages import TEACHERS
 from panorgan.methods.ufps.cmidg import cmidg
+from panorgan.methods.ufps.encoder_supervision import HEADS, add_encoder_heads, encoder_logits
 from panorgan.methods.ufps.phases import Module, active, fills_bank, has_bank, refreshes_masks, rounds_of, starts
 from panorgan.methods.ufps.reverse_ce import adaptive_rce
 from panorgan.methods.ufps.settings import UFPSConfig
@@ -70,12 +74,12 @@ from panorgan.methods.ufps.uncertainty import sample_uncertainty, teacher_logits
 from panorgan.methods.ufps.uncertainty_bank import UncertaintyBank
 from panorgan.methods.ufps.uncertainty_weights import SiteUncertainty, uncertainty_weights
 from panorgan.methods.ufps.weight_schedules import sample_weights
-from panorgan.networks import SegmentationNetwork
+from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 from panorgan.preparation.batch import Batch
 from panorgan.preparation.store import StoredCase
 
 MEAN, VARIANCE = "uncertainty/mean", "uncertainty/variance"
-_PARTS: dict[str, tuple[str, ...]] = {"decoder": ("decoder", "head"), "encoder": ("encoder", "bottleneck")}
+_PARTS: dict[str, tuple[str, ...]] = {"decoder": ("decoder", "head"), "encoder": ("encoder", "bottleneck", HEADS)}
 
 
 @register("ufps", config=UFPSConfig)
@@ -135,6 +139,15 @@ class UFPS(PseudoLabelMethod):
     def module_starts(self, rounds: int) -> Mapping[str, int]:
         """From the table of phases."""
         return starts(self.config, rounds)
+
+    def build_network(
+        self, settings: UNetSettings, federation: Federation, site: str | None = None
+    ) -> SegmentationNetwork:
+        """A U-Net, with outputs after the encoder's levels where these are supervised."""
+        network = super().build_network(settings, federation, site)
+        if self.config.encoder_supervision:
+            add_encoder_heads(network, self.network_settings(settings))
+        return network
 
     class Site(PseudoLabelSite):
         """Labels, sample weights, and steps by the gradient at a perturbed point."""
@@ -232,6 +245,16 @@ class UFPS(PseudoLabelMethod):
             entropy = voxel_entropy(teacher_logits(batch.soft_targets, batch.soft_targets_valid), classes)
             return sample_uncertainty(entropy, said, classes)
 
+        def loss(self, batch: Batch) -> torch.Tensor:
+            """Inherited; with encoder supervision also that of the encoder's own outputs, as a mean over levels."""
+            weight = self.config.encoder_supervision
+            if not weight or not self.in_training:
+                return super().loss(batch)
+            assert isinstance(self.model, UNet)
+            logits, features = self.model.logits_and_features(batch.image)
+            losses = [self.sample_losses(outputs) for outputs in encoder_logits(self.model, features)]
+            return (self.sample_losses(logits) + weight * torch.stack(losses).mean(0)).mean()
+
         def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:
             """Dice + BCE, weighted early (eq. 8), joined by aRCE later (eq. 9), [B]."""
             losses = super().sample_losses(logits)
@@ -249,26 +272,48 @@ class UFPS(PseudoLabelMethod):
             if "SAM" not in self.active:
                 return super().step(batch)
             self.prepare(batch)
-            with self.at_perturbed_point(batch):
-                loss = self.compute_gradients(batch)
+            if self.config.sharpness == "augmented":
+                loss = self.compute_gradients(self.augmented(batch))
+            else:
+                with self.at_perturbed_point(batch) as batch:
+                    loss = self.compute_gradients(batch)
+                self.add_plain_gradient(batch)
             self.apply_gradients()
             return {"loss": loss}
 
+        def augmented(self, batch: Batch) -> Batch:
+            """The batch as from another scanner; its label stays true."""
+            return replace(batch, image=cmidg(batch.image, self.config.augmentation, self.image_draws))
+
         @contextmanager
-        def at_perturbed_point(self, batch: Batch) -> Iterator[None]:
-            """The weights at w + ε ⊙ (M_L ∪ M_E), ε along the gradient on augmented images with the same label."""
+        def at_perturbed_point(self, batch: Batch) -> Iterator[Batch]:
+            """The weights at w + ε ⊙ (M_L ∪ M_E), ε along the gradient on augmented images with the same label.
+
+            Gives the batch to take the step's gradient on.
+            """
             config = self.config
-            if config.sharpness != "asam":
-                image = cmidg(batch.image, config.augmentation, self.image_draws)
-                batch = replace(batch, image=image)
+            perturbing = batch if config.sharpness in ("asam", "random") else self.augmented(batch)
             with preserve_statistics(self.model):  # running statistics come from real images, in the pass that follows
-                self.compute_gradients(batch)
+                self.compute_gradients(perturbing)
             if self.refreshing:
                 global_bits = self.received.tensors.get(GLOBAL) if config.sharpness == "susam" else None
                 self.masks.refresh(flat_gradient(self.model), global_bits, self.mask_draws)
             mask = self.masks.current if self._is_sparse else None
-            with ascend(self.model, config.rho, config.eta, mask=mask, scale_biases=config.scale_biases):
-                yield
+            draws = self.mask_draws if config.sharpness == "random" else None
+            with ascend(self.model, config.rho, config.eta, mask=mask, scale_biases=config.scale_biases, draws=draws):
+                yield perturbing if config.sharpness == "both" else batch
+
+        def add_plain_gradient(self, batch: Batch) -> None:
+            """Figure 8 (6): the gradient at the perturbed point counts `perturbed_share`, that at w the rest."""
+            share = self.config.perturbed_share
+            if share == 1:
+                return
+            perturbed = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+            with preserve_statistics(self.model):
+                self.compute_gradients(batch)
+            for parameter, gradient in zip(self.model.parameters(), perturbed, strict=True):
+                if parameter.grad is not None and gradient is not None:
+                    parameter.grad.lerp_(gradient, share)
 
         # -- updates and state
 

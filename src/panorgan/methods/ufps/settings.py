@@ -16,6 +16,12 @@ from panorgan.methods.ufps.cmidg import CMIDGSettings
 class UFPSConfig(PseudoLabelConfig):
     """A switch for every module, and its numbers."""
 
+    encoder_supervision: float = published(
+        0.0,
+        "on, weight not stated",
+        "weight of the loss of outputs after the encoder's levels, all but the finest; 0 for no such outputs",
+        ge=0,
+    )
     # WS
     weight_schedule: Literal["none", "tail_shift", "base_decrement", "round_trip_gaussian"] = published(
         "tail_shift", "tail_shift", "WS: how samples are weighted (eq. 8)"
@@ -63,11 +69,19 @@ class UFPSConfig(PseudoLabelConfig):
     mean_temperature: float = published(0.05, "0.05", "τ^μ", gt=0)
     variance_temperature: float = published(0.001, "0.001", "τ^σ", gt=0)
     # sUSAM
-    sharpness: Literal["none", "asam", "usam", "topk", "susam"] = published(
+    sharpness: Literal["none", "augmented", "asam", "random", "usam", "both", "topk", "susam"] = published(
         "susam",
         "susam",
         "asam: perturb by the gradient on the same images; usam: on augmented ones; topk: and only weights with the "
-        "largest gradients; susam: and some on which sites disagree",
+        "largest gradients; susam: and some on which sites disagree. Figure 8's others: augmented: plain steps on "
+        "augmented images; random: as far as asam, anywhere; both: usam, and the step on the augmented images too",
+    )
+    perturbed_share: float = published(
+        1.0,
+        "1",
+        "share of the gradient at the perturbed point in the step; the rest is that of a plain step",
+        gt=0,
+        le=1,
     )
     sharpness_start: float = published(0.6, "300/500", "from this share of the rounds on", ge=0, le=1)
     rho: float = published(0.7, "0.7", "radius of the perturbation, ρ; 0 for plain steps", ge=0)
