@@ -22,12 +22,14 @@ from panorgan.workflows.execute import train
 METHODS = sorted(name for name, one in methods().items() if not one.pooled and one.labels != "withheld")
 SENDS_THE_SAME_AS = {
     "fedprox": "fedavg",
+    "fedalign": "fedavg",
     "tal": "fedavg",
     "dodnet": "fedavg",
     "meloss": "fedavg",
     "fedyogi": "fedadam",
     "fedavgm": "condist",
     "moon_pl": "ufps",
+    "fedalign_pl": "ufps",
     "multidecoder": "multihead",
     "multiencoder": "multihead",
     "fedasam": "fedasam_pl",

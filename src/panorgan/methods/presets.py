@@ -13,6 +13,7 @@ from pydantic import Field
 from panorgan.data.labels import Activation
 from panorgan.losses.exclusion import exclusion
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
+from panorgan.methods.fedalign import AlignedSite, AlignmentSettings
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
 from panorgan.methods.moon import ContrastiveMethod, ContrastiveSettings, ContrastiveSite
@@ -111,6 +112,7 @@ MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=Sof
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
 CONTRASTIVE = Piece(ContrastiveSettings, ContrastiveSite, method=ContrastiveMethod)
+ALIGNED = Piece(AlignmentSettings, AlignedSite)
 ASAM = Piece(ASAMSettings, ASAMSite)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
@@ -161,6 +163,16 @@ PRESETS = (
         equations={"MOON, eq. 4": "`Site.loss`: ℓ_sup + μ·ℓ_con, ℓ_sup on the unified label"},
         supervision=PSEUDO_LABELS,
         local_step=CONTRASTIVE,
+    ),
+    Preset(
+        "fedalign_pl",
+        title="FedAlign*",
+        description="FedAlign on pseudo labels, one of UFPS's starred baselines. See `fedalign`.",
+        summary="FedAvg* whose deepest block is held to a narrower copy of itself.",
+        paper="FedAlign* in Jiang et al., UFPS; arXiv:2111.14213",
+        equations={"FedAlign, the sum": "`Site.loss`: L + μ·L_Lip, L on the unified label"},
+        supervision=PSEUDO_LABELS,
+        local_step=ALIGNED,
     ),
     Preset(
         "fedasam_pl",
@@ -287,6 +299,7 @@ for _preset in PRESETS:
     register_preset(_preset, __name__)
 
 __all__ = [
+    "ALIGNED",
     "ASAM",
     "CONTRASTIVE",
     "CONTROL_VARIATES",
