@@ -13,6 +13,7 @@ from pydantic import Field
 from panorgan.data.labels import Activation
 from panorgan.losses.exclusion import exclusion
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
+from panorgan.methods.fedadamw import LocalAdamWMethod, LocalAdamWServer, LocalAdamWSettings, LocalAdamWSite
 from panorgan.methods.fedalign import AlignedSite, AlignmentSettings
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite
 from panorgan.methods.fedprox import ProximalSettings, ProximalSite
@@ -114,6 +115,7 @@ PROXIMAL = Piece(ProximalSettings, ProximalSite)
 CONTRASTIVE = Piece(ContrastiveSettings, ContrastiveSite, method=ContrastiveMethod)
 ALIGNED = Piece(AlignmentSettings, AlignedSite)
 ASAM = Piece(ASAMSettings, ASAMSite)
+LOCAL_ADAMW = Piece(LocalAdamWSettings, LocalAdamWSite, LocalAdamWServer, LocalAdamWMethod)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
 SWA = Piece(SWASettings, server=AveragesRounds, method=SWAMethod)
@@ -173,6 +175,16 @@ PRESETS = (
         equations={"FedAlign, the sum": "`Site.loss`: L + μ·L_Lip, L on the unified label"},
         supervision=PSEUDO_LABELS,
         local_step=ALIGNED,
+    ),
+    Preset(
+        "fedadamw_pl",
+        title="FedAdamW*",
+        description="FedAdamW on pseudo labels. See `fedadamw`.",
+        summary="FedAvg* with local AdamW steps whose second moments, and direction, sites share.",
+        paper="arXiv:2510.27486",
+        equations={"local step": "`Site.move`: m̂/(√v̂ + ε) + α·Δ_G + λ·x"},
+        supervision=PSEUDO_LABELS,
+        local_step=LOCAL_ADAMW,
     ),
     Preset(
         "fedasam_pl",
@@ -303,6 +315,7 @@ __all__ = [
     "ASAM",
     "CONTRASTIVE",
     "CONTROL_VARIATES",
+    "LOCAL_ADAMW",
     "PARTIAL_LABELS",
     "PLAIN",
     "PRESETS",
