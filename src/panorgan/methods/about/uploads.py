@@ -146,6 +146,10 @@ def _weights_in_words(sent: Mapping[str, set[str]], network: SegmentationNetwork
             return f"the {modules} of its own organs, no other weights"
     if sum(map(len, weights.values())) == len(set().union(*weights.values())):
         return "the weights of its own network, which no other site trains"
+    shared = set.intersection(*weights.values())
+    of_sites = [keys - shared for keys in weights.values()]
+    if all(of_sites) and sum(map(len, of_sites)) == len(every - shared):
+        return "all weights but the parts that other sites have for themselves"
     return _parts_in_words(weights, network)
 
 
