@@ -23,6 +23,7 @@ METHODS = sorted(name for name, one in methods().items() if not one.pooled and o
 SENDS_THE_SAME_AS = {
     "fedprox": "fedavg",
     "fedalign": "fedavg",
+    "fedbn": "fedcrld",
     "tal": "fedavg",
     "dodnet": "fedavg",
     "meloss": "fedavg",

@@ -63,14 +63,18 @@ class NetworkWithSiteParts(UNet):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → logits [B, channels, *S]."""
         if len(self.sites) == 1:
-            return super().forward(image)
+            return self.predict(image)
         predictions = ((site, self.predict_as(site, image), self.vocabulary) for site in self.sites)
         return merge_predictions(predictions, self._heard, self.activation)
+
+    def predict(self, image: torch.Tensor) -> torch.Tensor:
+        """Logits with the chosen site's parts."""
+        return super().forward(image)
 
     def predict_as(self, site: str, image: torch.Tensor) -> torch.Tensor:
         """The logits of one site's own network."""
         self.choose(site)
-        return super().forward(image)
+        return self.predict(image)
 
 
 class OneSite(SegmentationNetwork):
