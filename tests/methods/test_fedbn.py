@@ -9,6 +9,8 @@ from federations import Tampering, make_coordinator, make_workers, run, same
 from safetensors.torch import load_file
 
 from panorgan.anatomy import Vocabulary
+from panorgan.federation.starting_weights import take_over
+from panorgan.methods.about.metadata import describe
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import UNet, UNetSettings
@@ -68,6 +70,21 @@ def test_the_network_of_a_site_is_a_unet_with_its_layers(norm):
     odds = {site: logits[:, 1:] - logits[:, :1] for site, logits in found.items()}
     merged = torch.stack([torch.zeros_like(odds["a"][:, 0]), odds["a"][:, 0], odds["b"][:, 1]], dim=1)
     assert torch.equal(whole(image), merged)
+
+
+def test_all_sites_start_from_the_layers_of_another_model():
+    whole, start = network(), UNet(ORGANS, UNetSettings(features=(2, 4)))
+    with torch.no_grad():
+        for value in start.parameters():
+            value.add_(0.5)
+    taken, _ = take_over(whole, start)
+    assert all(torch.equal(value, start.state_dict()[plain(key)]) for key, value in taken.items())
+
+
+def test_what_leaves_a_site_says_that_parts_of_others_do_not():
+    (sent,) = describe(find_method("fedbn")).sent
+    assert (sent.weights, sent.tensors) == ("all weights but the parts that other sites have for themselves", ())
+    assert sent.relative == pytest.approx(1)
 
 
 def test_the_server_averages_all_but_the_layers_and_returns_every_site_its_own():

@@ -81,9 +81,9 @@ def _member(site: str) -> str:
 
 
 class MergedMembers(SegmentationNetwork):
-    """Several networks, each for its own organs, combined into one (see `merged_predictions`).
+    """Several networks, each for its own organs, combined into one.
 
-    `taught`: by member, the structures that its site annotates.
+    How, `merged_predictions` says. `taught`: by member, the structures that its site annotates.
     """
 
     def __init__(
