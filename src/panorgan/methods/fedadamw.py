@@ -1,12 +1,12 @@
 """FedAdamW — sites begin every round with their common second moments, and lean towards the last global step.
 
-arXiv:2510.27486. A local step is x ← x − η·(m̂/(√v̂ + ε) + α·Δ_G + λ·x). m begins every round with 0; v begins with the
+arXiv:2510.27486. A local step is x ← x − η·(m′/(√v′ + ε) + α·Δ_G + λ·x). m begins every round with 0; v begins with the
 mean of all sites' v, of which a site sends one number per block. Δ_G = −(mean of the sites' last updates)/(K·η) is the
 direction in which all moved together; the server sends it along. The server takes the plain mean.
 
 - A block is one tensor of the network, as usual for convolutions; the paper cuts transformers finer.
 - The local update as printed subtracts λ·x from the step, which would let weights grow: it is added, as in AdamW.
-- v̂ = v/(1 − β₂ᵗ) needs the number t of all steps so far, which sites with other numbers of steps, and parts that join
+- v′ = v/(1 − β₂ᵗ) needs the number t of all steps so far, which sites with other numbers of steps, and parts that join
   late, do not share. 1 − β₂ᵗ is the second moment of a gradient that is always 1, and travels beside v.
 - K·η is the sum of a site's learning rates in its last round, as they follow a schedule; in its first, Δ_G is left out.
 - η and λ are those of the experiment's optimiser, whichever it is (λ = 0.01 in the paper).
@@ -37,7 +37,7 @@ class LocalAdamWSettings(Settings):
     alpha: float = published(0.5, "0.5 (vision transformers)", "weight α of the last global step", ge=0)
     beta1: float = published(0.9, "0.9", "share of earlier gradients in their mean", ge=0, lt=1)
     beta2: float = published(0.999, "0.999", "share of earlier squares in their mean", ge=0, lt=1)
-    epsilon: float = published(1e-8, "10⁻⁸", "added to √v̂", gt=0)
+    epsilon: float = published(1e-8, "10⁻⁸", "added to √v′", gt=0)
 
 
 class FedAdamWConfig(LocalAdamWSettings, FedAvgConfig):
@@ -130,7 +130,7 @@ class _Moments:
         self.v, self.v_sum = torch.full_like(weight, v), v_sum
 
     def step(self, gradient: torch.Tensor, config: LocalAdamWSettings) -> torch.Tensor:
-        """m̂/(√v̂ + ε), with this gradient in both."""
+        """m′/(√v′ + ε), with this gradient in both."""
         self.m.lerp_(gradient, 1 - config.beta1)
         self.m_sum += (1 - config.beta1) * (1 - self.m_sum)
         self.v.lerp_(gradient.square(), 1 - config.beta2)
@@ -196,7 +196,7 @@ class FedAdamW(LocalAdamWMethod):
 
     paper: ClassVar[str] = "arXiv:2510.27486"
     equations: ClassVar[Mapping[str, str]] = {
-        "local step": "`Site.move`: m̂/(√v̂ + ε) + α·Δ_G + λ·x",
+        "local step": "`Site.move`: m′/(√v′ + ε) + α·Δ_G + λ·x",
         "v, by blocks": "`Site.update`, `Server.aggregate`",
         "Δ_G": "`Server.aggregate`, divided by K·η in `Site.move`",
     }

@@ -182,7 +182,7 @@ PRESETS = (
         description="FedAdamW on pseudo labels. See `fedadamw`.",
         summary="FedAvg* with local AdamW steps whose second moments, and direction, sites share.",
         paper="arXiv:2510.27486",
-        equations={"local step": "`Site.move`: m̂/(√v̂ + ε) + α·Δ_G + λ·x"},
+        equations={"local step": "`Site.move`: m′/(√v′ + ε) + α·Δ_G + λ·x"},
         supervision=PSEUDO_LABELS,
         local_step=LOCAL_ADAMW,
     ),
