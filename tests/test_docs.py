@@ -43,7 +43,7 @@ def snippets(path: str, language: str) -> list[str]:
 def example_method(monkeypatch):
     """A method of docs/add-a-method.md by its name, registered for one test."""
     monkeypatch.setattr(registry, "_registered", dict(registry.methods()))
-    for source, name in zip(snippets("docs/add-a-method.md", "python"), ("slow_decoder", "fedbn"), strict=True):
+    for source, name in zip(snippets("docs/add-a-method.md", "python"), ("slow_decoder", "kept_norms"), strict=True):
         module = types.ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)  # where pydantic looks for the names in annotations
         exec(compile(source, "docs/add-a-method.md", "exec"), module.__dict__)
@@ -77,7 +77,7 @@ def test_the_example_method_works(example_method):
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
 def test_the_example_with_a_part_that_stays_keeps_it(example_method, norm):
-    method = example_method("fedbn")
+    method = example_method("kept_norms")
     vocabulary, facts = Vocabulary(["liver", "spleen"]), SiteInfo("a", 1, {"liver": 1})
 
     def site():
@@ -114,7 +114,7 @@ def test_the_example_with_a_part_that_stays_keeps_it(example_method, norm):
 
 
 def test_the_example_with_a_part_that_stays_trains_on_after_a_cut(example_method, tiny, tmp_path):
-    def weights(folder, resume=False, name="fedbn", listeners=()):
+    def weights(folder, resume=False, name="kept_norms", listeners=()):
         method = {"name": name, "server_step": 1, "unlabelled": "received"}
         training = {"rounds": 3, "validate_every": 0, "select": "last"}
         experiment = tiny(method=method, network={"norm": "batch"}, training=training)

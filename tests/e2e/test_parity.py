@@ -24,6 +24,8 @@ from panorgan.workflows.execute import train
 METHODS = sorted(name for name, one in methods().items() if not one.pooled and one.labels != "withheld")
 SENDS_THE_SAME_AS = {
     "fedprox": "fedavg",
+    "fedalign": "fedavg",
+    "fedbn": "fedcrld",
     "tal": "fedavg",
     "dodnet": "fedavg",
     "pipofan": "fedavg",
@@ -36,6 +38,7 @@ SENDS_THE_SAME_AS = {
     "fedyogi": "fedadam",
     "fedavgm": "condist",
     "moon_pl": "ufps",
+    "fedalign_pl": "ufps",
     "multidecoder": "multihead",
     "multiencoder": "multihead",
     "fedasam": "fedasam_pl",

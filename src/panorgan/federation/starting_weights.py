@@ -103,10 +103,11 @@ def _plain(value: Any) -> Any:
 
 
 def _counterpart(key: str, theirs: Mapping[str, torch.Tensor]) -> str | None:
-    """The other model's weight of that name: `members.site-north.encoder.…` may start from `encoder.…`."""
+    """The other model's weight of that name; `members.site-north.encoder.…`, and a site's own layer in a network for
+    all, `encoder.….norm1.site-north.weight`, may start from the one that has no such parts."""
     if key in theirs:
         return key
-    whole = key.split(".", 2)[-1] if key.startswith("members.") else key
+    whole = ".".join(part for part in key.removeprefix("members.").split(".") if not part.startswith("site-"))
     return whole if whole in theirs else None
 
 

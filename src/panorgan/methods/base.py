@@ -195,7 +195,11 @@ class SiteRule:
             # The optimiser has them in a list; to ask the model is to search all its modules, in every step.
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.tools.clip_norm)
-        optimizer.step()
+        self.move()
+
+    def move(self) -> None:
+        """The step itself, on gradients that are clipped; for methods with an optimiser of their own."""
+        self.tools.optimizer.step()
 
     def supervision(self, batch: Batch) -> torch.Tensor:
         """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B].

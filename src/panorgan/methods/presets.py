@@ -17,6 +17,8 @@ from panorgan.losses.exclusion import exclusion
 from panorgan.losses.leaf_dice import leaf_dice
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.dodnet import DoDNet
+from panorgan.methods.fedadamw import LocalAdamWMethod, LocalAdamWServer, LocalAdamWSettings, LocalAdamWSite
+from panorgan.methods.fedalign import AlignedSite, AlignmentSettings
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite, FedASAM
 from panorgan.methods.feddyn import FedDyn
 from panorgan.methods.fedexp import FedExP
@@ -140,7 +142,9 @@ LABEL_SETS = Piece(LeafDiceConfig, LeafDice, method=SoftmaxChannels)
 MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
+ALIGNED = Piece(AlignmentSettings, AlignedSite)
 ASAM = Piece(ASAMSettings, ASAMSite)
+LOCAL_ADAMW = Piece(LocalAdamWSettings, LocalAdamWSite, LocalAdamWServer, LocalAdamWMethod)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
 SWA = Piece(SWASettings, server=AveragesRounds, method=SWAMethod)
@@ -170,6 +174,26 @@ PRESETS: tuple[Preset, ...] = (
         paper="FedAvg* in Jiang et al., UFPS",
         equations={"eq. 4": "`Site.prepare`: `losses.unified_label.merge`"},
         supervision=PSEUDO_LABELS,
+    ),
+    Preset(
+        "fedalign_pl",
+        title="FedAlign*",
+        description="FedAlign on pseudo labels, one of UFPS's starred baselines. See `fedalign`.",
+        summary="FedAvg* whose deepest block is held to a narrower copy of itself.",
+        paper="FedAlign* in Jiang et al., UFPS; arXiv:2111.14213",
+        equations={"FedAlign, the sum": "`Site.loss`: L + μ·L_Lip, L on the unified label"},
+        supervision=PSEUDO_LABELS,
+        local_step=ALIGNED,
+    ),
+    Preset(
+        "fedadamw_pl",
+        title="FedAdamW*",
+        description="FedAdamW on pseudo labels. See `fedadamw`.",
+        summary="FedAvg* with local AdamW steps whose second moments, and direction, sites share.",
+        paper="arXiv:2510.27486",
+        equations={"local step": "`Site.move`: m′/(√v′ + ε) + α·Δ_G + λ·x"},
+        supervision=PSEUDO_LABELS,
+        local_step=LOCAL_ADAMW,
     ),
     # -- with parts of the network for single organs; only the sites that annotate an organ train and send its part
     Preset(
@@ -317,8 +341,10 @@ for _preset in PRESETS:
     register_preset(_preset, __name__)
 
 __all__ = [
+    "ALIGNED",
     "ASAM",
     "CONTROL_VARIATES",
+    "LOCAL_ADAMW",
     "PARTIAL_LABELS",
     "PLAIN",
     "PRESETS",

@@ -22,10 +22,10 @@ from panorgan.methods.base import (
     SiteRule,
 )
 from panorgan.methods.registry import register
+from panorgan.methods.shared.merged_predictions import heard_on, merge_predictions
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 
 _PREFIX = "site-"
-_NEVER = -1e4
 
 
 class SoloConfig(MethodConfig):
@@ -98,11 +98,7 @@ def site_of(member: str) -> str:
 class MergedMembers(SegmentationNetwork):
     """Several networks, each for its own organs, combined into one.
 
-    Softmax channels: a member's logit minus its own background logit is the log odds of an organ against background.
-    Stacked beside a background of 0, background wins exactly where every member predicts background, and among organs
-    the most confident member wins. An organ that several members know gets the mean of their scores. A member trained
-    on a union only (`taught`: structures by member) is used for its parts where no member knows them by name.
-    Members have a `vocabulary`.
+    How, `merged_predictions` says. `taught`: by member, the structures that its site annotates.
     """
 
     def __init__(
@@ -114,9 +110,8 @@ class MergedMembers(SegmentationNetwork):
     ) -> None:
         super().__init__(vocabulary, settings.activation)
         self.members = nn.ModuleDict(members)
-        able = {o: {n for n in members if o in members[n].vocabulary} for o in vocabulary}  # type: ignore[operator]
-        sure = {o: {n for n in names if taught is None or o in taught[n]} for o, names in able.items()}
-        self._heard = {organ: sure[organ] or able[organ] for organ in vocabulary}
+        able = {name: tuple(one.vocabulary) for name, one in members.items()}  # type: ignore[arg-type]
+        self._heard = heard_on(vocabulary, able, taught)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → merged logits [B, channels, *S]."""
@@ -128,18 +123,6 @@ class MergedMembers(SegmentationNetwork):
         return image
 
     def _merged(self, image: torch.Tensor) -> tuple[torch.Tensor]:
-        scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in self.vocabulary}
         shared = self.shared(image)
-        for name, member in self.members.items():
-            logits = member(shared)
-            if self.activation == "softmax":
-                logits = logits[:, 1:] - logits[:, :1]
-            for index, organ in enumerate(member.vocabulary):  # type: ignore[arg-type]
-                if name in self._heard[organ]:
-                    scores[organ].append(logits[:, index])
-        # An organ that no member knows yet (its site joins later) is predicted nowhere.
-        nowhere = torch.full_like(logits[:, 0], _NEVER)
-        merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
-        if self.activation == "softmax":
-            merged.insert(0, torch.zeros_like(merged[0]))
-        return (torch.stack(merged, dim=1),)
+        predictions = ((name, member(shared), member.vocabulary) for name, member in self.members.items())
+        return (merge_predictions(predictions, self._heard, self.activation),)  # type: ignore[arg-type]

@@ -38,6 +38,11 @@ class UNet(SegmentationNetwork):
         (features,) = self.run_pass("bottleneck", self._bottleneck_features, image)
         return features
 
+    def around_bottleneck(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, C, *S] → what enters the deepest level, and what leaves it, [B, F, *S']."""
+        levels = encode(self.encoder, self.bottleneck, image)
+        return levels[-2], levels[-1]
+
     def _bottleneck_features(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         return (encode(self.encoder, self.bottleneck, image)[-1].flatten(2).mean(2),)
 

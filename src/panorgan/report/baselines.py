@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from panorgan.evaluation.metrics import LEADING, METRICS
 from panorgan.evaluation.statistics import TEST_SPLIT, Summary, organ_site_table
 from panorgan.report.best import best_of
+from panorgan.report.comparison_results import ALONE
 from panorgan.report.delivered_rounds import delivered_words
 from panorgan.report.method_words import describe_method
 from panorgan.report.tables import number, title
@@ -109,9 +110,12 @@ def _own_models(run: Run, method: str) -> list[BaselineModel]:
     """Every site's own model, where the method kept them."""
     if not run.own_models_file.is_file():
         return []
-    rows, words = read_metrics(run.own_models_file), f"{method}: its own data only"
+    alone = method == ALONE
+    words = f"{method}: its own data only" if alone else f"{method}, with its own parts"
+    rows = read_metrics(run.own_models_file)
     owners = sorted({row["model"] for row in rows})
-    return [_model(f"{o} alone", words, [r for r in rows if r["model"] == o], run) for o in owners]
+    names = {owner: f"{owner} alone" if alone else f"{owner}, {method}" for owner in owners}
+    return [_model(names[o], words, [r for r in rows if r["model"] == o], run) for o in owners]
 
 
 def _in_words(run: Run, method: str) -> str:

@@ -147,7 +147,8 @@ def _weights_in_words(sent: Mapping[str, set[str]], network: SegmentationNetwork
     if sum(map(len, weights.values())) == len(set().union(*weights.values())):
         return "the weights of its own network, which no other site trains"
     shared = set.intersection(*weights.values())
-    if shared and sum(len(keys - shared) for keys in weights.values()) == len(every - shared):
+    of_sites = [keys - shared for keys in weights.values()]
+    if shared and all(of_sites) and sum(map(len, of_sites)) == len(every - shared):
         return "what all sites share, and the weights of its own part, which no other site trains"
     return _parts_in_words(weights, network)
 

@@ -1,0 +1,49 @@
+"""Predictions of several models for one image, each trusted on the organs of its own site, as one prediction.
+
+Softmax channels: a model's logit minus its own background logit is the log odds of an organ against background.
+Stacked beside a background of 0, background wins exactly where every model predicts background, and among organs the
+most confident model wins. An organ that several models know gets the mean of their scores. A model trained on a union
+only is used for its parts where no model knows them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from panorgan.anatomy import Vocabulary
+from panorgan.data.labels import Activation
+
+_NEVER = -1e4
+
+Heard = Mapping[str, Collection[str]]
+"""Organ → the models that are trusted on it."""
+
+
+def heard_on(
+    vocabulary: Vocabulary, able: Mapping[str, Collection[str]], taught: Mapping[str, Collection[str]] | None = None
+) -> Heard:
+    """Whom to trust: `able` are the organs of every model, `taught` the structures that its site annotates."""
+    able_on = {organ: {name for name in able if organ in able[name]} for organ in vocabulary}
+    sure = {o: {n for n in names if taught is None or o in taught[n]} for o, names in able_on.items()}
+    return {organ: sure[organ] or able_on[organ] for organ in vocabulary}
+
+
+def merge_predictions(
+    predictions: Iterable[tuple[str, torch.Tensor, Vocabulary]], heard: Heard, activation: Activation
+) -> torch.Tensor:
+    """Names, logits [B, channels, *S] and the organs that they show → logits [B, channels of all organs, *S]."""
+    scores: dict[str, list[torch.Tensor]] = {organ: [] for organ in heard}
+    for name, logits, vocabulary in predictions:
+        if activation == "softmax":
+            logits = logits[:, 1:] - logits[:, :1]
+        for index, organ in enumerate(vocabulary):
+            if name in heard[organ]:
+                scores[organ].append(logits[:, index])
+    # An organ that no model knows yet (its site joins later) is predicted nowhere.
+    nowhere = torch.full_like(logits[:, 0], _NEVER)
+    merged = [torch.stack(known).mean(0) if known else nowhere for known in scores.values()]
+    if activation == "softmax":
+        merged.insert(0, torch.zeros_like(merged[0]))
+    return torch.stack(merged, dim=1)
