@@ -418,6 +418,13 @@ def test_evaluate_and_report_on_a_finished_run(finished, capfd, monkeypatch):
     assert Path(json.loads(out)["report"]).is_file()
 
 
+def test_organs_of_an_unknown_name_are_an_error(capfd, monkeypatch):
+    code, _, err = invoke(capfd, monkeypatch, "organs", "liverr")
+    assert code == 2
+    assert "[no-such-organ]" in err
+    assert "'liver'" in err
+
+
 def test_methods_and_organs_come_from_the_registries(capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     _, out, _ = invoke(capfd, monkeypatch, "methods")

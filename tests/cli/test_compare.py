@@ -208,6 +208,28 @@ def test_a_terminal_shows_which_runs_are_under_way(tiny, tmp_path) -> None:
     assert "started" not in console.file.getvalue()  # the line at the bottom says it
 
 
+def test_the_time_left_follows_from_the_runs_before(tiny, tmp_path, monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cli_compare.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=100)
+    plan = compare.plan_comparison(tiny(), "solo,fedavg,fedprox", "0", folder=tmp_path)
+    view = cli_compare.ComparisonView(console, as_json=False)
+    with view.begin(plan, at_once=1):
+        for number, run in enumerate(plan.runs, start=1):
+            with view.watch(run, number, 3):
+                now[0] += 40.0 * number  # 40 s, then 80 s
+    lines = [line for line in console.file.getvalue().splitlines() if " left: about " in line]
+    assert lines == ["2 runs left: about 80 s", "1 run left: about 60 s"]
+
+
+def test_an_empty_p_is_explained() -> None:
+    results = made_results()  # two patients, and a test needs six
+    words = cli_compare.few_pairs(results)
+    assert "needs 6 patients" in words
+    assert "there are 2" in words
+    assert cli_compare.few_pairs(made_results(external=False, inside=False, organs=())) == ""
+
+
 def drawn(view, console) -> str:
     with console.capture() as capture:
         console.print(view._status.renderable)
