@@ -49,7 +49,8 @@ def check_run_exists(path: Path) -> None:
     """Refuse the path of a run, a model or a kit where there is nothing."""
     if path.exists():
         return
-    beside = sorted(child.name for child in path.parent.iterdir() if child.is_dir()) if path.parent.is_dir() else []
+    children = path.parent.iterdir() if path.parent.is_dir() else ()
+    beside = sorted(child.name for child in children if child.is_dir() and not child.name.startswith("."))
     near = did_you_mean(path.name, beside)
     raise RunError(
         "There is no such folder.",
@@ -105,7 +106,6 @@ def _check_organs(content: Mapping[str, Any], where: str) -> None:
 
 
 def _check_folders(content: Mapping[str, Any], beside: Path) -> None:
-    from panorgan.data.layouts.base import missing_folder
     from panorgan.data.places import with_data_folder
 
     sites = content.get("sites")
@@ -113,6 +113,8 @@ def _check_folders(content: Mapping[str, Any], beside: Path) -> None:
         for key in ("folder", "withheld"):
             place = site.get(key) if isinstance(site, Mapping) else None
             if isinstance(place, str) and not (folder := (beside / with_data_folder(place)).resolve()).exists():
+                from panorgan.data.layouts.base import missing_folder  # imports readers of scans
+
                 raise missing_folder(folder, str(name))
 
 

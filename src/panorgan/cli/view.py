@@ -195,7 +195,8 @@ class _Clock:
         self._done = self._remaining = 0
 
     def round_started(self) -> None:
-        self._began = self._began or self._now()
+        if self._began is None:
+            self._began = self._now()
 
     def round_done(self, number: int, total: int) -> None:
         self._last, self._remaining = self._now(), total - number

@@ -25,7 +25,7 @@ INPUT_CHANNELS = "input_channels"
 """What `model.json` calls the channels of a scan, in their order; left out where the experiment names none."""
 LOW_DICE = 0.7
 """Organs with a lower mean Dice are named among the limits."""
-_NOT_MEASURED = "not measured"
+_NOT_MEASURED, _UNKNOWN = "not measured", "–"
 _MARKS = {True: "annotated", False: "–"}
 
 
@@ -81,17 +81,20 @@ def _training_data(card: Mapping[str, Any], run: Run | None) -> str:
     manifest = run.manifest if run is not None else {}
     for name, facts in sorted(card["sites"].items()):
         measured = manifest.get("statistics", {}).get(name, {})
-        rows.append([_word(name), str(facts["train_cases"]), _cases(manifest, name), *_scans(measured)])
+        scans = _scans(measured) if manifest else (_UNKNOWN, _UNKNOWN)
+        rows.append([_word(name), str(facts["train_cases"]), _cases(manifest, name), *scans])
     for name, site in sorted(manifest.get("sites", {}).items()):
         if site["external"]:
-            rows.append([f"{_word(name)} (external, never trained on)", "0", _cases(manifest, name), "–", "–"])
+            rows.append(
+                [f"{_word(name)} (external, never trained on)", "0", _cases(manifest, name), _UNKNOWN, _UNKNOWN]
+            )
     names = ["Site", "Training cases", "Validation / test cases", "CT among the training cases", "Median voxel (mm)"]
     return f"## Trained on\n\n{_table(names, rows)}"
 
 
 def _cases(manifest: Mapping[str, Any], site: str) -> str:
     cases = manifest.get("sites", {}).get(site, {}).get("cases")
-    return f"{cases['validation']} / {cases['test']}" if cases else ""
+    return f"{cases['validation']} / {cases['test']}" if cases else _UNKNOWN
 
 
 def _scans(measured: Mapping[str, float]) -> tuple[str, str]:
