@@ -456,7 +456,7 @@ def test_evaluate_and_report_on_a_finished_run(finished, capfd, monkeypatch):
 def test_organs_of_an_unknown_name_are_an_error(capfd, monkeypatch):
     code, _, err = invoke(capfd, monkeypatch, "organs", "liverr")
     assert code == 2
-    assert "[no-such-organ]" in err
+    assert "[no-organ-found]" in err
     assert "'liver'" in err
 
 

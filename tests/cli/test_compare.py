@@ -181,7 +181,8 @@ def test_runs_at_once_are_told_line_by_line(experiment_file, compared, tmp_path,
     monkeypatch.setattr(train_comparison, "run_missing_at_once", Started())
     result = run_compare(experiment_file, tmp_path / "new", "--at-once", "2")
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[1:6] == [
+    assert "1 run left: about " in result.output
+    assert [line for line in result.output.splitlines() if " left: about " not in line][1:6] == [
         "2 runs, 2 at once",
         "solo · seed 0: started",
         "fedavg · seed 0: started",

@@ -22,7 +22,7 @@ def print_organs(as_json: bool, text: str = "") -> None:
         known = [name for organ in catalogue().values() for name in (organ.name, *organ.aliases)]
         raise AnatomyError(
             f"No organ of the catalogue has {text!r} in a name.",
-            code="no-such-organ",
+            code="no-organ-found",
             where="panorgan organs",
             why=did_you_mean(text, known),
             fix="Give a part of a name, such as 'liv'; `organs:` in the experiment file adds an organ.",

@@ -24,7 +24,7 @@ from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import AnatomyError, DataError, PanorganError, RunError, did_you_mean
+from panorgan.errors import AnatomyError, ConfigError, DataError, PanorganError, RunError, did_you_mean
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
 from panorgan.evaluation.organ_statistics import organ_statistics
 from panorgan.federation.checks import is_finite
@@ -276,7 +276,7 @@ def _method(card: Mapping[str, Any]) -> Method:
     try:
         method = find_method(card["method"]["name"])
     except PanorganError as error:
-        raise RunError(
+        raise ConfigError(
             f"The model's method {card['method']['name']!r} is not known here.",
             code="unknown-method",
             where=f"{CARD}: method.name",
