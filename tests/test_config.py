@@ -32,6 +32,12 @@ def test_the_demo_is_the_phantom_example():
     assert packaged.read_text() == (EXAMPLES / "phantom.yaml").read_text().partition("\n")[2]
 
 
+def test_the_name_of_a_method_is_enough(tmp_path, tiny_content):
+    path = write(tmp_path, {**tiny_content(), "method": "fedprox"})
+    assert load_experiment(path).method == load_experiment(path, ["method={name: fedprox}"]).method
+    assert load_experiment(path, ["method=scaffold"]).method["name"] == "scaffold"
+
+
 def test_overrides_reach_nested_settings(tmp_path, tiny_content):
     path = write(tmp_path, tiny_content())
     changed = load_experiment(

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from panorgan.anatomy import OwnOrgan, Vocabulary, declare_organs
@@ -36,6 +35,7 @@ from panorgan.preparation.augment import refuse_swapped_sides
 from panorgan.preparation.plan import POOLED, PlanSettings
 from panorgan.preparation.sampling import sliced_axis
 from panorgan.settings import SettingError, Settings, validated
+from panorgan.yaml_files import read_yaml
 
 _CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9 _.+-]{0,63}"
 
@@ -165,6 +165,11 @@ class Agreement(Settings):
                 fix=f"Use one of: {', '.join(PRESETS)}.",
             )
         return name
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _a_bare_name_will_do(cls, choice: Any) -> Any:
+        return {"name": choice} if isinstance(choice, str) else choice
 
     @field_validator("method")
     @classmethod
@@ -466,48 +471,6 @@ def _joined(organs: Any, more: Mapping[str, Any], where: str) -> Any:
             fix="Keep one of the two.",
         )
     return {**organs, **more} if isinstance(organs, dict) else organs
-
-
-def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """A YAML file of settings as plain data; `what` names it in an error."""
-    if not path.is_file():
-        fix = "Name a file in it. 'panorgan init FOLDER' drafts one from data." if path.is_dir() else "Check the path."
-        raise ConfigError(
-            f"There is no such {what}{'; this is a folder' if path.is_dir() else ''}.",
-            code="settings-file-missing",
-            where=str(path),
-            fix=fix,
-        )
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The {what} is not valid YAML.",
-            code="not-yaml",
-            where=str(path),
-            why=str(error),
-            fix="Correct that place.",
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"The {what} is empty or not a mapping.",
-            code="not-a-mapping",
-            where=str(path),
-            fix="Write 'name: value' lines; the files in examples/ show how.",
-        )
-    return content
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a repeated key: YAML would silently drop the first, and with it perhaps a whole site."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                mark = node.value[place][0].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is repeated", mark)
-        return super().construct_mapping(node, deep)
 
 
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:

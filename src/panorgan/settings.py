@@ -63,14 +63,7 @@ def _refused(model: type[BaseModel], error: ValidationError, where: str) -> Conf
     place = ".".join(keys)
     spot = f"{where}: {place}" if where and place else where or place
     if first["type"] == "extra_forbidden":
-        known = fields_at(model, keys[:-1])
-        return ConfigError(
-            f"There is no setting called {keys[-1]!r}.",
-            code="unknown-setting",
-            where=spot,
-            why=did_you_mean(keys[-1], known),
-            fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
-        )
+        return unknown_setting(keys[-1], fields_at(model, keys[:-1]), spot)
     reason = first["msg"].removeprefix("Value error, ")  # for errors about several settings, the input is no help
     got = "" if isinstance(first["input"], Mapping) and reason != first["msg"] else f" (got {first['input']!r:.80})"
     cause = first.get("ctx", {}).get("error")
@@ -81,6 +74,17 @@ def _refused(model: type[BaseModel], error: ValidationError, where: str) -> Conf
         where=spot,
         why=reason + got,
         fix=f"Correct {place!r}." if place else "Correct it as the reason says.",
+    )
+
+
+def unknown_setting(name: str, known: Sequence[str], where: str) -> ConfigError:
+    """The error for a name that is no setting."""
+    return ConfigError(
+        f"There is no setting called {name!r}.",
+        code="unknown-setting",
+        where=where,
+        why=did_you_mean(name, known),
+        fix=f"Known here: {', '.join(known)}." if known else "Remove it.",
     )
 
 

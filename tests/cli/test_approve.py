@@ -69,8 +69,27 @@ def test_a_kit_that_is_not_filled_in_is_approved_with_a_word_about_it(kit: SiteK
     words = CliRunner().invoke(app, ["federation", "approve", str(kit.path)]).stdout
     assert "data folder is not filled in" in words
     reopen(kit)
-    kit.settings.write_text(re.sub('folder: ".*"', "folder: /data", kit.settings.read_text()))
+    kit.settings.write_text(re.sub('folder: ".*"', f"folder: {kit.path}", kit.settings.read_text()))
+    assert reported(kit.path)["trouble"] is None
     assert "not filled in" not in CliRunner().invoke(app, ["federation", "approve", str(kit.path)]).stdout
+
+
+@pytest.mark.parametrize(
+    ("folder", "code"),
+    [
+        ("foldr: /data", "data-folder-blank"),
+        ("folder: /nowhere/at/all", "folder-missing"),
+        ("folder: /\n  layot: auto", "unknown-setting"),
+        ("folder: [", "not-yaml"),
+    ],
+)
+def test_approval_names_what_keeps_the_site_from_taking_part(kit: SiteKit, folder: str, code: str) -> None:
+    kit.settings.write_text(re.sub('folder: ".*"', folder, kit.settings.read_text()))
+    trouble = reported(kit.path)["trouble"]
+    assert trouble["code"] == code
+    words = CliRunner().invoke(app, ["federation", "approve", str(kit.path)]).stdout
+    assert f"[{code}]" in words
+    assert trouble.get("why", "").splitlines()[:1] == [] or trouble["why"].splitlines()[0] in words
 
 
 def test_a_servers_kit_is_not_approved(made: Path) -> None:

@@ -20,8 +20,12 @@ from dicom_files import write_series
 from invoking import invoke
 from typer.testing import CliRunner
 
+from panorgan.checksums import read_json, sealed_json
 from panorgan.cli import main as cli
+from panorgan.errors import PanorganError
+from panorgan.workflows.model_bundle import load_model
 from panorgan.workflows.prepare import prepare
+from panorgan.workflows.run import Run
 
 HAS_CUDA = torch.cuda.is_available()
 
@@ -117,7 +121,8 @@ def test_a_program_gets_the_code_of_an_error(experiment_file, capfd, monkeypatch
         (("train", "absent.yaml"), "[settings-file-missing]"),
         (("evaluate", "nowhere"), "nowhere"),
         (("report", "nowhere"), "nowhere"),
-        (("predict", "nowhere", "absent.nii.gz", "--out", "x"), "[image-missing]"),
+        (("predict", "nowhere", "absent.nii.gz", "--out", "x"), "[run-missing]"),
+        (("predict", ".", "absent.nii.gz", "--out", "x"), "[image-missing]"),
     ],
 )
 def test_missing_things(arguments, names, capfd, monkeypatch, tmp_path):
@@ -257,12 +262,42 @@ def test_predict_overwrites_nothing_that_it_has_not_written(finished, tiny, tmp_
     assert mine.read_bytes() == b"drawn by hand"
 
 
+def test_predict_names_what_it_reads_where_it_gets_a_picture(tmp_path, capfd, monkeypatch):
+    (tmp_path / "slice.PNG").touch()
+    code, _, err = invoke(
+        capfd, monkeypatch, "predict", str(tmp_path), str(tmp_path / "slice.PNG"), "--out", str(tmp_path / "o")
+    )
+    assert code == 2
+    assert "[not-a-scan]" in err
+    assert "NIfTI" in err
+
+
+def test_a_run_of_an_unknown_method_says_where_that_is(finished, tmp_path, capfd, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(finished / "model", folder)
+    card = read_json((folder / "model.json").read_bytes())
+    (folder / "model.json").write_text(sealed_json({**card, "method": {**card["method"], "name": "of_a_script"}}))
+    with pytest.raises(PanorganError) as error:
+        load_model(folder)
+    assert (error.value.code, "add-a-method" in error.value.fix) == ("unknown-method", True)
+
+
+def test_the_folder_of_a_comparison_names_its_runs(tmp_path):
+    for name in ("fedavg", "solo"):
+        (tmp_path / name / "seed-0").mkdir(parents=True)
+        (tmp_path / name / "seed-0" / "manifest.json").touch()
+    with pytest.raises(PanorganError) as error:
+        _ = Run(tmp_path).manifest
+    assert error.value.code == "not-a-run"
+    assert "fedavg/seed-0, solo/seed-0" in error.value.why
+
+
 def test_predict_refuses_two_scans_of_one_name(tmp_path, capfd, monkeypatch):
     scans = [tmp_path / patient / "ct" / "scan.nii.gz" for patient in ("anna", "bert")]
     for scan in scans:
         scan.parent.mkdir(parents=True)
         scan.touch()
-    code, _, err = invoke(capfd, monkeypatch, "predict", "nowhere", *map(str, scans), "--out", str(tmp_path / "o"))
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(tmp_path), *map(str, scans), "--out", str(tmp_path / "o"))
     assert code == 2
     assert "ct_scan. [scan-names-clash]" in err
 
@@ -416,6 +451,13 @@ def test_evaluate_and_report_on_a_finished_run(finished, capfd, monkeypatch):
     code, out, _ = invoke(capfd, monkeypatch, "report", str(finished), "--json")
     assert code == 0
     assert Path(json.loads(out)["report"]).is_file()
+
+
+def test_organs_of_an_unknown_name_are_an_error(capfd, monkeypatch):
+    code, _, err = invoke(capfd, monkeypatch, "organs", "liverr")
+    assert code == 2
+    assert "[no-organ-found]" in err
+    assert "'liver'" in err
 
 
 def test_methods_and_organs_come_from_the_registries(capfd, monkeypatch):

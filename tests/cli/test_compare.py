@@ -181,7 +181,8 @@ def test_runs_at_once_are_told_line_by_line(experiment_file, compared, tmp_path,
     monkeypatch.setattr(train_comparison, "run_missing_at_once", Started())
     result = run_compare(experiment_file, tmp_path / "new", "--at-once", "2")
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[1:6] == [
+    assert "1 run left: about " in result.output
+    assert [line for line in result.output.splitlines() if " left: about " not in line][1:6] == [
         "2 runs, 2 at once",
         "solo · seed 0: started",
         "fedavg · seed 0: started",
@@ -206,6 +207,28 @@ def test_a_terminal_shows_which_runs_are_under_way(tiny, tmp_path) -> None:
         assert "under way: fedavg x · seed 0" in drawn(view, console)
     assert "1 of 2 · solo · seed 0: finished" in console.file.getvalue()
     assert "started" not in console.file.getvalue()  # the line at the bottom says it
+
+
+def test_the_time_left_follows_from_the_runs_before(tiny, tmp_path, monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cli_compare.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=100)
+    plan = compare.plan_comparison(tiny(), "solo,fedavg,fedprox", "0", folder=tmp_path)
+    view = cli_compare.ComparisonView(console, as_json=False)
+    with view.begin(plan, at_once=1):
+        for number, run in enumerate(plan.runs, start=1):
+            with view.watch(run, number, 3):
+                now[0] += 40.0 * number  # 40 s, then 80 s
+    lines = [line for line in console.file.getvalue().splitlines() if " left: about " in line]
+    assert lines == ["2 runs left: about 80 s", "1 run left: about 60 s"]
+
+
+def test_an_empty_p_is_explained() -> None:
+    results = made_results()  # two patients, and a test needs six
+    words = cli_compare.few_pairs(results)
+    assert "needs 6 patients" in words
+    assert "there are 2" in words
+    assert cli_compare.few_pairs(made_results(external=False, inside=False, organs=())) == ""
 
 
 def drawn(view, console) -> str:

@@ -259,6 +259,11 @@ def test_folders_without_scans_labels_or_pairs(init, patients, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(init, "no-scans", tmp_path / "empty")
     refused(init, "path-missing", tmp_path / "nowhere")
+    (tmp_path / "exp").mkdir(exist_ok=True)
+    (tmp_path / "exp" / "experiment.yaml").write_text("")
+    refused(init, "path-missing", tmp_path / "nowhere")  # the input first, then the output
+    (tmp_path / "exp" / "experiment.yaml").unlink()
+    (tmp_path / "exp").rmdir()
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "p1.png").write_bytes(b"\x89PNG")
     assert "picture" in refused(init, "no-scans", tmp_path / "pictures")["why"]

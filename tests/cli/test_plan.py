@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from panorgan.cli.main import app
 from panorgan.config import parse_experiment
+from panorgan.workflows.patch_size import oversized_patch
 
 
 @pytest.fixture
@@ -116,3 +117,20 @@ def test_new_files_stand_beside_the_old_one(bare_file, name, code):
     result = CliRunner().invoke(app, arguments)
     assert result.exception.code == code
     assert bare_file.read_text() == BARE
+
+
+def test_a_patch_that_is_larger_than_the_scans_is_told(experiment_file) -> None:
+    options = ["--set", "training.sampling.patch_size=[160, 160, 160]", "--json"]
+    result = CliRunner().invoke(app, ["plan", str(experiment_file), *options], catch_exceptions=False)
+    notices = json.loads(result.output.splitlines()[-1])["result"]["notices"]
+    assert [notice["code"] for notice in notices] == ["patch-larger-than-scans"]
+    usual = CliRunner().invoke(app, ["plan", str(experiment_file)], catch_exceptions=False).output
+    assert "patch-larger-than-scans" not in usual
+    assert usual.splitlines()[-1] == f"Next: panorgan train {experiment_file}"
+
+
+def test_how_much_larger_a_patch_is() -> None:
+    assert oversized_patch([32, 32, 32], [32, 20, 20]) == ""
+    assert oversized_patch([32, 32, 1], [20, 20, 20]) == ""
+    assert oversized_patch([32, 32, 32], []) == ""
+    assert "64.0 times as large" in oversized_patch([32, 32, 32], [8.0, 8.0, 8.0])

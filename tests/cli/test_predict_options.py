@@ -42,10 +42,12 @@ def test_volumes_are_those_of_the_label_maps(model, scans, tmp_path, capfd, monk
         ids = {"liver": [1, 2], "liver_tumour": [2], "spleen": [3], "kidney_left": [4]}[row["organ"]]
         mask = np.isin(np.asarray(image.dataobj), ids)
         assert int(row["voxels"]) == mask.sum() > 0
-        assert float(row["volume_ml"]) == pytest.approx(mask.sum() * np.prod(image.header.get_zooms()) / 1000, rel=1e-5)
-        assert float(row["mean_intensity"]) == pytest.approx(scan[mask].mean(), rel=1e-4)
+        assert float(row["volume_ml"]) == pytest.approx(mask.sum() * np.prod(image.header.get_zooms()) / 1000, abs=1e-3)
+        assert float(row["mean_intensity"]) == pytest.approx(scan[mask].mean(), abs=0.02)
         beside = json.loads((out / row["labels"].replace(".nii.gz", ".json")).read_text())["organs"][row["organ"]]
-        assert beside["volume_ml"] == float(row["volume_ml"])
+        assert beside["volume_ml"] == pytest.approx(float(row["volume_ml"]), abs=5e-4)
+        assert len(row["volume_ml"].partition(".")[2]) <= 3
+        assert len(row["mean_intensity"].partition(".")[2]) <= 2
         assert beside["cut_off"] == row["cut_off"].split()
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from panorgan.cli import view
-from panorgan.cli.view import LiveView, PlainView
+from panorgan.cli.view import LiveView, PlainView, _Clock
 from panorgan.federation.events import Event
 from panorgan.workflows.event_words import event_line
 
@@ -81,3 +81,36 @@ def test_notices_stay_on_the_screen_when_the_live_display_goes(monkeypatch):
         stopped_by_ctrl_c()
     end = written.getvalue().rpartition("\x1b[2K")[2]  # after the last line that the display has erased
     assert end.count("No teacher knows liver.") == 1
+
+
+def test_time_left_runs_on_within_a_round():
+    now = [0.0]
+    clock = _Clock(lambda: now[0])
+    clock.round_started()
+    assert clock.left() == ""
+    now[0] = 10.0
+    clock.round_done(1, 4)
+    assert clock.left() == "0:10 spent, 0:30 left"
+    now[0] = 16.0
+    clock.round_started()
+    assert clock.left() == "0:16 spent, 0:24 left"
+    now[0] = 60.0  # a long round, such as one with a validation
+    assert clock.left() == "1:00 spent, 0:20 left"
+    clock.round_done(4, 4)
+    now[0] = 70.0
+    assert clock.left() == "1:10 spent, 0:00 left"
+
+
+def test_the_live_view_moves_during_validation():
+    view = LiveView("tiny")
+    view(Event("validate", {"site": "north", "done": 3, "total": 5}))
+    (work,) = [task for task in view._progress.tasks if task.visible and task.total == 5]
+    assert (work.description, work.completed) == ("north validates", 3)
+
+
+def test_an_extension_is_no_interruption(capsys):
+    PlainView("tiny")(Event("resumed", {"extended": True}))
+    PlainView("tiny")(Event("resumed", {}))
+    longer, resumed = capsys.readouterr().out.splitlines()
+    assert resumed == "tiny: resuming"
+    assert "more rounds" in longer

@@ -48,6 +48,11 @@ def test_a_certificate_for_somebody_else(authority: Authority, tmp_path: Path) -
     assert "'north'" in found.what
 
 
+def test_a_participant_whose_name_is_not_known_yet_raises_no_alarm(authority: Authority, tmp_path: Path) -> None:
+    found = check_credentials(authority.write(tmp_path, "south"), "")[0]
+    assert (found.verdict, found.code) == ("skipped", "")
+
+
 @pytest.mark.parametrize(
     ("begin", "end", "verdict", "code"),
     [

@@ -290,6 +290,10 @@ def test_dots_lie_where_the_values_are() -> None:
     assert "Logarithmic" not in volume.words
 
 
+def test_rounding_is_not_magnified() -> None:
+    assert "Volume (ml)" not in strips_of(*(with_liver(number, 1000.0 + 1e-6 * number) for number in range(3)))
+
+
 def test_wide_ranges_are_logarithmic_and_empty_masks_left_out() -> None:
     volume = strips_of(*(with_liver(number, ml) for number, ml in enumerate((1.0, 10.0, 100.0, 0.0))))["Volume (ml)"]
     assert [dot.x for dot in volume.rows[0].dots] == pytest.approx([0.0, 0.5, 1.0])

@@ -14,7 +14,7 @@ from panorgan.cli.compare import gain_table
 from panorgan.evaluation.comparison import Score
 from panorgan.report.comparison_results import Results, gains_over_alone
 from panorgan.report.comparison_tables import as_json, markdown
-from panorgan.report.gap_table import gain_headings, gain_rows
+from panorgan.report.gap_table import gain_headings, gain_rows, gap_note
 from panorgan.workflows.compare import ComparisonPlan, Entry
 
 DICE = {"solo": 0.5, "fedavg": 0.7, "central_full": 0.9}
@@ -49,6 +49,8 @@ def test_rows_say_what_is_closed_and_who_gains_least():
 def test_without_all_labels_there_is_no_gap_but_a_worst_site():
     made = results("solo", "fedavg")
     assert gain_headings(made) == ["worst site", "worst organ"]
+    assert "Gap closed" not in gap_note(made)
+    assert "Gap closed" in gap_note(results("solo", "fedavg", "central_full"))
     assert dict(gain_rows(made))["fedavg"][0] == "north +0.200"
 
 

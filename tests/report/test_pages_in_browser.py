@@ -157,6 +157,19 @@ def test_a_row_shows_its_point_and_the_command_of_the_viewer(page: Tab, report: 
     assert page.text(".picked .copy") == "Copied"
 
 
+def test_a_case_of_two_sites_is_named_with_its_site(browser: Tab, report: Path, tmp_path: Path) -> None:
+    twin = next(f"{site}_1" for site in ("north", "south") if site != SITE)
+    text = report.read_text().replace(f'"{twin}"', f'"{CASE}"')
+    changed = tmp_path / "report.html"
+    changed.write_text(text)
+    browser.log.clear()
+    page = browser.open(changed)
+    page.run(f"document.querySelector('{ROW}').focus()")
+    page.press("ArrowDown")
+    page.press("Enter")
+    assert f"--case {SITE}/{CASE} " in page.text(".picked code")
+
+
 def test_copied_latex_is_that_of_the_file_beside_the_page(page: Tab, report: Path) -> None:
     file = report.with_suffix(".tex").read_text()
     buttons = page.run("document.querySelectorAll('.export').length")

@@ -334,8 +334,20 @@ def test_round_that_happened_twice_counts_as_the_last_time(run: Path) -> None:
     assert "The run was interrupted and resumed." in text
 
 
+def test_an_extension_is_no_interruption_and_notices_lead_to_a_next_step(run: Path) -> None:
+    events = EventLog(run / "events.jsonl")
+    events.record("notice", number=3, code="extended", text="The run is extended.")
+    events.record("resumed", run="abc123", method="fedavg", extended=True)
+    text = report(run).text
+    assert "interrupted and resumed" not in text
+    assert "1 notice of the run" not in text
+    events.record("notice", number=3, code="organ-not-found", text="The spleen is not found.")
+    assert "1 notice of the run" in (text := report(run).text)
+    assert text.count("The spleen is not found.") == 2
+
+
 def test_refused_update_is_told(run: Path) -> None:
-    assert "Interruptions" not in report(run).text
+    assert "interruptions" not in report(run).text
     reason = "Site south sent values that are not finite."
     EventLog(run / "events.jsonl").record("refused", number=2, site="south", reason=reason, why="NaN in 'head'")
     EventLog(run / "events.jsonl").record("notice", number=4, text="No teacher knows liver.")

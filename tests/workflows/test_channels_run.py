@@ -243,6 +243,16 @@ def test_files_are_named_one_by_one(tmp_path):
     folder = touch(tmp_path / "x", "w.nii.gz", "x.nii.gz", "y.nii.gz", "z.nii.gz")
     pairs = [Path(f"{name}={folder / file}.nii.gz") for name, file in zip(SEQUENCES, "zyxw", strict=True)]
     assert found(*pairs) == {"z": ["z.nii.gz", "y.nii.gz", "x.nii.gz", "w.nii.gz"]}
+    with refused("image-missing"):  # before a model is loaded
+        found(pairs[0].with_name("missing.nii.gz"), *pairs[1:])
+
+
+def test_a_scan_given_channel_by_channel_is_named_after_its_case(tmp_path):
+    for case in ("anna", "ben"):  # else the second patient would overwrite the first
+        own = touch(tmp_path / case, *(f"{name}.nii.gz" for name in SEQUENCES))
+        assert set(found(*(Path(f"{name}={own / name}.nii.gz") for name in SEQUENCES))) == {case}
+    flat = touch(tmp_path / "flat", *(f"cara_{name}.nii.gz" for name in SEQUENCES))
+    assert set(found(*(Path(f"{name}={flat / f'cara_{name}.nii.gz'}") for name in SEQUENCES))) == {"cara"}
 
 
 def test_what_cannot_be_grouped_is_refused(tmp_path):

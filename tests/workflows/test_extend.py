@@ -49,6 +49,10 @@ def test_with_a_constant_rate_it_is_the_longer_run(short, tiny, tmp_path):
     assert [(entry["rounds"], entry["rounds_done"], entry["delivered_round"]) for entry in earlier] == [(2, 2, 2)]
     assert longer.manifest["fingerprint"] == straight.manifest["fingerprint"]
     assert [event.facts["number"] for event in heard if event.facts.get("code") == "extended"] == [3]
+    assert [event.facts["extended"] for event in heard if event.kind == "resumed"] == [True]
+    validated = [(event.facts["site"], event.facts["done"]) for event in heard if event.kind == "validate"]
+    assert ("north", 0) in validated
+    assert len(validated) > len({site for site, _ in validated})  # one by one
 
 
 def test_extended_twice_it_remembers_both(short, tiny):

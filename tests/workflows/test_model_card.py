@@ -80,7 +80,7 @@ def test_a_model_alone_states_no_scores(run):
     text = model_card(run.card)
     assert "| Dice" not in text
     assert "Not scored here" in text
-    assert rows(text, "Trained on")["north"] == ["3", "", "", ""]
+    assert rows(text, "Trained on")["north"] == ["3", "–", "–", "–"]
 
 
 def test_names_from_elsewhere_stay_text(run):
@@ -108,3 +108,17 @@ def test_the_licence_is_what_lies_beside_the_data(tmp_path):
         "silent": "not stated",
         "gone": "not stated",
     }
+
+
+def test_what_was_not_measured_is_said_and_a_standardised_plan_has_no_window(run):
+    card = {**run.card, "plan": {**run.card["plan"], "intensity": "zscore"}, "input_channels": ["t1", "flair"]}
+    planned = Run(run.path)
+    planned.__dict__["manifest"] = {**run.manifest, "statistics": {}}  # as after `plan --write-to`
+    text = model_card(card, planned)
+    assert "t1, flair" in text
+    assert "window_hu" not in text
+    assert rows(text, "Trained on")["north"][2:] == ["not measured", "not measured"]
+    usual = model_card(run.card, run)
+    assert "window_hu" in usual
+    assert "Channels of a scan" not in usual
+    assert "" not in [cell for line in rows(usual, "Trained on").values() for cell in line]

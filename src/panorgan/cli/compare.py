@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from rich.text import Text
 
 from panorgan import ComparisonObserver, compare, load_experiment
 from panorgan.cli.console import Console
+from panorgan.cli.estimate_words import span
 from panorgan.cli.view import watch
 from panorgan.errors import PanorganError
-from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, LABELLED, NOT_LABELLED
+from panorgan.evaluation.comparison import ALL_ORGANS, EXTERNAL, FEDERATION, FEWEST_PAIRS, LABELLED, NOT_LABELLED
 from panorgan.evaluation.metrics import Metric
 from panorgan.federation.events import Listener
 from panorgan.report.comparison_figures import wrap_label
@@ -93,7 +95,8 @@ class ComparisonView(ComparisonObserver):
 
     def __init__(self, console: Console, as_json: bool) -> None:
         self._console, self._as_json = console, as_json
-        self._done = self._total = 0
+        self._done = self._total = self._trained = 0
+        self._began = time.monotonic()
         self._under_way: list[str] = []
         self._live = console.is_terminal and not as_json
         self._status = console.status("preparing cases")
@@ -102,6 +105,7 @@ class ComparisonView(ComparisonObserver):
     def begin(self, plan: ComparisonPlan, at_once: int) -> Iterator[None]:
         """Show how much there is to do; the line at the bottom stays until all is done."""
         self._done, self._total = len(plan.finished), len(plan.runs)
+        self._trained, self._began = 0, time.monotonic()
         if plan.finished:
             self._console.print(f"{self._done} of {self._total} runs are finished already.", highlight=False)
         if at_once > 1:
@@ -113,9 +117,23 @@ class ComparisonView(ComparisonObserver):
         finally:
             self._status.stop()
 
-    def watch(self, run: Planned, number: int, total: int) -> AbstractContextManager[Listener]:
+    @contextmanager
+    def watch(self, run: Planned, number: int, total: int) -> Iterator[Listener]:
         """The view of a single run."""
-        return watch(f"run {number} of {total} · {run.title}", self._as_json)
+        if words := self._left():
+            self._line(words)
+        with watch(f"run {number} of {total} · {run.title}", self._as_json) as listener:
+            yield listener
+        self._done += 1
+        self._trained += 1
+
+    def _left(self) -> str:
+        """How long the runs that are left will take, by those before; empty where nothing is known."""
+        left = self._total - self._done
+        if not self._trained or left <= 0:
+            return ""
+        seconds = left * (time.monotonic() - self._began) / self._trained
+        return f"{left} {'run' if left == 1 else 'runs'} left: about {span(seconds)}"
 
     def failed(self, failure: Failure) -> None:
         """The reason, on standard error."""
@@ -136,10 +154,13 @@ class ComparisonView(ComparisonObserver):
         if run.title in self._under_way:
             self._under_way.remove(run.title)
         self._done += 1
+        self._trained += 1
         words = "failed" if error else "finished"
         if self._as_json:
             print(json.dumps({"event": f"run_{words}", "run": run.title}), flush=True)
         self._line(f"{self._done} of {self._total} · {run.title}: {words}")
+        if left := self._left():
+            self._line(left)
         self._show()
 
     def _line(self, text: str) -> None:
@@ -198,6 +219,8 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
         markup=False,
         highlight=False,
     )
+    if few := few_pairs(results):
+        console.print(few, style="dim", highlight=False)
     console.print(delivered_line(results.runs), style="dim", markup=False, highlight=False)
     for text in delivered_early(results.runs):
         console.print(Text(text, style="yellow"))
@@ -205,6 +228,17 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
         console.print(Text(f"Not finished: {text}", style="yellow"))
     for path in files.all:
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+
+
+def few_pairs(results: Results) -> str:
+    """Why a method has no p; empty where all have one."""
+    comparison = results.comparison
+    tested = [method for method in comparison.methods if method != results.plan.reference]
+    figures = [figure for method in tested if (figure := comparison.figure(method)) is not None]
+    without = [figure.pairs for figure in figures if math.isnan(figure.p)]
+    if not without:
+        return ""
+    return f"Without p: a test needs {FEWEST_PAIRS} patients, and there are {min(without)}; see docs/compare.md."
 
 
 def summary_table(results: Results, width: int) -> Table:
@@ -222,8 +256,8 @@ def summary_table(results: Results, width: int) -> Table:
         first, *others = (comparison.figure(method, ALL_ORGANS, place) for place in places)
         spent = [NOTHING] * 3
         if cost is not None:
-            time = "shared" if cost.shared else ratio(cost.step_ratio)
-            spent = [time, traffic(cost.bytes_per_round), traffic(cost.bytes_per_run)]
+            step = "shared" if cost.shared else ratio(cost.step_ratio)
+            spent = [step, traffic(cost.bytes_per_round), traffic(cost.bytes_per_run)]
         table.add_row(
             Text(wrap_label(method, 16 if costs else 13)),
             over_seeds(first),

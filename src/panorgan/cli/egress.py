@@ -57,6 +57,9 @@ def _log_of(kit: Path) -> Path:
 
     site = SiteKit(kit)
     if not site.settings.is_file() and not site.audit_log.is_file():
+        fix = "Give the folder that the site received, at the site: panorgan federation egress KIT."
+        if not kit.exists():
+            raise ConfigError("There is no such folder.", code="kit-missing", where=str(kit), fix=fix)
         is_server = ServerKit(kit).settings.is_file()
         raise ConfigError(
             "This is the server's kit; what leaves a site is logged at the site."
@@ -65,7 +68,7 @@ def _log_of(kit: Path) -> Path:
             code="is-server-kit" if is_server else "not-a-kit",
             where=str(kit),
             why="" if is_server else f"there is neither {site.settings.name} nor {site.audit_log.name}",
-            fix="Give the folder that the site received, at the site: panorgan federation egress KIT.",
+            fix=fix,
         )
     return site.audit_log
 

@@ -52,7 +52,6 @@ def init(
 
     Run it again after adding a site to the file: existing kits stay as they are.
     """
-    load("panorgan.cli.federation_init")
     from panorgan.cli.federation_init import make_all, write_example
 
     if example:
@@ -71,28 +70,31 @@ def preflight(
 
     Exit code: 0 when nothing failed, 2 otherwise.
     """
+    found = find_kit(kit)
     load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import check_before_start
 
-    raise typer.Exit(FAILED if check_before_start(find_kit(kit), not no_data, as_json) else 0)
+    raise typer.Exit(FAILED if check_before_start(found, not no_data, as_json) else 0)
 
 
 @app.command()
 def server(kit: KitPath = _HERE) -> None:
     """Run the server that the sites connect to (the coordinator's machine). Ctrl-C stops it."""
+    found = server_kit(kit, "server")
     load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
 
-    raise typer.Exit(run_in_foreground(server_kit(kit, "server")))
+    raise typer.Exit(run_in_foreground(found))
 
 
 @app.command()
 def site(kit: KitPath = _HERE) -> None:
     """Take part with this hospital's data. Connects out, accepts nothing in. Ctrl-C stops it."""
+    found = site_kit(kit, "site")
     load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
 
-    raise typer.Exit(run_in_foreground(site_kit(kit, "site")))
+    raise typer.Exit(run_in_foreground(found))
 
 
 @app.command()
@@ -101,10 +103,11 @@ def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
 
     Survives failing sites and a restarted server. May itself be stopped and started again at any time.
     """
+    found = server_kit(kit, "start")
     load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import start_and_watch
 
-    start_and_watch(server_kit(kit, "start"), as_json)
+    start_and_watch(found, as_json)
 
 
 @app.command()
@@ -117,10 +120,11 @@ def status(
 
     Exit code: 0; 1 when the run has failed, or was interrupted and has no driver.
     """
+    found = server_kit(kit, "status")
     load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import show_status
 
-    state = show_status(server_kit(kit, "status"), watch, as_json)
+    state = show_status(found, watch, as_json)
     raise typer.Exit(TROUBLED if state in ("failed", "interrupted", "silent") else 0)
 
 
@@ -128,14 +132,16 @@ def status(
 def watch(
     kit: KitPath = _HERE,
     port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    opened: Annotated[bool, typer.Option("--open", help="The old way to open a browser.", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Follow the run in the browser: who is waited for, losses, Dice, refusals (the coordinator's machine)."""
+    found = server_kit(kit, "watch")
     from panorgan.cli.watch import serve
     from panorgan.viewer.live_status import DrivenRun
 
-    serve(DrivenRun(server_kit(kit, "watch")), port, open_page, as_json)
+    serve(DrivenRun(found), port, opened or not no_browser, as_json)
 
 
 @app.command()
@@ -178,10 +184,11 @@ def stop_site(kit: SiteKit, as_json: bool) -> None:
 @app.command()
 def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
     """Score the delivered model on this site's own test cases. The scores stay here."""
+    found = site_kit(kit, "score")
     load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import score_and_show
 
-    score_and_show(site_kit(kit, "score"), as_json)
+    score_and_show(found, as_json)
 
 
 app.command()(approve)
@@ -194,7 +201,7 @@ app.command()(renew)
 
 
 def find_kit(path: Path) -> ServerKit | SiteKit:
-    """The kit in a folder, of either kind."""
+    """The kit in a folder, of either kind. Found before anything slow is imported: a wrong path shows at once."""
     from panorgan.deployment.folders import ServerKit, SiteKit
 
     # Absolute, so that a suggested command such as `panorgan federation start KIT` works from any folder.
@@ -202,7 +209,8 @@ def find_kit(path: Path) -> ServerKit | SiteKit:
     for kind in (ServerKit, SiteKit):
         if (found := kind(place)).settings.is_file():
             return found
-    inside = [kit for kit in (place / "server", *sorted(place.glob("sites/*"))) if (kit / "local").is_dir()]
+    near = (place / "server", *sorted(place.glob("sites/*")), *sorted(place.glob("*")))
+    inside = [kit for kit in dict.fromkeys(near) if any(kind(kit).settings.is_file() for kind in (ServerKit, SiteKit))]
     raise ConfigError(
         "This folder is not a kit." if place.is_dir() else "There is no such folder.",
         code="not-a-kit" if place.is_dir() else "kit-missing",
@@ -224,7 +232,8 @@ def server_kit(path: Path, command: str) -> ServerKit:
             code="is-site-kit",
             where=str(kit.path),
             why=f"'{command}' is for the coordinator's machine",
-            fix="Give the server's kit. At a site, use 'approve', 'preflight', 'site' and 'egress'.",
+            fix="Give the server's kit. At a site: 'approve', 'preflight', 'site' and 'stop'; 'egress' shows what has "
+            "left, and site.log in the kit what happens.",
         )
     return kit
 

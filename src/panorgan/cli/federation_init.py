@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from panorgan.cli.console import Console, say
+from panorgan.cli.loading import load
 from panorgan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ def write_example(path: Path, as_json: bool) -> None:
 
 def make_all(federation: Path, out: Path | None, as_json: bool) -> None:
     """Make the missing kits and list all of them."""
-    from panorgan.deployment.kit_files import load_federation
-    from panorgan.deployment.kits import make_kits
-
     if not federation.exists():
         raise ConfigError(
             "There is no such federation file.",
@@ -50,6 +48,10 @@ def make_all(federation: Path, out: Path | None, as_json: bool) -> None:
             where=str(federation),
             fix=f"Check the path, or start from an example: panorgan federation init {federation} --example",
         )
+    load("panorgan.deployment.kits")
+    from panorgan.deployment.kit_files import load_federation
+    from panorgan.deployment.kits import make_kits
+
     settings, agreement = load_federation(federation)
     report = make_kits(settings, agreement, out or Path(settings.name))
     if as_json:

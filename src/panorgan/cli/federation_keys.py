@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from panorgan.cli.console import say, say_lines
+from panorgan.errors import ConfigError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
 
@@ -23,11 +24,12 @@ def revoke(
     By name, all certificates that the site has by now; a kit renewed afterwards is accepted.
     """
     from panorgan.cli.federation import server_kit
+
+    found = server_kit(kit, "revoke")  # before the slow imports
     from panorgan.deployment.kit_files import load_coordinator_file
     from panorgan.deployment.revoking import revocation_file, revoke_kit
     from panorgan.federation.revocation import format_moment
 
-    found = server_kit(kit, "revoke")
     done = revoke_kit(found, who)
     if as_json:
         content = {
@@ -61,6 +63,14 @@ def renew(
 
     Needs the folder `ca` where `init` made the kits.
     """
+    if not federation.is_file():  # before the slow imports
+        raise ConfigError(
+            "There is no such federation file.",
+            code="settings-file-missing",
+            where=str(federation),
+            fix="Run this where the kits were made, or name the file with --federation. A hospital asks the "
+            "coordinator for renewed certificates.",
+        )
     from panorgan.deployment.kit_files import load_federation
     from panorgan.deployment.renewal import renew_kits
 

@@ -48,10 +48,14 @@ def run_init(request: InitRequest) -> None:
     """Survey, ask, write, and show what comes next."""
     from panorgan.workflows.draft import parse_labels, refuse_existing, with_given, write_draft
     from panorgan.workflows.survey import Choice, site_names, survey
+    from panorgan.workflows.survey_errors import not_a_folder
 
+    for folder in request.folders:
+        if not folder.is_dir():
+            raise not_a_folder(folder)
     names = site_names(request.folders)
-    refuse_existing(request.out, names)  # before the long reading, not after it
     given = parse_labels(request.labels, names)
+    refuse_existing(request.out, names)  # before the long reading, not after it
     choice = Choice(request.scan_file, request.label_file, request.one_site)
     with reading() as show:
         surveys = [survey(folder, name, choice, show) for folder, name in zip(request.folders, names, strict=True)]

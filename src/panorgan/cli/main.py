@@ -18,6 +18,7 @@ from panorgan.cli.federation import app as federation_app
 from panorgan.cli.loading import load
 from panorgan.cli.methods import print_methods, print_yaml
 from panorgan.cli.organs import print_organs
+from panorgan.cli.quick_check import check_experiment_file, check_method_names, check_run_exists
 from panorgan.errors import PanorganError
 
 # On a shared machine, CPU threads that spin long while they wait slow each other down many times over. A short spin
@@ -32,7 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.add_typer(federation_app, name="federation")
+# Groups of the commands in `panorgan -h`.
+_TRAIN, _DATA, _RESULTS = "Train and compare", "Data and experiment file", "Follow a run, and read its results"
+_MODEL, _HOSPITALS, _REFERENCE = "Use a model", "Between hospitals", "Look up, tidy up"
+app.add_typer(federation_app, name="federation", rich_help_panel=_HOSPITALS)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
 _INTERRUPTED = 130
@@ -121,7 +125,7 @@ def _common(version: Annotated[bool, typer.Option("--version", help="Show the ve
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def demo(
     run: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Another seed gives other phantoms.")] = 0,
@@ -135,7 +139,7 @@ def demo(
     run_demo(run, seed, resume, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_DATA)
 def doctor(
     paths: Annotated[
         list[Path],
@@ -161,6 +165,9 @@ def doctor(
 
     Exit code: 0 when nothing is worse than a warning, 1 for warnings with --strict, 2 for errors.
     """
+    for path in paths:
+        if path.suffix in (".yaml", ".yml"):
+            check_experiment_file(path, data=False)
     load("panorgan.workflows.doctor")
     from panorgan.cli.doctor import DoctorRequest, run_doctor
 
@@ -168,7 +175,7 @@ def doctor(
     raise typer.Exit(run_doctor(request))
 
 
-@app.command("init")
+@app.command("init", rich_help_panel=_DATA)
 def init_command(
     folders: Annotated[
         list[Path], typer.Argument(help="Folders with scans and labels, one per site.", metavar="FOLDER")
@@ -204,7 +211,7 @@ def init_command(
     run_init(InitRequest(*chosen, ask=not yes, as_json=as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def train(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     run: Annotated[Path | None, typer.Option(help="Run folder; runs/<name> if left out.")] = None,
@@ -225,6 +232,8 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a federation on this machine: train, score, report."""
+    check_experiment_file(experiment, overrides or [], data=not resume)
+    check_method_names(f"{baselines},{beside}", "--baselines")
     load("panorgan.cli.train")
     from panorgan.cli.train import train_and_report
 
@@ -234,7 +243,7 @@ def train(
     train_and_report(experiment, run, resume, overrides or [], others, as_json, mlflow)
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def compare(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     methods: Annotated[
@@ -262,6 +271,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Train several methods with several seeds and compare them; continues where it was stopped."""
+    check_experiment_file(experiment, overrides or [], data=not report_only)
+    check_method_names(methods, "--methods")
     load("panorgan.cli.compare")
     from panorgan.cli.compare import CompareRequest, run_compare
 
@@ -269,7 +280,7 @@ def compare(
     raise typer.Exit(run_compare(request))
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def ablate(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     method: Annotated[
@@ -299,6 +310,8 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Train the rows of a method's module table, as in its paper; continues where it was stopped."""
+    check_experiment_file(experiment, overrides or [], data=not report_only)
+    check_method_names(method or "", "--method")
     load("panorgan.cli.ablate")
     from panorgan.cli.ablate import AblateRequest, run_ablate
 
@@ -308,7 +321,7 @@ def ablate(
     raise typer.Exit(run_ablate(request))
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def finetune(
     source: Annotated[Path, typer.Argument(help="A finished run, or a site's kit.", metavar="RUN|KIT")],
     site: Annotated[str | None, typer.Option(help="The site, of a run with several.", metavar="NAME")] = None,
@@ -320,13 +333,14 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Train a delivered model on with the cases of one site; the model itself stays, and nothing is sent."""
+    check_run_exists(source)
     load("panorgan.cli.finetune")
     from panorgan.cli.finetune import FinetuneRequest, run_finetune
 
     run_finetune(FinetuneRequest(source, site, run, overrides or [], resume, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_DATA)
 def plan(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
@@ -342,13 +356,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Measure the sites' scans; show the plan, and a network, patch and rounds that suit this machine."""
+    check_experiment_file(experiment, overrides or [])
     load("panorgan.cli.plan")
     from panorgan.cli.plan import PlanRequest, show_plan
 
     show_plan(PlanRequest(experiment, overrides or [], minutes, write, write_to, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_DATA)
 def phantom(
     folder: Annotated[Path, typer.Argument(help="Folder for the hospitals; new or empty.", metavar="FOLDER")],
     experiment: Annotated[
@@ -364,7 +379,7 @@ def phantom(
     write_hospitals(folder, experiment, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_DATA)
 def fetch(
     name: Annotated[
         str | None,
@@ -390,16 +405,17 @@ def fetch(
     run_fetch(FetchRequest(name, to, source, accept_licence, keep_archive, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
     """Score the model of a finished run again and rewrite metrics.csv."""
+    check_run_exists(run)
     load("panorgan.cli.evaluate")
     from panorgan.cli.evaluate import evaluate_run
 
     evaluate_run(run, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_MODEL)
 def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model folder.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the label maps.")],
@@ -449,6 +465,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Segment scans: a label map on each scan's own grid; organ names, volumes and doubts in a JSON file beside it."""
+    check_run_exists(model)
     load("panorgan.cli.predict")
     from panorgan.cli.predict import PredictRequest, predict_scans
     from panorgan.cli.predict_dicomweb import DicomWebRequest
@@ -462,7 +479,7 @@ def predict(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def analyze(
     run: RunPath,
     against: Annotated[
@@ -493,6 +510,8 @@ def analyze(
     as_json: AsJson = False,
 ) -> None:
     """Analyse a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
+    for one in (run, *(against or ())):
+        check_run_exists(one)
     load("panorgan.cli.analyze")
     from panorgan.cli.analyze import AnalyzeRequest, run_analyze
 
@@ -509,33 +528,35 @@ def analyze(
     run_analyze(AnalyzeRequest(run, against or [], settings, device, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def watch(
     run: RunPath,
     port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    opened: Annotated[bool, typer.Option("--open", help="The old way to open a browser.", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Follow a run in the browser: rounds, losses, Dice, notices. It may go on, be over, or not have begun."""
     load("panorgan.cli.watch")
     from panorgan.cli.watch import watch_run
 
-    watch_run(run, port, open_page, as_json)
+    watch_run(run, port, opened or not no_browser, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or a kit of a federation.", metavar="RUN|KIT")],
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: of a finished run, or in a kit of a federation, at the server or at a site."""
+    check_run_exists(run)
     load("panorgan.report.page")
     from panorgan.cli.report import write_and_say
 
     write_and_say(run, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def view(
     path: Annotated[
         Path,
@@ -565,7 +586,7 @@ def view(
     serve(ViewRequest(path, case, organ, scan, layout, port, not no_browser, seconds, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_MODEL)
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or its model folder.", metavar="RUN")],
     to: Annotated[str, typer.Option(help="bundle (MONAI), onnx, or nnunet (a model folder of nnU-Net v2).")],
@@ -575,13 +596,14 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a finished run's model for other software, with a model card, and compare it with the model."""
+    check_run_exists(run)
     load("panorgan.cli.export")
     from panorgan.cli.export import export_model
 
     export_model(run, to, out, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_REFERENCE)
 def cache(
     folder: Annotated[
         Path | None,
@@ -601,7 +623,7 @@ def cache(
     run_cache(folder, clear, older_than, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_REFERENCE)
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="Show one method in full.", metavar="NAME", autocompletion=complete_method)
@@ -625,7 +647,7 @@ def methods(
     print_methods(name, as_json, as_markdown)
 
 
-@app.command()
+@app.command(rich_help_panel=_REFERENCE)
 def schema(
     file: Annotated[str, typer.Argument(help="experiment, federation or site.", metavar="FILE")] = "experiment",
 ) -> None:
@@ -636,7 +658,7 @@ def schema(
     print_schema(file)
 
 
-@app.command()
+@app.command(rich_help_panel=_REFERENCE)
 def organs(
     text: Annotated[
         str,

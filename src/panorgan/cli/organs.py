@@ -8,6 +8,7 @@ from rich.table import Table
 
 from panorgan.anatomy import catalogue
 from panorgan.cli.console import Console
+from panorgan.errors import AnatomyError, did_you_mean
 
 # Columns a terminal needs for the table with codes.
 _WIDE = 110
@@ -17,6 +18,15 @@ def print_organs(as_json: bool, text: str = "") -> None:
     """Every organ of the catalogue, or those with a text in one of their names."""
     wanted = text.lower()
     organs = [o for o in catalogue().values() if any(wanted in name.lower() for name in (o.name, o.title, *o.aliases))]
+    if not organs:
+        known = [name for organ in catalogue().values() for name in (organ.name, *organ.aliases)]
+        raise AnatomyError(
+            f"No organ of the catalogue has {text!r} in a name.",
+            code="no-organ-found",
+            where="panorgan organs",
+            why=did_you_mean(text, known),
+            fix="Give a part of a name, such as 'liv'; `organs:` in the experiment file adds an organ.",
+        )
     if as_json:
         fields = (
             "name",

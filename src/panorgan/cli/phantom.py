@@ -13,11 +13,12 @@ from rich.table import Table
 
 from panorgan.cli.console import Console
 from panorgan.cli.doctor import reading
-from panorgan.config import load_experiment, parse_experiment, read_yaml
+from panorgan.config import load_experiment, parse_experiment
 from panorgan.errors import ConfigError
 from panorgan.federation.files import write_atomically
 from panorgan.phantom import PhantomConfig, withheld_folder, write_federation
 from panorgan.workflows.parallel import usable_cores
+from panorgan.yaml_files import read_yaml
 
 EXPERIMENT = "experiment.yaml"
 

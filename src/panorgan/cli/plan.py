@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ from panorgan import Experiment, load_experiment
 from panorgan.cli.console import Console, say
 from panorgan.cli.estimate_words import in_words, is_usual, proposal_lines, span
 from panorgan.cli.view import watch
-from panorgan.config import read_yaml
 from panorgan.errors import ConfigError
 from panorgan.federation.events import EventLog
 from panorgan.federation.files import write_atomically
@@ -24,8 +24,10 @@ from panorgan.preparation.site_statistics import SiteStatistics, pooled_extent
 from panorgan.workflows.device import use_hardware
 from panorgan.workflows.fill_in import filled_in, is_set
 from panorgan.workflows.machine_size import DEFAULT_MINUTES, Data, Proposal, propose
+from panorgan.workflows.patch_size import CODE, oversized_patch
 from panorgan.workflows.prepare import make_plan
 from panorgan.workflows.site_cases import SiteCases, cache_folder, facts_of, read_sites
+from panorgan.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,25 @@ def show_plan(request: PlanRequest) -> None:
         )
         log.transient("prepare", what="timing steps", done=1, total=1)
     sizes = {site.name: site.sizes() for site in read}
+    patch = proposal.settings.get("training.sampling.patch_size", experiment.training.sampling.patch_size)
+    too_large = oversized_patch(patch, data_of(experiment, plan, sites, read).shape)
     written = _write(request, plan, content, proposal)
     if request.as_json:
-        _print_json(plan, sites, sizes, proposal, experiment, written)
+        notices = [{"code": CODE, "text": too_large}] if too_large else []
+        _print_json(plan, sites, sizes, proposal, experiment, written, notices)
         return
     console = Console(highlight=False)
     console.print(_table(sites, sizes))
     console.print("[bold]The plan for every site.[/] For the experiment file, instead of its 'plan':")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
     _show_proposal(console, proposal, request.minutes)
+    if too_large:
+        console.print(f"{too_large} \\[{CODE}]", style="yellow", soft_wrap=True)
     if written:
         say(f"Written: {written}")
     elif proposal.settings:
         say(f"'panorgan plan {request.path} --write' writes what the file does not set yet.")
+    say(f"Next: panorgan train {shlex.quote(str(written or request.path))}")
 
 
 def data_of(
@@ -151,6 +159,7 @@ def _print_json(
     proposal: Proposal,
     experiment: Experiment,
     written: Path | None,
+    notices: Sequence[Mapping[str, str]],
 ) -> None:
     sampling = experiment.training.sampling
     result = {
@@ -166,6 +175,7 @@ def _print_json(
         "minutes": proposal.minutes,
         "fits": proposal.fits,
         "notes": list(proposal.notes),
+        "notices": list(notices),
         "written": None if written is None else str(written),
     }
     print(json.dumps({"result": result}), flush=True)

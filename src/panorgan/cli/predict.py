@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from panorgan.workflows.model_bundle import channels_of_model
 from panorgan.workflows.outputs import NIFTI, check_source, output_files, side_file
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.scans_to_segment import Found, Scan, find_scans
+from panorgan.workflows.volume_table import NAME as VOLUMES
 from panorgan.workflows.volume_table import add_volumes, check_volumes
 
 
@@ -69,6 +71,8 @@ def _predict_found(request: PredictRequest, found: Found) -> None:
                 advance()
             segmented += "files" in shown
             view.result(scan, shown)
+    if segmented:
+        view.beside(request)
     _report_failures(failures, len(found.scans), segmented)
 
 
@@ -144,6 +148,14 @@ class _View:
         sys.stdout.flush()
         for doubt in shown["doubts"]:
             self._doubt(scan.name, Problem(**doubt), left_out="skipped" in shown)
+
+    def beside(self, request: PredictRequest) -> None:
+        """What else was written, and how to look at it."""
+        if self.as_json:
+            return
+        picture = ", a picture (.png)" if request.preview else ""
+        words = f"Beside each: names, volumes and doubts (.json){picture}; of all scans together: {VOLUMES}."
+        self._words.print(f"{words}\nLook at them: panorgan view {shlex.quote(str(request.out))}", markup=False)
 
     def _doubt(self, name: str, doubt: Problem, left_out: bool) -> None:
         end = " It is left out." if left_out else ""

@@ -57,7 +57,8 @@ def _method(definitions: dict[str, Any]) -> dict[str, Any]:
         definitions.update(own.get("$defs", {}))
         properties = {"name": {"const": name}, **own.get("properties", {})}
         known.append({"type": "object", "properties": properties, "required": ["name"], "additionalProperties": False})
-    return {"type": "object", "required": ["name"], "oneOf": known}
+    known.append({"type": "string", "description": "the name alone"})
+    return {"required": ["name"], "oneOf": known}
 
 
 def _plain(content: Any) -> Any:

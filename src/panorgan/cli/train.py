@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from panorgan import Experiment, Run, load_experiment, train, write_report
-from panorgan.cli.console import Console
+from panorgan.cli.console import Console, say
 from panorgan.cli.view import watch
 from panorgan.errors import ConfigError
 from panorgan.evaluation.statistics import Summary, organ_site_table
@@ -40,6 +41,8 @@ def train_and_report(
             fix="Name other methods only; 'panorgan methods' lists them.",
         )
     place = Run(run or Path("runs") / experiment.name)
+    if resume and not place.started:
+        say(f"There is no run in {place.path} to resume: a new one begins.", sys.stderr)
     for other in others:  # their errors should show before hours of training
         check_run(other, place.baseline(other.method["name"]).path, resume, may_extend=True)
     trained = _train_one(experiment, place, resume, as_json, mlflow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ def watch(title: str, as_json: bool = False) -> Iterator[Listener]:
 
 
 def _json_line(event: Event) -> None:
-    if event.kind != "step":
+    if event.kind not in ("step", "validate"):
         print(json.dumps({"time": round(event.time, 3), "event": event.kind, **event.facts}), flush=True)
 
 
@@ -72,7 +72,7 @@ class PlainView:
         elif event.kind in ("notice", "start_from"):
             self._line(facts["text"])
         elif event.kind in ("resumed", "started"):
-            self._line("resuming" if event.kind == "resumed" else "a new run")
+            self._line(_beginning(event))
         elif event.kind == "split":
             self._line(f"split {split_in_words(facts)}")
         elif event.kind == "shared_scans":
@@ -84,13 +84,13 @@ class PlainView:
         elif event.kind == "round_started":
             self._clock.round_started()
         elif event.kind == "round":
-            self._clock.round_done()
+            self._clock.round_done(facts["number"], facts["total"])
             sites = facts["sites"].items()
             losses = ", ".join(f"{site} {numbers['loss']:.3f}" for site, numbers in sites if "loss" in numbers)
             losses = f"  loss {losses}" if losses else ""  # a round may be an exchange without a step
             score = mean_validation(facts)
             validated = f"  validation Dice {score:.3f}" if score is not None else ""
-            left = self._clock.left(facts["number"], facts["total"])
+            left = self._clock.left()
             self._line(f"round {facts['number']}/{facts['total']} ({facts['stage']}){losses}{validated}  {left}")
 
     def _line(self, text: str) -> None:
@@ -130,6 +130,8 @@ class LiveView:
             self._progress.update(self._rounds, description=stage, completed=facts["number"] - 1, total=facts["total"])
         elif event.kind == "step":
             self._show_work(f"{facts['site']} trains", facts["step"], facts["steps"])
+        elif event.kind == "validate":
+            self._show_work(f"{facts['site']} validates", facts["done"], facts["total"])
         elif event.kind == "split":
             self._split = split_in_words(facts)
         elif event.kind == "shared_scans":
@@ -149,9 +151,8 @@ class LiveView:
             self._round(facts)
 
     def _round(self, facts: dict[str, Any]) -> None:
-        self._clock.round_done()
-        left = self._clock.left(facts["number"], facts["total"])
-        self._progress.update(self._rounds, completed=facts["number"], total=facts["total"], eta=left)
+        self._clock.round_done(facts["number"], facts["total"])
+        self._progress.update(self._rounds, completed=facts["number"], total=facts["total"])
         self._organs.update(mean_per_structure(facts["validation"] or {}))
         if facts["best"]:
             self._finished = f"best validation Dice {facts['best']['dice']:.3f} in round {int(facts['best']['round'])}"
@@ -161,6 +162,7 @@ class LiveView:
 
     def render(self) -> Group:
         """The current picture."""
+        self._progress.update(self._rounds, eta=self._clock.left())
         parts: list[Any] = [Text(self.title, style="bold"), self._progress]
         for line in (self._split, self._sites):
             if line:
@@ -186,17 +188,32 @@ class LiveView:
 class _Clock:
     """Time left, from the rounds seen in this process (preparation and earlier sessions do not count)."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._began: float | None = None
-        self._done = 0
+        self._last = 0.0  # when the last round ended
+        self._done = self._remaining = 0
 
     def round_started(self) -> None:
-        self._began = self._began or time.monotonic()
+        if self._began is None:
+            self._began = self._now()
 
-    def round_done(self) -> None:
+    def round_done(self, number: int, total: int) -> None:
+        self._last, self._remaining = self._now(), total - number
         self._done += 1
 
-    def left(self, number: int, total: int) -> str:
-        spent = time.monotonic() - (self._began or time.monotonic())
-        remaining = (total - number) * spent / max(self._done, 1)
-        return f"{duration(spent)} spent, {duration(remaining)} left"
+    def left(self) -> str:
+        """Runs on within a round; empty before the first has ended."""
+        if self._began is None or not self._done:
+            return ""
+        per_round = (self._last - self._began) / self._done
+        # A round that takes longer than the others, such as one with a validation, does not count below their rest.
+        of_this_round = min(self._now() - self._last, per_round) if self._remaining else 0.0
+        left = self._remaining * per_round - of_this_round
+        return f"{duration(self._now() - self._began)} spent, {duration(left)} left"
+
+
+def _beginning(event: Event) -> str:
+    if event.kind == "started":
+        return "a new run"
+    return "going on with more rounds" if event.facts.get("extended") else "resuming"

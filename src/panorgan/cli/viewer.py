@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 
 from panorgan.cli.console import Console, say
+from panorgan.cli.watch import has_screen
 from panorgan.viewer.open_study import open_study
 from panorgan.viewer.session import Session
 
@@ -45,8 +44,3 @@ def view(request: ViewRequest) -> None:
             session.server.wait(request.seconds)
         except KeyboardInterrupt:
             say("Stopped.")
-
-
-def has_screen() -> bool:
-    """Whether a browser has somewhere to appear; over SSH one that draws text would take the terminal."""
-    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import webbrowser
 from pathlib import Path
@@ -50,6 +51,11 @@ def serve(source: LiveSource, port: int, open_page: bool, as_json: bool) -> None
             say(f"Live page: {server.url}")
             say("Only browsers of this machine can open it. Ctrl-C ends the page; the run goes on.")
             say(f"From another machine: ssh -L {server.port}:127.0.0.1:{server.port} HOST, then the same address.")
-        if open_page and not webbrowser.open(server.url):
-            say("No browser could be opened here.", sys.stderr)
+        if open_page and has_screen():
+            webbrowser.open(server.url)
         server.wait()
+
+
+def has_screen() -> bool:
+    """Whether a browser has somewhere to appear; over SSH one that draws text would take the terminal."""
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

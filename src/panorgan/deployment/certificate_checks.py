@@ -80,6 +80,8 @@ def _check_identity(title: str, own: Certificate, root: Certificate, name: str) 
         signer = issuer_name(own)
         what = f"It is not signed by this federation's {ROOT}, but by {signer!r}."
         return Check(title, "failed", what, ask, "certificate-foreign")
+    if not name:
+        return Check(title, "skipped", f"for {common_name(own)}; the name of this participant is not known yet")
     if common_name(own) != name:
         what = f"It is for {common_name(own)!r}, but this participant is {name!r}."
         return Check(title, "failed", what, ask, "wrong-participant")

@@ -20,7 +20,8 @@ from panorgan.federation.checks import is_finite
 from panorgan.federation.failures import NotAgreedError
 from panorgan.federation.tasks import Task
 from panorgan.methods.protocol import Federation, Tensors
-from panorgan.workflows.model_bundle import INPUT_CHANNELS, OWN_ORGANS, later_entries, save_model
+from panorgan.workflows.model_bundle import OWN_ORGANS, later_entries, save_model
+from panorgan.workflows.model_card import INPUT_CHANNELS
 
 _LARGEST_CARD = 10**6
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from panorgan.config import Agreement, load_agreement, read_yaml, validated
+from panorgan.config import Agreement, load_agreement, validated
 from panorgan.deployment.data_folder import is_blank
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.errors import ConfigError
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import refuse_few_sites
+from panorgan.yaml_files import read_yaml
 
 
 def load_federation(path: Path) -> tuple[FederationSettings, Agreement]:
@@ -69,10 +70,13 @@ def load_agreed(kit: Kit, fingerprint: str) -> Agreement:
 
 def _refuse_blank(content: dict[str, Any], path: Path) -> None:
     if is_blank(content):
+        data = content.get("data")
+        others = ", ".join(repr(str(key)) for key in data) if isinstance(data, dict) and "folder" not in data else ""
         raise ConfigError(
             "The hospital's data folder is not filled in.",
             code="data-folder-blank",
             where=f"{path}: data.folder",
+            why=f"'data' holds {others}, but no 'folder'" if others else "",
             fix=f"Fill in data.folder in {path}; the comments there say how.",
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, load_agreement, read_yaml
+from panorgan.config import Agreement, load_agreement
 from panorgan.data_doctor import CODES, Severity, examine
 from panorgan.data_doctor.summary import Group, group_findings
 from panorgan.deployment.addresses import refuse_another_address
@@ -27,6 +27,7 @@ from panorgan.errors import PanorganError
 from panorgan.federation.certificates import Credentials
 from panorgan.workflows.site_cases import by_split, read_site
 from panorgan.workflows.sources import source_of
+from panorgan.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from panorgan.federation.egress import EgressPolicy

@@ -122,7 +122,7 @@ def _run(kit: Kit, on_line: OnLine | None, again: bool = False) -> int:
             code="already-running",
             where=str(kit.path),
             why=f"process {other}",
-            fix="Stop it first.",
+            fix=f"Stop it first: Ctrl-C in its terminal, or 'panorgan federation stop {kit.path}'.",
         )
     write_process_id(kit, os.getpid())
     try:

@@ -10,7 +10,7 @@ from logging.handlers import RotatingFileHandler
 import torch
 
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, read_yaml
+from panorgan.config import Agreement
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kept_model import check_delivered, replace_model
@@ -33,6 +33,7 @@ from panorgan.printable import PrintableFormatter
 from panorgan.workflows.device import use_hardware
 from panorgan.workflows.lock import ORPHANS_END_WITHIN, only_one_process
 from panorgan.workflows.one_site import SiteFolder
+from panorgan.yaml_files import read_yaml
 
 Known = dict[str, torch.Tensor]
 Shapes = set[tuple[int, ...]]

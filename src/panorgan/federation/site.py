@@ -37,6 +37,7 @@ from panorgan.preparation.batch import PackedBatch
 from panorgan.preparation.plan import PlanSettings
 from panorgan.preparation.prefetch import prefetched
 from panorgan.preparation.sampling import PatchSampler, patches_per_pass
+from panorgan.preparation.store import StoredCase
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.seeds import derive_seed
 
@@ -65,12 +66,19 @@ class SiteWorker:
     """Answers a coordinator's requests with the site's data."""
 
     def __init__(
-        self, name: str, source: SiteSource, setup: SiteSetup, folder: Path, on_step: OnStep | None = None
+        self,
+        name: str,
+        source: SiteSource,
+        setup: SiteSetup,
+        folder: Path,
+        on_step: OnStep | None = None,
+        on_validated: OnStep | None = None,
     ) -> None:
         self.name, self.source, self.setup = name, source, setup
         self._local, self._run = LocalState(folder), ""
         self._outline: tuple[set[str], Tensors] | None = None
         self._on_step = on_step or (lambda site, step, steps: None)
+        self._on_validated = on_validated or (lambda site, done, total: None)
         self._data: SiteData | None = None
         self._plan: Mapping[str, Any] | None = None
         self._rule: SiteRule | None = None
@@ -356,6 +364,14 @@ class SiteWorker:
 
     # -- validation ----------------------------------------------------------------------------------------
 
+    def _validation_cases(self) -> Iterator[StoredCase]:
+        """One by one; tells how many are done."""
+        cases = self.data.validation
+        for done, case in enumerate(cases):
+            self._on_validated(self.name, done, len(cases))
+            yield case
+        self._on_validated(self.name, len(cases), len(cases))
+
     def _evaluate(self, payload: Payload, federation: Federation) -> dict[str, float]:
         """Dice and volume ratio per annotated structure over the validation cases, on the prepared grid."""
         setup = self.setup
@@ -371,7 +387,7 @@ class SiteWorker:
         def predict(network: SegmentationNetwork, image: torch.Tensor) -> torch.Tensor:
             return retry_without_graphs(setup.device, lambda: predict_probabilities(network, image, self._inference))
 
-        scores = validation_scores(network, self.data.validation, predict)
+        scores = validation_scores(network, self._validation_cases(), predict)
         return {**scores.numbers(), "cases": float(len(self.data.validation))}
 
     def _validate_teacher(self, network: SegmentationNetwork, organs: Collection[str]) -> Mapping[str, float]:

@@ -16,7 +16,7 @@ from panorgan.report.comparison_best import best_values
 from panorgan.report.comparison_cases import ComparisonCases
 from panorgan.report.comparison_results import ComparisonFiles, Results
 from panorgan.report.delivered_rounds import delivered_columns, delivered_early, delivered_words
-from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows
+from panorgan.report.gap_table import gain_headings, gain_rows, gap_note
 from panorgan.report.method_words import describe_method
 from panorgan.report.page_tables import latex_of
 from panorgan.report.tables import FILTERS
@@ -70,7 +70,7 @@ def render(results: Results, template: str = "comparison.html.j2", **more: Any) 
         external=EXTERNAL,
         gain_headings=gain_headings(results),
         gain_rows=list(gain_rows(results)),
-        gap_note=GAP_NOTE,
+        gap_note=gap_note(results),
         metrics_shown=metrics.metrics_shown(results),
         metric_groups=metrics.metric_groups(comparison),
         how=tables.how(results),

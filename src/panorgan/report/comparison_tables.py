@@ -21,7 +21,7 @@ from panorgan.evaluation.comparison import (
 from panorgan.report.comparison_metrics import metric_as_json, metric_markdown, metrics_shown
 from panorgan.report.comparison_results import Results, figure_rows
 from panorgan.report.delivered_rounds import delivered_as_json, delivered_early, delivered_words
-from panorgan.report.gap_table import GAP_NOTE, gain_headings, gain_rows, gains_as_json
+from panorgan.report.gap_table import gain_headings, gain_rows, gains_as_json, gap_note
 from panorgan.report.table_text import csv_text, defined, plain, table_lines
 from panorgan.report.tables import NOTHING, number, size, title
 from panorgan.report.tones import heat_tone
@@ -239,7 +239,7 @@ def _summary_lines(results: Results) -> list[str]:
 
 def _gain_lines(results: Results) -> list[str]:
     rows = [[plain(method), *map(plain, cells)] for method, cells in gain_rows(results)]
-    return [*table_lines([results.plan.kind.thing, *gain_headings(results)], rows), "", GAP_NOTE]
+    return [*table_lines([results.plan.kind.thing, *gain_headings(results)], rows), "", gap_note(results)]
 
 
 def _place_lines(comparison: Comparison, place: Place) -> list[str]:

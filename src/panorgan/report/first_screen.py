@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from panorgan.evaluation.statistics import Summary
-from panorgan.report.tables import Scores, number, title
+from panorgan.report.tables import Scores, number, plural, title
 from panorgan.workflows.run import Run
 
 _POOR = 0.5
@@ -49,6 +49,13 @@ def next_steps(run: Run, scores: Scores, has_baselines: bool, pooled: bool) -> l
         names = ", ".join(title(organ) for organ in poor[:4]) + (f" and {len(poor) - 4} more" if len(poor) > 4 else "")
         hint = "See whether the sites’ labels agree and whether the loss still falls."
         steps.append(Step(f"{names}: mean Dice below {number(_POOR)}. {hint}"))
+    noticed = [
+        event for event in run.notable_events if event.kind == "notice" and event.facts.get("code") != "extended"
+    ]
+    if noticed:
+        last = noticed[-1].facts
+        words = f"Read {plural(len(noticed), 'notice')} of the run, under “Notices”. The last, of round"
+        steps.append(Step(f"{words} {last.get('number', '?')}: {last.get('text', '')}"))
     if run.rounds and run.delivered_round == run.rounds[-1].number and not math.isnan(run.rounds[-1].mean_dice):
         steps.append(Step("The last round is the best one: more rounds may help.", "--set training.rounds=…"))
     if not has_baselines and not pooled:

@@ -11,13 +11,22 @@ from panorgan.evaluation.gap import Gain, Share
 from panorgan.report.comparison_results import ALL_LABELS, ALONE, Results
 from panorgan.report.tables import NOTHING
 
-GAP_NOTE = (
+_GAP = (
     f"Gap closed: (method − {ALONE}) / ({ALL_LABELS} − {ALONE}), of mean Dice over the same test cases and seeds; 0 is "
     "every site alone, 1 all labels in one place. In brackets the 95 % interval of a bootstrap that draws seeds, and "
-    "in each seed patients. There is none where the gap itself is not beyond chance. Worst site: the one that gains "
-    "least on organs that it labels itself. Worst organ: the lowest Dice relative to alone, in any seed. Alone: the "
-    f"sites' own models together, as {ALONE} delivers them; where several sites label an organ, their mean."
+    "in each seed patients. There is none where the gap itself is not beyond chance. "
 )
+_WORST = (
+    "Worst site: the one that gains least on organs that it labels itself. Worst organ: the lowest Dice relative to "
+    f"alone, in any seed. Alone: the sites' own models together, as {ALONE} delivers them; where several sites label "
+    "an organ, their mean."
+)
+
+
+def gap_note(results: Results) -> str:
+    """What the columns mean that are there."""
+    has_gap = any(gain.inside or gain.outside for gain in results.gains.values())
+    return (_GAP if has_gap else "") + _WORST
 
 
 def gain_headings(results: Results) -> list[str]:

@@ -106,7 +106,8 @@ def describe_happening(event: Event) -> tuple[str, str]:
     """When, and what, in a sentence."""
     facts: dict[str, Any] = event.facts
     if event.kind == "resumed":
-        what = "The run was interrupted and resumed."
+        longer = facts.get("extended")
+        what = "The run went on with more rounds." if longer else "The run was interrupted and resumed."
     elif event.kind == "refused":
         what = f"Round {facts.get('number', '?')}: the update of {facts.get('site', '?')} was refused. "
         what += " ".join(str(part) for part in (facts.get("reason"), facts.get("why"), facts.get("fix")) if part)

@@ -145,12 +145,20 @@
     return shown;
   }
 
+  // SITE/CASE where several sites of a run have a case of this name.
+  function inFull(row, name) {
+    const [ofCase, ofSite] = [roleAt("case"), roleAt("site")];
+    const twins = data.place && ofSite >= 0 && rows.some((_, other) => (
+      word(other, ofCase) === name && word(other, ofSite) !== word(row, ofSite)));
+    return twins ? `${word(row, ofSite)}/${name}` : name;
+  }
+
   function fillIn(row, run) {
     const key = (role) => {
       const column = columns[roleAt(role)];
       return column ? (column.keys ?? column.words)[rows[row][roleAt(role)]] : "";
     };
-    const parts = { run: data.place ? folder(data.place, run) : run, case: key("case"), organ: key("organ") };
+    const parts = { run: data.place ? folder(data.place, run) : run, case: inFull(row, key("case")), organ: key("organ") };
     link.querySelectorAll("[data-view]").forEach((span) => { span.textContent = quoted(parts[span.dataset.view]); });
   }
 

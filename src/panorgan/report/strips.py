@@ -17,6 +17,7 @@ _FEWEST = 3  # fewer dots are read faster as numbers
 _LANES = 5
 _MOST_ROWS = 24
 _WIDE = 20  # from this ratio on, small values would all lie on the left end
+_EQUAL = 1e-3  # closer values are equal but for rounding, which a plot would magnify
 _PLAIN = "#2b6c94"
 
 
@@ -102,7 +103,7 @@ def _strip(
     kept = {name: [(case, value) for case, value in own if math.isfinite(value)] for name, own in values.items()}
     kept = {name: own for name, own in list(kept.items())[:_MOST_ROWS] if own}
     numbers = [value for own in kept.values() for _, value in own]
-    if len(numbers) < _FEWEST or min(numbers) == max(numbers):
+    if len(numbers) < _FEWEST or math.isclose(min(numbers), max(numbers), rel_tol=_EQUAL):
         return None
     log = min(numbers) > 0 and max(numbers) > _WIDE * min(numbers)
     place, ticks = _scale(numbers, log)

@@ -17,7 +17,7 @@ from panorgan.anatomy.catalogue import built_in
 from panorgan.config import load_experiment, parse_experiment
 from panorgan.data.layouts.base import FoundLabelMap, FoundMasks
 from panorgan.data_doctor.guess_organs import in_ml
-from panorgan.errors import ConfigError, DataError
+from panorgan.errors import AnatomyError, ConfigError, DataError
 from panorgan.federation.files import write_atomically
 from panorgan.printable import one_line
 from panorgan.workflows.sources import refusal_of
@@ -64,7 +64,12 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
                     where=f"--labels {text}",
                     fix="Write --labels 1=liver,2=spleen, with ids or names of labels on the left.",
                 )
-            organ_of(organ)  # before the long reading, not after it
+            try:
+                organ_of(organ)  # before the long reading, not after it
+            except AnatomyError as error:
+                error.where = f"--labels {text}"
+                error.fix += f" An organ that the catalogue lacks is written {name}={OWN}{organ}."
+                raise
             for one in [site] if colon else sites:
                 found[one][name] = organ
     return found

@@ -104,7 +104,7 @@ def _driver_line(facts: dict[str, Any]) -> str:
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "started": lambda facts: "a new run",
-    "resumed": lambda facts: "the run continues",
+    "resumed": lambda facts: "the run goes on with more rounds" if facts.get("extended") else "the run continues",
     "split": lambda facts: f"split: {split_in_words(facts)}",
     "shared_scans": shared_in_words,
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",

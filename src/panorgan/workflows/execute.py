@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.manifest import data_fingerprint, make_manifest, scored_fingerprint
 from panorgan.workflows.model_bundle import Model, deliver, load_model
 from panorgan.workflows.model_card import write_card
+from panorgan.workflows.patch_size import CODE, oversized_patch
 from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
@@ -90,6 +92,7 @@ def train(
     workers = build_workers(experiment, prepared, run, device, silent)
     resumed = run.started  # --resume may also begin a run: one that was killed while its cases were prepared
     longer = resumed and only_more_rounds(run.experiment, experiment)
+    was_complete = resumed and run.complete
     manifest = _start_or_check(run, experiment, prepared, device)
     with only_one_process(run.path):
         if longer:
@@ -98,7 +101,9 @@ def train(
         if estimate:
             silent.transient("prepare", what="timing a few steps", done=0, total=1)
             silent.transient("estimate", **duration_facts(experiment, prepared, workers, run))
-        return _train_and_score(run, experiment, prepared, workers, manifest, device, listeners, resumed)
+        return _train_and_score(
+            run, experiment, prepared, workers, manifest, device, listeners, resumed, longer and was_complete
+        )
 
 
 def _train_and_score(
@@ -110,16 +115,20 @@ def _train_and_score(
     device: torch.device,
     listeners: tuple[Listener, ...],
     resumed: bool,
+    extended: bool = False,
 ) -> Run:
-    """The remaining rounds, the model, the scores."""
+    """The remaining rounds, the model, the scores. `extended`: the run was complete, and gets more rounds."""
     mend_tail(run.events_file)
     events = EventLog(run.events_file, (*listeners, tensorboard_listener(run.tensorboard_folder)))
-    events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"])
+    how = {"extended": True} if extended else {}
+    events.record("resumed" if resumed else "started", run=manifest["run"], method=experiment.method["name"], **how)
     events.record("split", sites={site.name: site.describe()["cases"] for site in prepared.sites})
     if prepared.shared_scans:
         events.record("shared_scans", scans=list(prepared.shared_scans))
     if not resumed and (difference := other_plan(experiment, prepared.plan)):
         events.record("notice", number=0, code="start-other-plan", text=difference)
+    if not resumed and (words := oversized_patch(experiment.training.sampling.patch_size, prepared.largest_scan)):
+        events.record("notice", number=0, code=CODE, text=words)
     coordinator = Coordinator.begin(
         _coordinator_setup(experiment, run, manifest["run"], prepared.plan), LocalTransport(workers), run.path, events
     )
@@ -216,7 +225,12 @@ def build_workers(
     def on_step(site: str, step: int, steps: int) -> None:
         events.transient("step", site=site, step=step, steps=steps)
 
-    return {name: SiteWorker(name, own, setup, run.site_folder(name), on_step) for name, own in data.items()}
+    def on_validated(site: str, done: int, total: int) -> None:
+        events.transient("validate", site=site, done=done, total=total)
+
+    return {
+        name: SiteWorker(name, own, setup, run.site_folder(name), on_step, on_validated) for name, own in data.items()
+    }
 
 
 def _watch_all(sites: Sequence[PreparedSite]) -> dict[str, str]:
@@ -279,8 +293,10 @@ def check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: boo
             "The run in this folder is of another experiment.",
             code="other-experiment",
             where=str(run.path),
-            why="these settings differ: " + ", ".join(_differences(known.as_json(), experiment.as_json())),
-            fix="Resume with the same file and the same --set options, or choose another folder.",
+            why="these settings differ (there, and now): "
+            + "; ".join(_differences(known.as_json(), experiment.as_json())),
+            fix="Resume with the same file and the same --set options, or choose another folder. "
+            "A run can be extended by more training.rounds, not shortened.",
         )
 
 
@@ -306,11 +322,16 @@ def _check_comparable(compared_with: Run | None, tested: str | None) -> None:
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:
-    """Dotted names of the settings in which two experiments differ."""
+    """Dotted names of the settings in which two experiments differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{place}.{key}".lstrip("."))]
-    return [] if old == new else [place]
+    return [] if old == new else [f"{place} {_short(old)}, {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _is_vacant(path: Path) -> bool:
@@ -348,7 +369,7 @@ def check_data(run: Run, manifest: dict[str, Any], prepared: PreparedFederation)
             code="plan-changed",
             where=str(run.path),
             why="the data has changed, or panorgan measures it differently: "
-            + ", ".join(_differences(manifest["plan"], prepared.plan.as_json())),
+            + "; ".join(_differences(manifest["plan"], prepared.plan.as_json())),
             fix="Restore the data and the panorgan version, or start a new run.",
         )
     if manifest["data_fingerprint"] != data_fingerprint(prepared):

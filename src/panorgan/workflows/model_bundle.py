@@ -24,7 +24,7 @@ from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
 from panorgan.data_doctor.files import Problem
-from panorgan.errors import AnatomyError, DataError, PanorganError, RunError, did_you_mean
+from panorgan.errors import AnatomyError, ConfigError, DataError, PanorganError, RunError, did_you_mean
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
 from panorgan.evaluation.organ_statistics import organ_statistics
 from panorgan.federation.checks import is_finite
@@ -47,15 +47,13 @@ from panorgan.workflows.channel_files import (
 from panorgan.workflows.device import choose_device
 from panorgan.workflows.input_doubts import doubts_about, nothing_found
 from panorgan.workflows.model_card import CARD as CARD_IN_WORDS
-from panorgan.workflows.model_card import model_card
+from panorgan.workflows.model_card import INPUT_CHANNELS, model_card
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.run import Run
 
 FORMAT = 1
 OWN_ORGANS = "own_organs"
 """What a card calls the organs that the catalogue does not know; left out where there are none."""
-INPUT_CHANNELS = "input_channels"
-"""What a card calls the channels of a scan, in their order; left out where the experiment names none."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +273,16 @@ def _check_weights(weights: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def _method(card: Mapping[str, Any]) -> Method:
-    method = find_method(card["method"]["name"])
+    try:
+        method = find_method(card["method"]["name"])
+    except PanorganError as error:
+        raise ConfigError(
+            f"The model's method {card['method']['name']!r} is not known here.",
+            code="unknown-method",
+            where=f"{CARD}: method.name",
+            why="it was registered by a script, or by a package that is not installed",
+            fix="Load the model in that script, or install the method as a package (docs/add-a-method.md).",
+        ) from error
     return method(method.Config(**{k: v for k, v in card["method"].items() if k != "name"}))
 
 

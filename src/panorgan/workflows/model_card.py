@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from panorgan.workflows.run import Run
 
 CARD = "CARD.md"
+INPUT_CHANNELS = "input_channels"
+"""What `model.json` calls the channels of a scan, in their order; left out where the experiment names none."""
 LOW_DICE = 0.7
 """Organs with a lower mean Dice are named among the limits."""
+_NOT_MEASURED, _UNKNOWN = "not measured", "–"
 _MARKS = {True: "annotated", False: "–"}
 
 
@@ -59,6 +62,7 @@ def _head(card: Mapping[str, Any]) -> str:
         f"# {_word(card.get('name', 'model'))}\n\n"
         f"Segments {len(card['organs'])} structures in {_modality(card)} scans: {organs}. Trained with panorgan and "
         f"the method `{card['method']['name']}` on cases of {len(card['sites'])} sites.\n\n"
+        f"{_channels(card)}"
         f"- Network: {card['network']['dimensions']}D U-Net, {counted} parameters, {_organ_parts(card)}\n"
         f"- Voxels: {size} mm (R, A, S), windows of {' × '.join(map(str, card['inference']['patch_size']))} voxels\n"
         f"- Run: {_word(card.get('run', 'unknown'))}, weights of round {_word(card.get('round', 'unknown'))}\n\n"
@@ -66,30 +70,40 @@ def _head(card: Mapping[str, Any]) -> str:
     )
 
 
+def _channels(card: Mapping[str, Any]) -> str:
+    """A line where a scan has several."""
+    names = card.get(INPUT_CHANNELS) or ()
+    return f"- Channels of a scan, in this order: {', '.join(map(_word, names))}\n" if len(names) > 1 else ""
+
+
 def _training_data(card: Mapping[str, Any], run: Run | None) -> str:
     rows = []
     manifest = run.manifest if run is not None else {}
     for name, facts in sorted(card["sites"].items()):
         measured = manifest.get("statistics", {}).get(name, {})
-        rows.append([_word(name), str(facts["train_cases"]), _cases(manifest, name), *_scans(measured)])
+        scans = _scans(measured) if manifest else (_UNKNOWN, _UNKNOWN)
+        rows.append([_word(name), str(facts["train_cases"]), _cases(manifest, name), *scans])
     for name, site in sorted(manifest.get("sites", {}).items()):
         if site["external"]:
-            rows.append([f"{_word(name)} (external, never trained on)", "0", _cases(manifest, name), "", ""])
+            rows.append(
+                [f"{_word(name)} (external, never trained on)", "0", _cases(manifest, name), _UNKNOWN, _UNKNOWN]
+            )
     names = ["Site", "Training cases", "Validation / test cases", "CT among the training cases", "Median voxel (mm)"]
     return f"## Trained on\n\n{_table(names, rows)}"
 
 
 def _cases(manifest: Mapping[str, Any], site: str) -> str:
     cases = manifest.get("sites", {}).get(site, {}).get("cases")
-    return f"{cases['validation']} / {cases['test']}" if cases else ""
+    return f"{cases['validation']} / {cases['test']}" if cases else _UNKNOWN
 
 
 def _scans(measured: Mapping[str, float]) -> tuple[str, str]:
-    """What the site measured: how many scans were CT, and their median voxel; empty where nothing was measured."""
+    """What the site measured: how many scans were CT, and their median voxel; a plan that is set needs no measuring."""
     spacing = [measured.get(f"plan/spacing_mm/{axis}") for axis in "RAS"]
     voxel = " × ".join(f"{mm:.3g}" for mm in spacing if mm is not None)
     cases = measured.get("plan/cases")
-    return (f"{measured.get('plan/ct_cases', 0):.0f} of {cases:.0f}" if cases else ""), voxel
+    ct = f"{measured.get('plan/ct_cases', 0):.0f} of {cases:.0f}" if cases else _NOT_MEASURED
+    return ct, voxel or _NOT_MEASURED
 
 
 def _annotations(card: Mapping[str, Any]) -> str:
@@ -106,7 +120,8 @@ def _annotations(card: Mapping[str, Any]) -> str:
 
 def _method(card: Mapping[str, Any]) -> str:
     settings = {name: value for name, value in card["method"].items() if name != "name"}
-    blocks = {"method": settings, "network": card["network"], "plan": card["plan"], "inference": card["inference"]}
+    plan = {name: value for name, value in card["plan"].items() if name != "window_hu" or _is_window(card)}
+    blocks = {"method": settings, "network": card["network"], "plan": plan, "inference": card["inference"]}
     lines = "\n".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in blocks.items())
     cleaning = card.get("postprocess", "none")
     return (
@@ -144,7 +159,7 @@ def _cell(summary: Summary | None) -> tuple[str, str, str]:
 
 def _limits(card: Mapping[str, Any], run: Run | None) -> str:
     plan = card["plan"]
-    if plan["intensity"] == "window":
+    if _is_window(card):
         low, high = plan["window_hu"]
         seen = f"CT in Hounsfield units, clipped to {low:g} to {high:g} HU. Other modalities are untested."
     else:
@@ -213,7 +228,11 @@ def _stated(folder: Path) -> str:
 
 
 def _modality(card: Mapping[str, Any]) -> str:
-    return "CT" if card["plan"]["intensity"] == "window" else "MR (or other)"
+    return "CT" if _is_window(card) else "MR (or other)"
+
+
+def _is_window(card: Mapping[str, Any]) -> bool:
+    return bool(card["plan"]["intensity"] == "window")
 
 
 def _organ_parts(card: Mapping[str, Any]) -> str:

@@ -64,6 +64,12 @@ class PreparedFederation:
         """The sites that train."""
         return tuple(site for site in self.sites if not site.external)
 
+    @property
+    def largest_scan(self) -> tuple[int, ...]:
+        """Voxels of the largest training case along each axis."""
+        shapes = [case.shape[-3:] for site in self.training for case in site.train]
+        return tuple(map(max, zip(*shapes, strict=True)))
+
 
 def prepare(
     experiment: Experiment, cache: Path | None = None, on_progress: OnProgress | None = None

@@ -72,13 +72,7 @@ class Run:
             content: dict[str, Any] = read_json(self.manifest_file.read_bytes())
             return content
         except FileNotFoundError as error:
-            raise RunError(
-                "This is not a run folder.",
-                code="not-a-run",
-                where=str(self.path),
-                why="it has no manifest.json",
-                fix="Point to a folder that 'panorgan train' or 'panorgan demo' wrote.",
-            ) from error
+            raise self._not_a_run() from error
         except ValueError as error:
             raise RunError(
                 "manifest.json is damaged.",
@@ -87,6 +81,20 @@ class Run:
                 why=str(error),
                 fix="Restore it from a backup, or start a new run in another folder.",
             ) from error
+
+    def _not_a_run(self) -> RunError:
+        """Names the runs in it, where it is the folder of a comparison."""
+        runs = [str(file.parent.relative_to(self.path)) for file in sorted(self.path.glob("*/*/manifest.json"))]
+        holds = f"; it holds the runs {', '.join(runs[:4])}{' …' * (len(runs) > 4)}" if runs else ""
+        return RunError(
+            "This is not a run folder.",
+            code="not-a-run",
+            where=str(self.path),
+            why=f"it has no manifest.json{holds}",
+            fix="Point to one of them; 'panorgan compare … --report-only' writes the page of a comparison again."
+            if runs
+            else "Point to a folder that 'panorgan train' or 'panorgan demo' wrote.",
+        )
 
     @cached_property
     def experiment(self) -> Experiment:

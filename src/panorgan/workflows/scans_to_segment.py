@@ -15,6 +15,7 @@ from panorgan.errors import DataError, PanorganError
 from panorgan.workflows.channel_files import channel_of, channels_by_name, group_files, named_files
 
 ENDINGS = (".nii.gz", ".nii", *ITK_ENDINGS)
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp")
 # Of so many files of a folder the first bytes are read: names do not tell whether they are slices.
 _LOOKED_AT = 5
 
@@ -99,11 +100,12 @@ def _find_channels(paths: Sequence[Path], channels: Sequence[str]) -> Found:
     named = named_files(paths, channels)
     if named:
         files = channels_by_name(named, channels)
-        found.scans.append(Scan(files[0].path, _stem(files[0].path), channels=files))
+        for channel in files:
+            _refuse_missing(channel.path)
+        found.scans.append(Scan(files[0].path, _name_of(files, channels), channels=files))
     rest = [path for path in paths if not named_files([path], channels)]
     for path in rest:
-        if not path.exists():
-            raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
+        _refuse_missing(path)
     for folder in (path for path in rest if path.is_dir()):
         inside = sorted(p for p in folder.iterdir() if p.name.endswith(ENDINGS) and not p.name.startswith("."))
         scans, others = group_files(inside, channels, leave_out=True)
@@ -116,6 +118,28 @@ def _find_channels(paths: Sequence[Path], channels: Sequence[str]) -> Found:
         raise _no_scans(paths, found)
     found.scans = _with_unique_names(found.scans)
     return found
+
+
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
+
+
+def _refuse_pictures(path: Path) -> None:
+    if path.name.lower().endswith(PICTURES):
+        raise DataError(
+            "This is a picture, not a scan.",
+            code="not-a-scan",
+            where=str(path),
+            why="flat pictures say neither voxel size nor orientation",
+            fix="Export the series as DICOM, NIfTI, MetaImage or NRRD, with all slices of a scan in one volume.",
+        )
+
+
+def _name_of(files: Sequence[Channel], channels: Sequence[str]) -> str:
+    """`anna` for anna_t1 and anna_t2, or for t1 and t2 in a folder `anna`; else the name of the first file."""
+    cases = {place[0] for file in files if (place := channel_of(file.path, channels)) is not None}
+    return cases.pop() if len(cases) == 1 else _stem(files[0].path)
 
 
 def _no_scans(paths: Sequence[Path], found: Found) -> DataError:
@@ -133,9 +157,9 @@ def _no_scans(paths: Sequence[Path], found: Found) -> DataError:
 
 def _scans_at(path: Path, found: Found) -> list[Scan]:
     """A file, a folder of files, or the series of a DICOM folder and its subfolders."""
-    if not path.exists():
-        raise DataError("A scan file is missing.", code="image-missing", where=str(path), fix="Check the path.")
+    _refuse_missing(path)
     if not path.is_dir():
+        _refuse_pictures(path)
         return [Scan(path, _stem(path))]
     slices = _holds_slices(path)
     files = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS) and not p.name.startswith("."))

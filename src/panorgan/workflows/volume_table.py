@@ -31,8 +31,8 @@ def add_volumes(folder: Path, labels: Path, scan: str, prediction: Prediction) -
             "organ": organ,
             "label": ids[organ],
             "voxels": found.voxels,
-            "volume_ml": found.volume_ml,
-            "mean_intensity": "" if found.mean_intensity is None else found.mean_intensity,
+            "volume_ml": round(found.volume_ml, 3),
+            "mean_intensity": "" if found.mean_intensity is None else round(found.mean_intensity, 2),
             "cut_off": " ".join(found.cut_off),
         }
         for organ, found in prediction.organs.items()
