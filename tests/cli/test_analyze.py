@@ -68,7 +68,7 @@ def test_a_report_of_a_run_that_was_not_analysed_has_no_such_section(tiny, tmp_p
         (("--radius", "0"), "radius"),
         (("--split", "test"), "'validation' or 'train'"),
         (("--device", "abacus"), "no device called 'abacus'"),
-        (("--against", "nowhere"), "There is no model here"),
+        (("--against", "nowhere"), "[run-missing]"),
     ],
 )
 def test_bad_input_is_told_with_a_way_out(finished, capfd, monkeypatch, arguments, message):

@@ -120,7 +120,8 @@ def test_results_are_replaced_with_a_doubt_and_other_files_never(finished, tmp_p
     ],
 )
 def test_what_cannot_work_is_refused_before_the_model_is_read(arguments, code, tmp_path, capfd, monkeypatch):
-    status, _, err = invoke(capfd, monkeypatch, "predict", "nowhere", *arguments, "--out", str(tmp_path / "o"))
+    (empty := tmp_path / "run").mkdir()
+    status, _, err = invoke(capfd, monkeypatch, "predict", str(empty), *arguments, "--out", str(tmp_path / "o"))
     assert status == 2
     assert f"[{code}]" in err
     assert not (tmp_path / "o").exists()

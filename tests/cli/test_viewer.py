@@ -11,6 +11,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from interrupts import hear_interrupts
 from invoking import invoke
 from viewed_files import SHAPE, save
 
@@ -55,7 +56,9 @@ def test_what_is_not_there_is_refused_before_anything_is_served(scan, capfd, mon
 
 def test_ctrl_c_ends_it(scan):
     command = [sys.executable, "-m", "panorgan", "view", str(scan), "--no-browser", "--json", "--for", "120"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    ) as process:
         url = json.loads(process.stdout.readline())["url"]
         with urllib.request.urlopen(f"{url}study", timeout=30) as answer:
             assert json.load(answer)["cases"][0]["name"] == "scan.nii.gz"

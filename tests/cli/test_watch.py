@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from interrupts import hear_interrupts
 
 from panorgan.cli.watch import watch_run
 from panorgan.errors import ConfigError
@@ -19,7 +20,9 @@ from panorgan.errors import ConfigError
 @pytest.mark.slow
 def test_the_page_is_there_until_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "panorgan", "watch", str(tmp_path / "later"), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    ) as process:
         assert process.stdout
         assert process.stderr
         try:

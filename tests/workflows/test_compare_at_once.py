@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from interrupts import hear_interrupts
 from pretend_runs import begin, unwatched
 
 from panorgan.config import Experiment
@@ -157,11 +158,6 @@ def test_no_child_outlives_the_command(tiny_content: Any, tmp_path: Path, how: s
         if group_lives(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def hear_interrupts() -> None:
-    """A shell starts what runs in its background deaf to Ctrl-C, tests too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def group_lives(group: int) -> bool:
