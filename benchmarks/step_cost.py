@@ -107,6 +107,7 @@ CONTENDERS = {
     "fedavg": Entry("fedavg", "fedavg"),
     "fedavg_pl": Entry("fedavg", "fedavg_pl"),
     "asam": Entry("fedavg", "fedasam"),
+    "chorus": Entry("fedavg", "chorus", {"known_from": 0}),
     "ufps": Entry("fedavg", "ufps", progress=0.1),
     "ufps_susam": Entry("fedavg", "ufps", {"main_teacher": False, "uncertainty_aware": "none"}, **LATE),
     "ufps_all": Entry("fedavg", "ufps", {"main_teacher_dice": 0}, **LATE),

@@ -6,12 +6,16 @@ labels always win. No model of a single site teaches another: nothing leaves a s
 - *Soft labels*: a voxel that the annotation leaves open is shared out among the channels that it allows, by the
   received model's probabilities.
 - *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it, once the
-  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from` and has stopped rising.
-  Before, an organ that the model still mistakes for another (a stomach for a liver) would be kept from being learned.
-  (Without validation, `training.validate_every: 0`, it never begins.)
-- *CutMix*: a box of one patch is replaced by the same box of the next one, image and label. The received model sees
-  both patches whole: what it recognises by the surroundings, the model in training must recognise without them. That is
-  where unlabelled voxels teach something new: without it, a label made by the model itself only holds it in place.
+  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from`. Before, an organ that
+  the model still mistakes for another (a stomach for a liver) would be kept from being learned. (Without validation,
+  `training.validate_every: 0`, it never begins.)
+- *CutMix*: to every two patches of a batch comes a third, one of them with a box of the other, image and label. The
+  received model sees both patches whole: what it recognises by the surroundings, the model in training must recognise
+  without them. That is where unlabelled voxels teach something new: without it, a label made by the model itself only
+  holds it in place. (A batch of one patch has nothing to mix.)
+- *Momentum at the server*: what a site learns about its own organ is new to that site alone; the others hold what they
+  received, and the mean takes back all but its share. But a site learns it in round after round, so that it adds up in
+  the momentum, while the noise of single rounds does not.
 
 The server averages as FedAvg's does, and names the organs that its model knows.
 """
@@ -29,15 +33,16 @@ from panorgan.data.labels import Activation
 from panorgan.losses import unlabelled
 from panorgan.losses.partial import partial_dice, structure_probabilities
 from panorgan.losses.soft_label import SoftLabel, soft_cross_entropy, soft_dice, soft_label
-from panorgan.methods.base import Method, MethodConfig, Payload, Scalars, ServerRule, SiteRule
+from panorgan.methods.base import Method, MethodConfig, Payload, Scalars, SiteRule
 from panorgan.methods.registry import register
 from panorgan.methods.shared.ablation import AblationRow
 from panorgan.methods.shared.readiness import Readiness
+from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
 
 
-class ChorusConfig(MethodConfig):
+class ChorusConfig(MomentumSettings, MethodConfig):
     """Each ingredient is one switch."""
 
     dice_over: Literal["batch"] = Field("batch", description="the Dice loss of an organ: over the batch")
@@ -48,10 +53,13 @@ class ChorusConfig(MethodConfig):
     known_from: float = Field(
         0.5, ge=0, le=1, description="validation Dice of an organ from which the received model knows it; 0 for at once"
     )
-    known_gain: float = Field(
-        0.02, ge=0, le=1, description="most that a validation may still have gained then; 1 for any gain"
+    cutmix: float = Field(
+        1.0, ge=0, le=1, description="share of the batches that get a mixed patch for every two; 0 for none"
     )
-    cutmix: float = Field(0.5, ge=0, le=1, description="share of the batches whose patches are mixed; 0 for none")
+    server_momentum: float = Field(
+        0.5, ge=0, lt=1, description="share β of earlier updates that the server adds to the mean; 0 for none"
+    )
+    server_step: Literal[1] = Field(1, description="the server has momentum instead")
 
 
 KNOWN = "known/"
@@ -76,9 +84,10 @@ class Chorus(Method):
     config: ChorusConfig
     ablation: ClassVar[tuple[AblationRow, ...]] = (
         AblationRow("FedAvg", (), method="fedavg"),
-        AblationRow("+ teacher's Dice", ("teacher's Dice",), {"cutmix": 0.0}),
-        AblationRow("+ CutMix", ("CutMix",), {"teacher_dice": False}),
-        AblationRow("chorus", ("teacher's Dice", "CutMix")),
+        AblationRow("without teacher's Dice", ("CutMix", "momentum"), {"teacher_dice": False}),
+        AblationRow("without CutMix", ("teacher's Dice", "momentum"), {"cutmix": 0.0}),
+        AblationRow("without momentum", ("teacher's Dice", "CutMix"), {"server_momentum": 0.0}),
+        AblationRow("chorus", ("teacher's Dice", "CutMix", "momentum")),
     )
 
     class Site(SiteRule):
@@ -101,17 +110,15 @@ class Chorus(Method):
             self.draws = torch.Generator().manual_seed(torch.initial_seed() ^ 2)
 
         def prepare(self, batch: Batch) -> None:
-            """Label the patches as they are, then mix them."""
+            """Label the patches as they are, then add mixed ones."""
             teacher = None
             if self.received_model is not None:
                 with torch.no_grad(), self.tools.autocast():
                     teacher = self.received_model(batch.image)
             label = soft_label(batch, self.federation.vocabulary, teacher)
-            if float(torch.rand((), generator=self.draws)) < self.config.cutmix:
-                box = random_box(batch.image.shape[2:], self.draws)
-                batch = mixed(batch, box)
-                label = SoftLabel(with_box_of_next(label.shares, box), with_box_of_next(label.counted, box))
             self.lesson = Lesson(batch, label)
+            if float(torch.rand((), generator=self.draws)) < self.config.cutmix:
+                self.lesson = with_mixed(self.lesson, random_box(batch.image.shape[2:], self.draws))
 
         def loss(self, batch: Batch) -> torch.Tensor:
             """Dice + cross-entropy to the soft label."""
@@ -135,14 +142,14 @@ class Chorus(Method):
             """Release the last batch."""
             vars(self).pop("lesson", None)
 
-    class Server(ServerRule):
-        """FedAvg's: output rows averaged over owners, then FedExP's step. Says which organs the model knows."""
+    class Server(MomentumServer):
+        """FedAvg's: output rows averaged over owners; with momentum. Says which organs the model knows."""
 
         config: ChorusConfig
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.readiness = Readiness(self.config.known_from, self.config.known_gain)
+            super().__init__(*args, **kwargs)
+            self.readiness = Readiness(self.config.known_from, gain=1.0)  # known is enough
 
         def broadcast(self, site: str) -> Payload:
             """The weights, and the organs that they know."""
@@ -166,7 +173,13 @@ class Chorus(Method):
             self.readiness.load(state.scalars)
 
 
-@register("central_chorus", config=ChorusConfig)
+class CentralChorusConfig(ChorusConfig):
+    """There is one site: no mean takes back what it has learned."""
+
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="share of earlier updates that is added; 0 for none")
+
+
+@register("central_chorus", config=CentralChorusConfig)
 class CentralChorus(Chorus):
     """chorus on all labels in one place: the bound of a federation that needs no teacher."""
 
@@ -190,14 +203,24 @@ def random_box(shape: torch.Size, draws: torch.Generator) -> tuple[slice, ...]:
     return tuple(box)
 
 
-def mixed(batch: Batch, box: tuple[slice, ...]) -> Batch:
-    """Image and masks with a box of the next sample; what only one of the two annotates is not annotated."""
-    return replace(
-        batch,
-        image=with_box_of_next(batch.image, box),
-        masks=with_box_of_next(batch.masks, box),
-        annotated=batch.annotated & batch.annotated.roll(-1, dims=0),
+def with_mixed(lesson: Lesson, box: tuple[slice, ...]) -> Lesson:
+    """The lesson, and for every two patches a mixed one: the first with a box of the second."""
+    plain, label = lesson.annotation, lesson.label
+    count = len(plain.image) // 2
+
+    def extended(samples: torch.Tensor) -> torch.Tensor:
+        return torch.cat([samples, with_box_of_next(samples, box)[:count]])
+
+    annotation = replace(
+        plain,
+        image=extended(plain.image),
+        masks=extended(plain.masks),
+        annotated=torch.cat([plain.annotated, (plain.annotated & plain.annotated.roll(-1, dims=0))[:count]]),
+        cases=plain.cases + plain.cases[:count],
+        slices=None,
+        depths=None,
     )
+    return Lesson(annotation, SoftLabel(extended(label.shares), extended(label.counted)))
 
 
 def with_box_of_next(samples: torch.Tensor, box: tuple[slice, ...]) -> torch.Tensor:
@@ -207,4 +230,13 @@ def with_box_of_next(samples: torch.Tensor, box: tuple[slice, ...]) -> torch.Ten
     return torch.where(inside, samples.roll(-1, dims=0), samples)
 
 
-__all__ = ["CentralChorus", "Chorus", "ChorusConfig", "Lesson", "mixed", "random_box", "with_box_of_next"]
+__all__ = [
+    "CentralChorus",
+    "CentralChorusConfig",
+    "Chorus",
+    "ChorusConfig",
+    "Lesson",
+    "random_box",
+    "with_box_of_next",
+    "with_mixed",
+]
