@@ -24,9 +24,11 @@ METHODS = (
     "ufps",
     "multidecoder",
     "fediod",
+    "chorus",
     "central_full",
 )
-POOLED = {"central_full"}
+ALONE, ALL_LABELS = "solo", "central_full"
+POOLED = {ALL_LABELS}
 OTHER_NAMES = {"fedavg_heads": PART_PER_ORGAN, "conventional": PART_PER_ORGAN}
 NOT_SHOWN = {"flkd_global", "flkd_local"}  # halves of a method: in their own section
 STEP_COSTS = {  # method → what was measured, relative to which method
@@ -49,8 +51,9 @@ class Row:
 NOW = (
     Row("phantom, 3 sites", "40 × 20", "federation_pays_h200", "phantom"),
     Row("phantom, small", "50 × 5, `examples/phantom.yaml` as it is", "federation_pays_h200", "phantom, small budget"),
-    Row("ACDC 2D", "40 × 20", "federation_pays_h200", "ACDC 2D"),
-    Row("ACDC 3D", "40 × 20", "federation_pays_h200", "ACDC 3D"),
+    Row("phantom, harder", "40 × 20", "chorus_h200", "phantom, harder"),
+    Row("ACDC 2D", "40 × 20", "chorus_h200", "ACDC 2D"),
+    Row("ACDC 3D", "40 × 20", "chorus_h200", "ACDC 3D"),
     Row("hippocampus", "40 × 20", "federation_pays_h200", "hippocampus"),
     Row("CHAOS", "40 × 20", "federation_pays_h200", "CHAOS"),
     Row("CHAOS", "100 × 20", "federation_pays_h200", "CHAOS, 100 rounds"),
@@ -125,7 +128,9 @@ def _row(row: Row) -> list[str]:
     seeds = {cell.seeds for cell in found.values()}
     best = _best(found) if len(seeds) == 1 else set()
     said = f"{row.setting}, {_seeds(max(seeds))}"
-    texts = [_text(found[name], name in best, max(seeds)) if name in found else "" for name in METHODS]
+    texts = [
+        _text(found[name], name in best, max(seeds), _gap(found, name)) if name in found else "" for name in METHODS
+    ]
     return [f"{row.data}<br><small>{said}</small>", *texts]
 
 
@@ -137,13 +142,23 @@ def _best(found: Mapping[str, Cell]) -> set[str]:
     )
 
 
-def _text(cell: Cell, best: bool, seeds: int) -> str:
-    dice = f"**{cell.dice:.3f}**" if best else f"{cell.dice:.3f}"
+def _gap(found: Mapping[str, Cell], name: str) -> float | None:
+    """How much of the way from every site alone to all labels in one place a method goes."""
+    if name in (ALONE, *POOLED) or not {ALONE, ALL_LABELS} <= found.keys():
+        return None
+    alone = found[ALONE].dice
+    return (found[name].dice - alone) / (found[ALL_LABELS].dice - alone)
+
+
+def _text(cell: Cell, best: bool, seeds: int, gap: float | None) -> str:
+    lines = [f"**{cell.dice:.3f}**" if best else f"{cell.dice:.3f}"]
     if cell.seeds != seeds:
-        dice += f"<br><small>{_seeds(cell.seeds)}</small>"
-    if not cell.organ:
-        return dice
-    return f"{dice}<br><small>{_organ(cell.organ)} {cell.organ_dice:.2f}</small>"
+        lines.append(f"<small>{_seeds(cell.seeds)}</small>")
+    if gap is not None:
+        lines.append(f"<small>gap {gap:.0%}</small>")
+    if cell.organ:
+        lines.append(f"<small>{_organ(cell.organ)} {cell.organ_dice:.2f}</small>")
+    return "<br>".join(lines)
 
 
 def _seeds(count: int) -> str:
@@ -159,7 +174,8 @@ def _organ(name: str) -> str:
 def _cost_row() -> list[str]:
     """What a training step costs, relative to the step of another method."""
     measured = step_costs("step_cost_h200.json", ("bfloat16", "graphs"))
-    texts = {
+    chorus = read("chorus_h200")["step_cost"]["chorus"]
+    texts = {"chorus": f"{chorus:.2f} × fedavg"} | {
         method: f"{' to '.join(f'{measured[name]:.2f}' for name in names)} × {reference}"
         for method, (names, reference) in STEP_COSTS.items()
     }
