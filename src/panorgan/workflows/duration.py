@@ -45,10 +45,10 @@ class Estimate:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types, for the log."""
         return {
-            "seconds": round(self.seconds, 1),
-            "training": round(self.training, 1),
-            "validation": round(self.validation, 1),
-            "scoring": round(self.scoring, 1),
+            "seconds": round(self.seconds, 3),
+            "training": round(self.training, 3),
+            "validation": round(self.validation, 3),
+            "scoring": round(self.scoring, 3),
             "steps": self.steps,
             "rounds": self.rounds,
             "step_seconds": round(self.speed.step, 5),
