@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from panorgan.cli.main import app
 from panorgan.cli.methods import print_methods
 from panorgan.errors import ConfigError
+from panorgan.methods.about.words import GROUPS, by_group
 from panorgan.methods.base import Method
 from panorgan.methods.registry import methods
 from panorgan.report.methods_page import methods_page
@@ -35,13 +37,25 @@ def test_it_fits_a_terminal_of_80_columns(monkeypatch, capsys, name):
     assert "…" not in out, "nothing is cut off"
 
 
-def test_the_overview_names_every_method_and_what_is_special(monkeypatch, capsys):
-    out = shown(monkeypatch, capsys, None)
-    assert [name for name in methods() if name not in out] == []
-    assert "mu (0.01)" in out
-    assert "weighting (uniform)" in out
-    assert "weighting (cases)" not in out, "a default that every method has is not special"
-    assert "panorgan methods NAME" in out
+def test_the_overview_names_every_method_once_under_its_group(monkeypatch, capsys):
+    lines = shown(monkeypatch, capsys, None).splitlines()
+    at = {title: lines.index(title) for title in GROUPS.values()}
+    assert list(at.values()) == sorted(at.values()), "in the order of the table"
+    for name, method in methods().items():
+        places = [number for number, line in enumerate(lines) if line.split()[:1] == [name] and line.startswith("  ")]
+        assert len(places) == 1, name
+        below = max((start for start in at.values() if start < places[0]), default=-1)
+        assert lines[below] == GROUPS[method.group], name
+    assert any("panorgan methods NAME" in line for line in lines)
+
+
+def test_a_group_that_a_plugin_brings_comes_last():
+    @dataclass
+    class Listed:
+        group: str
+
+    described = [Listed("theirs"), Listed("bounds"), Listed("systems")]
+    assert list(by_group(described)) == [GROUPS["systems"], GROUPS["bounds"], "theirs"]
 
 
 def test_all_about_one(monkeypatch, capsys):

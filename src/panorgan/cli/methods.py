@@ -15,7 +15,7 @@ from rich.text import Text
 from panorgan.cli.console import Console, say_lines
 from panorgan.cli.loading import load
 from panorgan.methods.about.stored import stored_methods
-from panorgan.methods.about.words import NETWORKS, as_yaml, body, pooled_words, size_words, variant_words
+from panorgan.methods.about.words import NETWORKS, as_yaml, body, by_group, pooled_words, size_words, variant_words
 
 if TYPE_CHECKING:  # they import torch, and `--help` must be quick
     from panorgan.methods.about.metadata import FieldDescription, MethodDescription
@@ -100,6 +100,7 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
 
     return {
         "name": description.name,
+        "group": description.group,
         "description": description.summary,
         "title": description.title,
         "text": description.text,
@@ -129,18 +130,18 @@ def _method_as_json(description: MethodDescription) -> dict[str, Any]:
 def _show_overview(
     console: Console, described: Iterable[MethodDescription], common_fields: Iterable[FieldDescription]
 ) -> None:
-    table = Table("method", "what it does", "own settings (default)", title="Methods", title_justify="left")
-    usual = {field.name: field.default for field in common_fields}
-    for description in described:
-        own = [field for field in description.own_fields if usual.get(field.name) != field.default]
-        settings = ", ".join(f"{field.name} ({as_yaml(field.default)})" for field in own)
-        what = _inline(description.summary)
-        if description.pooled:
-            what.append(" (pooled data)", style="dim")
-        table.add_row(Text(description.name, style="bold"), what, Text(settings))
-    console.print(table)
-    console.print(Text("Settings that every method has", style="italic"))
-    console.print(_settings(common_fields))
+    groups = by_group(described)
+    width = max(len(description.name) for members in groups.values() for description in members)
+    for title, members in groups.items():
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(width=width, no_wrap=True)
+        for description in members:
+            what = _inline(description.summary)
+            if description.pooled:
+                what.append(" (pooled data)", style="dim")
+            table.add_row(Text(description.name, style="cyan"), what)
+        _show(console, title, table)
+    _show(console, "Settings that every method has", _settings(common_fields))
     console.print(_inline("`panorgan methods NAME` shows one in full: equations, settings, what leaves a site."))
 
 

@@ -343,6 +343,8 @@ class Method:
 
     text: ClassVar[str] = ""
     """What it is: `Title — what it does`, then more. Where empty, it is the docstring of the method's file."""
+    group: ClassVar[str] = "rules"
+    """Where lists of methods show it, one of `about.words.GROUPS`."""
     paper: ClassVar[str] = ""
     """Where it was published: a title, or a link that stays."""
     equations: ClassVar[Mapping[str, str]] = {}

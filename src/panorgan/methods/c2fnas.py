@@ -60,6 +60,7 @@ class C2FNASConfig(FedAvgConfig):
 class C2FNAS(Method):
     """FedAvg of a searched network."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = "arXiv:1912.09628"
     organs: ClassVar[OrganParts] = "channels"
     equations: ClassVar[Mapping[str, str]] = {"coarse stage": "`SearchedNetwork`", "fine stage": "`ENCODER`, `DECODER`"}

@@ -76,8 +76,9 @@ class Lesson:
 
 @register("chorus", config=ChorusConfig)
 class Chorus(Method):
-    """The federation's model labels what a site does not, and CutMix makes it a lesson."""
+    """FedAvg with self-training on the received model's soft labels, CutMix and server momentum."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = "panorgan's own; CutMix: arXiv:1905.04899"
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "softmax"  # a voxel is shared out among all channels
@@ -183,6 +184,7 @@ class CentralChorusConfig(ChorusConfig):
 class CentralChorus(Chorus):
     """chorus on all labels in one place: the bound of a federation that needs no teacher."""
 
+    group: ClassVar[str] = "bounds"
     text: ClassVar[str] = (
         "Central chorus — CutMix on full labels, all cases in one place: what chorus itself could reach at best, where "
         "`central_full` has\nnone of its extras. With every organ labelled there is nothing for a teacher to say. "

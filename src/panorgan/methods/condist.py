@@ -40,6 +40,7 @@ class ConDistConfig(MomentumSettings, MethodConfig):
 class ConDist(Method):
     """FedAvg with conditional distillation of the received model, and momentum at the server."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = "arXiv:2308.04070"
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "softmax"  # a condition on one organ changes the probabilities of the others

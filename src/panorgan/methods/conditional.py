@@ -104,6 +104,7 @@ class ConditionalNetwork(SelectiveNetwork):
 class Conditional(Method):
     """FedAvg of a conditional network."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = (
         "Dmitriev and Kaufman, Learning multi-class segmentations from single-class datasets, CVPR 2019"
     )

@@ -39,6 +39,7 @@ class DoDNetConfig(MethodConfig):
 class DoDNet(Method):
     """FedAvg of a network with dynamic heads."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = "arXiv:2011.10217"
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "sigmoid"

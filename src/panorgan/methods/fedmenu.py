@@ -50,6 +50,7 @@ class FedMENUConfig(ExclusionSettings, MethodConfig):
 class FedMENU(SoftmaxChannels):
     """A sub-encoder per organ, trained by its owners, and one decoder over all."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = "arXiv:2206.07156"
     equations: ClassVar[Mapping[str, str]] = {
         "MENU-Net": "`MENUNet`",

@@ -71,6 +71,7 @@ class FLKDConfig(MethodConfig):
 class FLKD(Method):
     """Multi-head network with global and local knowledge distillation."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
         "Kim et al., Federated learning with knowledge distillation for multi-organ segmentation with partially "
         "labeled datasets"

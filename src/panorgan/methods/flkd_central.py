@@ -30,6 +30,7 @@ class FLKDCentralConfig(MethodConfig):
 class FLKDCentral(Method):
     """Pooled cases, partial labels, multi-head network, distillation from the model before each step."""
 
+    group: ClassVar[str] = "bounds"
     paper: ClassVar[str] = (
         "Kim et al., Federated learning with knowledge distillation for multi-organ segmentation with partially "
         "labeled datasets"

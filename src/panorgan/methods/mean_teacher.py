@@ -38,6 +38,7 @@ class MeanTeacherConfig(MethodConfig):
 class MeanTeacher(Method):
     """FedAvg, and at every site consistency with a mean of the received models."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = "arXiv:1703.01780"
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "softmax"

@@ -35,6 +35,7 @@ class Med3DConfig(MethodConfig):
 class Med3D(Solo):
     """Shared encoder, a light decoder per site."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = "arXiv:1904.00625"
     equations: ClassVar[Mapping[str, str]] = {"decoder branches": "`Branch`"}
 

@@ -42,6 +42,7 @@ class PIPOFANConfig(MarginalConfig):
 class PIPOFAN(SoftmaxChannels):
     """FedAvg of a pyramid network on the target-adaptive loss, plain mean."""
 
+    group: ClassVar[str] = "networks"
     paper: ClassVar[str] = "arXiv:2001.00208"
     equations: ClassVar[Mapping[str, str]] = {
         "equal convolutional depth": "`PyramidNetwork.scales`",

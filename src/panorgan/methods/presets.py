@@ -84,6 +84,7 @@ class LeafDiceConfig(MarginalConfig):
 class SoftmaxChannels(Method):
     """One softmax over background and all organs, whatever the experiment says."""
 
+    group: ClassVar[str] = "losses"
     organs: ClassVar[OrganParts | None] = "channels"
     activation: ClassVar[Activation | None] = "softmax"
 
@@ -129,6 +130,7 @@ class UnlabelledIsBackground(SiteRule):
 class WithheldLabels(Method):
     """With every organ annotated the partial loss is the ordinary one."""
 
+    group: ClassVar[str] = "bounds"
     labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
 
 
@@ -206,6 +208,7 @@ PRESETS: tuple[Preset, ...] = (
         summary="Shared encoder and decoder, a head of 162 parameters per organ.",
         paper="the baseline of FLKD (see there), section 3.5",
         supervision=HELD_PARTS,
+        group="networks",
         organs="heads",
     ),
     Preset(
@@ -214,6 +217,7 @@ PRESETS: tuple[Preset, ...] = (
         description="one encoder for all, a decoder per organ, which only the sites that annotate it train.",
         summary="Shared encoder, a whole decoder per organ.",
         paper="after Med3D, arXiv:1904.00625",
+        group="networks",
         organs="decoders",
     ),
     Preset(
@@ -223,6 +227,7 @@ PRESETS: tuple[Preset, ...] = (
         "Every organ takes a pass of its own through the decoder, so it costs as much as a network for each.",
         summary="A whole encoder per organ, shared decoder.",
         paper="FLKD's comparison 'Sep. Enc' (its Fig. 3B)",
+        group="networks",
         organs="encoders",
     ),
     # -- partial labels in one output for all organs
@@ -298,6 +303,7 @@ PRESETS: tuple[Preset, ...] = (
         summary="Pooled cases, partial labels, unknown organs left out of the loss.",
         paper=f"{_FLKD} (its comparison 'Multihead - centralized setting', here with `network.organs: heads`)",
         equations={"eq. 3": "`Site.loss`: cross-entropy + Dice on what is annotated"},
+        group="bounds",
         data="pooled",
     ),
     Preset(
@@ -309,6 +315,7 @@ PRESETS: tuple[Preset, ...] = (
         summary="Pooled cases, unlabelled organs treated as background.",
         paper=f"{_SEGVIZ} (its comparison 'Central Aggregation', section 3.5.2)",
         supervision=UNLABELLED_AS_BACKGROUND,
+        group="bounds",
         data="pooled",
     ),
 )

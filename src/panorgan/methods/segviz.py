@@ -46,6 +46,7 @@ class SegVizConfig(MethodConfig):
 class SegViz(Method):
     """Selective weight synchronisation: shared representation, task blocks of single organs."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
         "Kanhere et al., Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from "
         "Sites with Partial Labels"

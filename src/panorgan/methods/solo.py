@@ -36,6 +36,7 @@ class SoloConfig(MethodConfig):
 class Solo(Method):
     """Each site alone; the tested model merges all site models."""
 
+    group: ClassVar[str] = "bounds"
     paper: ClassVar[str] = (
         "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
         "distribution (its lower bound, 'SOLO')"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from panorgan.federation.egress import COMMON_NUMBERS
 from panorgan.methods.about.metadata import TRAIN, FieldDescription, MethodDescription, describe, fields_of
 from panorgan.methods.about.uploads import EXAMPLE_SITES, Upload
-from panorgan.methods.about.words import NETWORKS, as_yaml, body, pooled_words, size_words, variant_words
+from panorgan.methods.about.words import NETWORKS, as_yaml, body, by_group, pooled_words, size_words, variant_words
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.registry import methods
 
@@ -31,11 +31,7 @@ def methods_page() -> str:
             "chooses one under `method`. `panorgan methods NAME` shows the same in a terminal."
         ),
         "",
-        *_table(
-            ("method", "what it is", "network", "stages besides training", "sent per round", "pooled data"),
-            (_overview(description) for description in described),
-        ),
-        "",
+        *(line for title, members in by_group(described).items() for line in _group(title, members)),
         *_paragraph(
             "*Network*: how organs are separated. An organ and its tumour are a group and share a part. "
             "*Sent per round*: the size of what leaves a site, relative to FedAvg. Measured with default settings and "
@@ -91,6 +87,11 @@ def _figure(upload: Upload) -> str:
 
 def _is_one_round(upload: Upload) -> bool:
     return upload.rounds in ("once", "last round", "first round")
+
+
+def _group(title: str, members: Iterable[MethodDescription]) -> list[str]:
+    head = ("method", "what it is", "network", "stages besides training", "sent per round", "pooled data")
+    return [f"**{title}**", "", *_table(head, map(_overview, members)), ""]
 
 
 def _overview(description: MethodDescription) -> Sequence[str]:

@@ -55,6 +55,7 @@ class MethodDescription:
 
     method: type[Method]
     name: str
+    group: str
     summary: str
     title: str
     explanation: str
@@ -169,6 +170,7 @@ def _describe(method: type[Method]) -> MethodDescription:
     return MethodDescription(
         method,
         method.name,
+        method.group,
         summary,
         title if dash else method.name,
         explanation,

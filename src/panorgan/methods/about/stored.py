@@ -78,8 +78,8 @@ _FIELD = ("name", "type", "default", "meaning", "paper")
 _UPLOAD = ("stage", "rounds", "weights", "tensors", "words", "size", "relative")
 _VARIANT = ("setting", "sent")
 _DESCRIPTION = (
-    *("name", "summary", "title", "text", "paper", "equations", "recipe", "fields", "own_fields", "numbers", "tensors"),
-    *("pooled", "labels", "network", "network_words", "stages", "sent", "variants"),
+    *("name", "group", "summary", "title", "text", "paper", "equations", "recipe", "fields", "own_fields", "numbers"),
+    *("tensors", "pooled", "labels", "network", "network_words", "stages", "sent", "variants"),
 )
 _TUPLES = ("stages", "tensors")
 _PARTS = {"fields": _FIELD, "own_fields": _FIELD, "sent": _UPLOAD, "variants": _VARIANT}

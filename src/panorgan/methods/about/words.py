@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 NETWORKS = {
     "any": "yours (`network.organs`)",
@@ -14,6 +14,35 @@ NETWORKS = {
     "decoders": "a decoder per organ",
     "encoders": "an encoder per organ",
 }
+
+GROUPS = {
+    "systems": "Systems for partial labels",
+    "rules": "Federated averaging and its relatives",
+    "losses": "Losses for partial labels",
+    "networks": "Networks for partial labels",
+    "pseudo_labels": "On pseudo labels",
+    "bounds": "To compare with",
+}
+"""The groups in which methods are listed, in this order; others come after them, under their own names."""
+
+
+class Listed(Protocol):
+    """A method with its group."""
+
+    @property
+    def group(self) -> str:
+        """One of `GROUPS`, or a plugin's own."""
+
+
+ListedT = TypeVar("ListedT", bound=Listed)
+
+
+def by_group(described: Iterable[ListedT]) -> dict[str, list[ListedT]]:
+    """Methods by the title of their group, in the order of `GROUPS`."""
+    found: dict[str, list[ListedT]] = {title: [] for title in GROUPS.values()}
+    for one in described:
+        found.setdefault(GROUPS.get(one.group, one.group), []).append(one)
+    return {title: members for title, members in found.items() if members}
 
 
 class Sent(Protocol):

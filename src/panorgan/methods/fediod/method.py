@@ -102,6 +102,7 @@ def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
 class FedIOD(Method):
     """Multi-decoder network with inter-organ attention shared between sites, averaged head by head."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
         "Wan, Yan and Yu, FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ "
         "dependency"

@@ -48,6 +48,7 @@ class Preset:
     title, description : for the documentation; a description may have several paragraphs.
     summary : one line for tables.
     paper, equations, recipe : as in `Method`.
+    group : as in `Method`; empty for that of the supervision.
     supervision, local_step, average : pieces; the plain ones are those of `Method`.
     architecture : a piece whose method builds a network of its own.
     organs : how the network separates organs; None leaves it to the experiment, or to the supervision.
@@ -61,6 +62,7 @@ class Preset:
     paper: str
     equations: Mapping[str, str] = field(default_factory=dict)
     recipe: Mapping[str, object] = field(default_factory=dict)
+    group: str = ""
     supervision: Piece = PARTIAL_LABELS
     local_step: Piece = PLAIN
     average: Piece = PLAIN
@@ -88,6 +90,7 @@ def compose(preset: Preset, module: str) -> type[Method]:
         "__doc__": preset.summary,
         "__module__": module,
         "text": f"{preset.title} — {preset.description}",
+        "group": preset.group or around.group,
         "paper": preset.paper,
         "equations": preset.equations,
         "recipe": preset.recipe,

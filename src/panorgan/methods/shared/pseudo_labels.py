@@ -156,6 +156,7 @@ class PseudoLabelServer(TeacherServer):
 class PseudoLabelMethod(Method):
     """A method that trains on pseudo labels."""
 
+    group: ClassVar[str] = "pseudo_labels"
     organs: ClassVar[OrganParts] = "channels"
     activation: ClassVar[Activation] = "softmax"  # the unified label has one value per voxel
     numbers: ClassVar[Mapping[str, str]] = {**Method.numbers, **VOLUMES}

@@ -86,6 +86,7 @@ _PARTS: dict[str, tuple[str, ...]] = {"decoder": ("decoder", "head"), "encoder":
 class UFPS(PseudoLabelMethod):
     """Unified label learning and sparse unified sharpness-aware minimisation."""
 
+    group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
         "Jiang et al., UFPS: A unified framework for partially annotated federated segmentation in heterogeneous data "
         "distribution"
