@@ -99,7 +99,7 @@ def test_what_is_missing_is_added(compared, experiment_file) -> None:
     more = ["--methods", "solo,tight=fedprox+mu=1", "--seeds", "0"]
     result = CliRunner().invoke(app, [*command, *more])
     assert result.exit_code == 0, result.output
-    assert "1 of 2 runs are finished already" in result.output
+    assert "1 of 2 runs are already finished" in result.output
     assert (folder / "tight" / "seed-0" / "metrics.csv").is_file()
     assert (folder / "solo" / "seed-0" / "metrics.csv").stat().st_mtime_ns == before
     assert json.loads((folder / "comparison.json").read_text())["reference"] == "solo"
@@ -202,9 +202,9 @@ def test_a_terminal_shows_which_runs_are_under_way(tiny, tmp_path) -> None:
         assert "preparing cases" in drawn(view, console)
         for run in plan.runs:
             view.started(run)
-        assert "under way: solo · seed 0, fedavg x · seed 0" in drawn(view, console)
+        assert "running: solo · seed 0, fedavg x · seed 0" in drawn(view, console)
         view.ended(plan.runs[0], None)
-        assert "under way: fedavg x · seed 0" in drawn(view, console)
+        assert "running: fedavg x · seed 0" in drawn(view, console)
     assert "1 of 2 · solo · seed 0: finished" in console.file.getvalue()
     assert "started" not in console.file.getvalue()  # the line at the bottom says it
 

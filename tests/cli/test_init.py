@@ -232,7 +232,7 @@ def test_a_person_is_asked_and_asked_again(init, patients, tmp_path, monkeypatch
     assert content["sites"]["north"]["labels"] == {"label_3": "liver", "label_7": "islet_mass"}
     assert content["sites"]["north"]["ignore"] == ["label_9"]
     assert content["organs"] == {"islet_mass": {}}
-    assert "Guessed by anatomy" not in out  # it was confirmed
+    assert "Guessed from anatomy" not in out  # it was confirmed
 
 
 def test_names_and_options_are_not_asked_about(init, patients, tmp_path, monkeypatch):

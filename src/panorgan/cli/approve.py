@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def approve(
     kit: Annotated[Path, typer.Argument(help="The site's kit.", metavar="KIT", show_default="this folder")] = Path(),
-    edit: Annotated[
-        bool, typer.Option("--edit", help="Approve nothing; allow editing (or deleting) the files again.")
-    ] = False,
+    edit: Annotated[bool, typer.Option("--edit", help="Make the files editable again instead of approving.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")] = False,
 ) -> None:
     """Approve a site's kit as it is now: settings, egress policy, keys. Without it the site does not start.

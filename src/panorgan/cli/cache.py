@@ -39,7 +39,7 @@ def run_cache(folder: Path | None, clears: bool, older_than: float | None, as_js
     may = "no limit" if limit is None else f"at most {in_words(limit)} (PANORGAN_CACHE_LIMIT)"
     console.print(f"{escape(str(cache))}: {in_words(size)}, {may}.")
     if (clears or older_than is not None) and entries:
-        console.print("The rest is in use by a running process, or was used since.")
+        console.print("The rest is in use by a running process, or was used more recently.")
 
 
 def _by_data_set(entries: Sequence[CacheEntry]) -> list[dict[str, Any]]:

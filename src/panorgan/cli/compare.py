@@ -107,7 +107,7 @@ class ComparisonView(ComparisonObserver):
         self._done, self._total = len(plan.finished), len(plan.runs)
         self._trained, self._began = 0, time.monotonic()
         if plan.finished:
-            self._console.print(f"{self._done} of {self._total} runs are finished already.", highlight=False)
+            self._console.print(f"{self._done} of {self._total} runs are already finished.", highlight=False)
         if at_once > 1:
             self._console.print(f"{len(plan.missing)} runs, {at_once} at once", highlight=False)
             if self._live:
@@ -167,7 +167,7 @@ class ComparisonView(ComparisonObserver):
         self._console.print(text, highlight=False, markup=False)
 
     def _show(self) -> None:
-        self._status.update(Text(f"under way: {', '.join(self._under_way) or 'nothing'}", style="dim"))
+        self._status.update(Text(f"running: {', '.join(self._under_way) or 'nothing'}", style="dim"))
 
 
 def summary(results: Results, files: ComparisonFiles) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def few_pairs(results: Results) -> str:
     without = [figure.pairs for figure in figures if math.isnan(figure.p)]
     if not without:
         return ""
-    return f"Without p: a test needs {FEWEST_PAIRS} patients, and there are {min(without)}; see docs/compare.md."
+    return f"No p: a test needs {FEWEST_PAIRS} patients, and there are {min(without)}; see docs/compare.md."
 
 
 def summary_table(results: Results, width: int) -> Table:

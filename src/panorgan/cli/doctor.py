@@ -59,7 +59,7 @@ def run_doctor(request: DoctorRequest) -> int:
     else:
         doctor_view.show(Console(), checkup, request, page, fixed)
     if replaced:
-        say(f"{page} replaces the page of an earlier check; --html FILE keeps both.", file=sys.stderr)
+        say(f"{page} replaces the page of an earlier check; use --html FILE to keep both.", file=sys.stderr)
     return exit_code(checkup, request.strict)
 
 
@@ -84,7 +84,7 @@ def _page_path(html: Path | None) -> Path | None:
             code="page-not-writable",
             where=str(path),
             why="you may not write into this folder",
-            fix="Choose another place with --html FILE, or leave the page out with --no-html.",
+            fix="Choose another path with --html FILE, or omit the page with --no-html.",
         )
     if path.exists() and not _is_page(path):
         raise DataError(
@@ -92,7 +92,7 @@ def _page_path(html: Path | None) -> Path | None:
             code="page-overwrites",
             where=str(path),
             why="the file is there, and the doctor did not write it",
-            fix="Choose another place with --html FILE, or leave the page out with --no-html.",
+            fix="Choose another path with --html FILE, or omit the page with --no-html.",
         )
     return path
 

@@ -177,9 +177,9 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
         copy = request.fix_headers
         several = len(checkup.sources) > 1
         places = [copy / source.site for source in checkup.sources] if several else [copy]
-        lines = ["Next: see what is left to fix in the copy.", f"  panorgan doctor {' '.join(map(str, places))}"]
+        lines = ["Next: check the copy for remaining errors.", f"  panorgan doctor {' '.join(map(str, places))}"]
         if any(path.suffix in (".yaml", ".yml") for path in request.paths):
-            lines.append("Then name it in the experiment file: the 'folder' of each site.")
+            lines.append("Then set each site's 'folder' in the experiment file to it.")
         return lines
     if errors:
         return [f"Next: fix {_first_few(errors)}, then run the same command again."]
@@ -189,8 +189,8 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
     if experiments:
         return [f"Next: {look}train.", *(f"  panorgan train {path}" for path in experiments)]
     if not any(case.structures for case in checkup.cases):
-        return [f"Next: {look}add labels. No organ is annotated, so a site cannot train on this."]
-    lines = [f"Next: {look}name it in your experiment file.", "  sites:"]
+        return [f"Next: {look}add labels: no organ is annotated, so a site cannot train on this."]
+    lines = [f"Next: {look}add it to your experiment file.", "  sites:"]
     for source in checkup.sources:
         name = "".join(sign if sign.isascii() and sign.isalnum() else "_" for sign in source.site).strip("_")
         lines += [f"    {name or 'hospital'}:", f"      folder: {source.folder.resolve()}"]
@@ -202,7 +202,7 @@ def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest
 def _show_fixed(console: Console, fixed: Sequence[FixedFile], request: DoctorRequest) -> None:
     """What was corrected; without anything to correct there is no copy."""
     if not fixed:
-        _line(console, "Nothing was found that can be corrected without guessing, so no copy was written.")
+        _line(console, "Nothing can be corrected without guessing, so no copy was written.")
         return
     reasons = Counter(file.reason for file in fixed)
     _line(console, f"A copy of the data, {_count(len(fixed), 'file')} corrected: {request.fix_headers}")

@@ -27,8 +27,8 @@ _WORDS = {"sent": "sent", "refused": "refused", "torn": "unfinished"}
 
 def egress(
     kit: Annotated[Path, typer.Argument(help="A site's kit, or a copy of its log.", metavar="KIT")] = Path("."),
-    last: Annotated[int, typer.Option(min=0, help="How many of the newest entries to show; 0 for all.")] = 20,
-    verify_only: Annotated[bool, typer.Option("--verify-only", help="Only check the log.")] = False,
+    last: Annotated[int, typer.Option(min=0, help="Number of newest entries to show; 0 for all.")] = 20,
+    verify_only: Annotated[bool, typer.Option("--verify-only", help="Only verify the log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")] = False,
 ) -> None:
     """Show what has left this site, and verify the log.

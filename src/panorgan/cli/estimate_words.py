@@ -24,7 +24,7 @@ def estimate_lines(facts: Mapping[str, Any]) -> list[str]:
     if facts.get("later_stages"):
         lines.append(f"Measured in the stage {facts['stage']}; steps of {facts['later_stages']} may take longer.")
     if facts.get("suits"):
-        lines.append(f"That is long. About {span(facts['suits_seconds'])} would take:")
+        lines.append(f"Settings for about {span(facts['suits_seconds'])}:")
         lines += [f"  {line}" for line in proposal_lines(facts["suits"])]
         lines.append("'panorgan plan EXPERIMENT.yaml --minutes 120' finds such settings and can write them.")
     return lines

@@ -11,7 +11,7 @@ from panorgan.cli.console import say
 _NEXT = {
     "bundle": "In that folder: python -m monai.bundle run inference --config_file configs/inference.json "
     "--dataset_dir SCANS --output_dir LABELS",
-    "onnx": "model.json beside model.onnx says how to feed it and how to read its answer.",
+    "onnx": "model.json beside model.onnx describes its input and output.",
     "nnunet": "nnUNetv2_predict_from_modelfolder -m {folder} -f 0 --disable_tta -i SCANS -o LABELS",
 }
 
@@ -26,8 +26,8 @@ def export_model(run: Path, to: str, out: Path | None, as_json: bool) -> None:
     if found.check:
         say(
             f"Checked: probabilities differ by {found.check['max_difference']:.2g} at most; "
-            f"{found.check['decided_otherwise']} of {found.check['voxels']} voxels are decided otherwise."
+            f"{found.check['decided_otherwise']} of {found.check['voxels']} voxels get another label."
         )
     else:
-        say("Not checked: panorgan cannot run it. docs/export.md says what differs in nnU-Net.")
+        say("Not checked: panorgan cannot run it. See docs/export.md for differences in nnU-Net.")
     say(_NEXT[found.to].format(folder=found.folder))

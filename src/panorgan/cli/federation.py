@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from panorgan.deployment.folders import ServerKit, SiteKit
 
 app = typer.Typer(
-    help="A real federation between hospitals: kits, server, sites, start, status.",
+    help="Run a federation between hospitals: make kits, run server and sites, start and follow the run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -42,15 +42,15 @@ def _installed_code_only() -> None:
 @app.command()
 def init(
     federation: Annotated[
-        Path, typer.Argument(help="Who takes part, where, and in which experiment.", metavar="FEDERATION.yaml")
+        Path, typer.Argument(help="Participants, server and experiment.", metavar="FEDERATION.yaml")
     ] = Path("federation.yaml"),
-    out: Annotated[Path | None, typer.Option(help="Folder for the kits; default: the name of the federation.")] = None,
-    example: Annotated[bool, typer.Option("--example", help="Write such a file to start from.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the kits; default: the federation's name.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Write a commented example of this file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make one kit for the server and one for every site.
+    """Make a kit for the server and for every site.
 
-    Run it again after adding a site to the file: existing kits stay as they are.
+    Run it again after adding a site to the file; existing kits are not changed.
     """
     from panorgan.cli.federation_init import make_all, write_example
 
@@ -63,12 +63,12 @@ def init(
 @app.command()
 def preflight(
     kit: KitPath = _HERE,
-    no_data: Annotated[bool, typer.Option("--no-data", help="Do not read the scans.")] = False,
+    no_data: Annotated[bool, typer.Option("--no-data", help="Skip reading the scans.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check everything before a participant starts; changes nothing.
+    """Check network, certificates, disk and data before a participant starts; changes nothing.
 
-    Exit code: 0 when nothing failed, 2 otherwise.
+    Exit code: 0 if nothing failed, 2 otherwise.
     """
     found = find_kit(kit)
     load("panorgan.cli.federation_run")
@@ -79,7 +79,7 @@ def preflight(
 
 @app.command()
 def server(kit: KitPath = _HERE) -> None:
-    """Run the server that the sites connect to (the coordinator's machine). Ctrl-C stops it."""
+    """Run the server that the sites connect to (coordinator). Ctrl-C stops it."""
     found = server_kit(kit, "server")
     load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
@@ -89,7 +89,7 @@ def server(kit: KitPath = _HERE) -> None:
 
 @app.command()
 def site(kit: KitPath = _HERE) -> None:
-    """Take part with this hospital's data. Connects out, accepts nothing in. Ctrl-C stops it."""
+    """Take part with this hospital's data. Only connects out. Ctrl-C stops it."""
     found = site_kit(kit, "site")
     load("panorgan.cli.foreground")
     from panorgan.cli.foreground import run_in_foreground
@@ -99,9 +99,9 @@ def site(kit: KitPath = _HERE) -> None:
 
 @app.command()
 def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
-    """Start or continue the run, and watch it (the coordinator's machine).
+    """Start or continue the run, and follow it (coordinator).
 
-    Survives failing sites and a restarted server. May itself be stopped and started again at any time.
+    Survives failing sites and server restarts. May itself be stopped and started again at any time.
     """
     found = server_kit(kit, "start")
     load("panorgan.cli.federation_run")
@@ -113,12 +113,12 @@ def start(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
 @app.command()
 def status(
     kit: KitPath = _HERE,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay and show changes until the run ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The state of the run: stage, round, sites, refusals, time left.
+    """Show the state of the run: stage, round, sites, refusals, time left.
 
-    Exit code: 0; 1 when the run has failed, or was interrupted and has no driver.
+    Exit code: 0; 1 if the run has failed, or was interrupted and has no driver.
     """
     found = server_kit(kit, "status")
     load("panorgan.cli.federation_run")
@@ -131,12 +131,12 @@ def status(
 @app.command()
 def watch(
     kit: KitPath = _HERE,
-    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 chooses a free one.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     opened: Annotated[bool, typer.Option("--open", help="The old way to open a browser.", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Follow the run in the browser: who is waited for, losses, Dice, refusals (the coordinator's machine)."""
+    """Follow the run in the browser: missing sites, losses, Dice, refusals (coordinator)."""
     found = server_kit(kit, "watch")
     from panorgan.cli.watch import serve
     from panorgan.viewer.live_status import DrivenRun
@@ -147,12 +147,12 @@ def watch(
 @app.command()
 def stop(
     kit: KitPath = _HERE,
-    now: Annotated[bool, typer.Option("--now", help="Give up the current round too.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the current round.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """At the server: end the run after the current round; nothing is lost, `start` continues it.
+    """At the server: stop the run after the current round; `start` continues it, and nothing is lost.
 
-    At a site: stop taking part, at once.
+    At a site: stop taking part at once.
     """
     from panorgan.deployment.folders import SiteKit
 
@@ -183,7 +183,7 @@ def stop_site(kit: SiteKit, as_json: bool) -> None:
 
 @app.command()
 def score(kit: KitPath = _HERE, as_json: AsJson = False) -> None:
-    """Score the delivered model on this site's own test cases. The scores stay here."""
+    """Score the delivered model on this site's own test cases; the scores stay here."""
     found = site_kit(kit, "score")
     load("panorgan.cli.federation_run")
     from panorgan.cli.federation_run import score_and_show
@@ -232,8 +232,8 @@ def server_kit(path: Path, command: str) -> ServerKit:
             code="is-site-kit",
             where=str(kit.path),
             why=f"'{command}' is for the coordinator's machine",
-            fix="Give the server's kit. At a site: 'approve', 'preflight', 'site' and 'stop'; 'egress' shows what has "
-            "left, and site.log in the kit what happens.",
+            fix="Give the server's kit. At a site, use 'approve', 'preflight', 'site' and 'stop'; 'egress' shows what "
+            "has left, site.log in the kit what happens.",
         )
     return kit
 

@@ -93,13 +93,13 @@ def next_steps(report: KitsReport, settings: FederationSettings) -> list[str]:
             f"The coordinator: copy {report.server} to {server.host} and open TCP port {server.port} there. Then:",
             "  panorgan federation preflight",
             "  panorgan federation server      (leave it running, or use the systemd unit or Compose file)",
-            "  panorgan federation start       (in a second terminal; watches the run)",
+            "  panorgan federation start       (in a second terminal; shows the run)",
         ]
     new = [name for name in report.sites if name in report.made]
     if new:
         lines += [
-            f"Each hospital ({', '.join(new)}): send it its folder of {report.folder / 'sites'} securely, for it "
-            "holds a private key. There:",
+            f"Each hospital ({', '.join(new)}): send its folder in {report.folder / 'sites'} over a secure "
+            "channel (it holds a private key). There:",
             "  edit local/site.yaml            (where the data is)",
             "  panorgan federation approve     (again after every edit)",
             "  panorgan federation preflight",

@@ -21,7 +21,7 @@ def revoke(
 ) -> None:
     """At the server: refuse a site's kit from its next message on. No restart is needed.
 
-    By name, all certificates that the site has by now; a kit renewed afterwards is accepted.
+    A name revokes all certificates issued to the site so far; a kit renewed later is accepted.
     """
     from panorgan.cli.federation import server_kit
 
@@ -53,13 +53,13 @@ def revoke(
 
 def renew(
     names: Annotated[
-        list[str] | None, typer.Argument(help="'server' and sites; all participants if left out.", metavar="NAME")
+        list[str] | None, typer.Argument(help="'server' and sites; default: all participants.", metavar="NAME")
     ] = None,
     federation: Annotated[Path, typer.Option(help="The federation's file.")] = Path("federation.yaml"),
-    out: Annotated[Path | None, typer.Option(help="Folder with the kits; default: the name of the federation.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder with the kits; default: the federation's name.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make new keys and certificates for existing kits; settings, policies and state stay.
+    """Make new keys and certificates for existing kits; settings, policies and state are kept.
 
     Needs the folder `ca` where `init` made the kits.
     """
@@ -90,5 +90,5 @@ _NEXT = """\
 For a kit that is on another machine: send its 'startup' folder over a secure channel (it holds a private key), and
 copy its files over those in the kit (at a site: 'panorgan federation approve --edit' first). Then approve a site's kit
 again, and restart its process.
-After the server was renewed, restart every site once.
+After renewing the server, restart every site once.
 """

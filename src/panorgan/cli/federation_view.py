@@ -107,7 +107,7 @@ def _progress(status: FederationStatus, width: int) -> RenderableType:
 
 def _timing(status: FederationStatus) -> str:
     if status.round_seconds is None:
-        return "no time estimate before the first round" if status.state == "running" else ""
+        return "time estimate after the first round" if status.state == "running" else ""
     words = f"{duration(status.round_seconds)} per round"
     if status.eta_seconds is None:
         return words

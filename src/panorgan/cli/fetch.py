@@ -72,7 +72,7 @@ def _agree(data_set: DataSet, place: Path, accepted: bool) -> None:
         code="licence-not-accepted",
         where=data_set.name,
         why=f"{data_set.licence}: {data_set.licence_url}",
-        fix="Read it, and give --accept-licence if you agree.",
+        fix="Read it, and add --accept-licence if you agree.",
     )
 
 
@@ -91,7 +91,7 @@ def _list(place: Path, as_json: bool) -> None:
         table.add_row(name, what, one.size or "by hand", one.licence, "yes" if there[name] else "")
     console.print(table)
     console.print(f"Data folder: {place} (PANORGAN_DATA, or --to)", soft_wrap=True, markup=False)
-    console.print("Sets 'by hand' need a form, a login or a conversion: 'panorgan fetch NAME' says what to do.")
+    console.print("Sets 'by hand' need a form, a login or a conversion; 'panorgan fetch NAME' gives instructions.")
 
 
 @contextmanager

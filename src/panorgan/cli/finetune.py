@@ -37,7 +37,7 @@ def run_finetune(request: FinetuneRequest) -> None:
     experiment, place = _experiment(request)
     organs = ", ".join(experiment.vocabulary).replace("_", " ")
     if not request.as_json:
-        say(f"Fine-tuning {organs} with the cases of {next(iter(experiment.sites))}; the first model stays as it is.")
+        say(f"Fine-tuning {organs} with the cases of {next(iter(experiment.sites))}; the original model is kept.")
     with watch(experiment.name, request.as_json) as listener:
         run = train(experiment, place, request.resume, (listener,), estimate=True)
     before, after = _means(score_start(run)), _means(run.scores)

@@ -100,7 +100,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
     console.print(table)
     empty = [label.name for label in survey.labels if not label.cases]
     if empty:
-        console.print(Text(f"Drawn in none of the cases that were read: {', '.join(empty)}."), soft_wrap=True)
+        console.print(Text(f"Empty in all cases that were read: {', '.join(empty)}."), soft_wrap=True)
     for note in (*survey.notes, *survey.troubles):
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
@@ -146,15 +146,15 @@ def _show_draft(console: Console, surveys: Sequence[SiteSurvey], draft: Draft, s
     line(f"Segments: {', '.join(draft.vocabulary)}")
     guessed = [f"{s.site}: {x.name} = {x.organ}" for s in surveys for x in s.labels if x.source == "guess"]
     if guessed:
-        line(f"Guessed by anatomy, check them in {draft.experiment.name}: {'; '.join(guessed)}.", "yellow")
+        line(f"Guessed from anatomy; check them in {draft.experiment.name}: {'; '.join(guessed)}.", "yellow")
     for survey in surveys:
         left = [label.name for label in survey.labels if label.cases and not label.organ and label.source != "given"]
         if left and (not survey.layout or len(left) < 10):
-            line(f"{survey.site}: not used are {', '.join(left)}; 'labels' in the file may name them.", "yellow")
+            line(f"{survey.site}: labels not used: {', '.join(left)}; name them under 'labels' to use them.", "yellow")
     for site in draft.external:
-        line(f"{site} has one patient: it is scored and not trained on (external).", "yellow")
+        line(f"{site} has only one patient, so it is scored but not trained on (external).", "yellow")
     if draft.refusal:
-        line(f"Training would refuse: {draft.refusal}", "red")
+        line(f"Training would fail: {draft.refusal}", "red")
     line("Next:")
     for step in steps:
         line(f"  {step}")

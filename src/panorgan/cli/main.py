@@ -34,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # Groups of the commands in `panorgan -h`.
-_TRAIN, _DATA, _RESULTS = "Train and compare", "Data and experiment file", "Follow a run, and read its results"
-_MODEL, _HOSPITALS, _REFERENCE = "Use a model", "Between hospitals", "Look up, tidy up"
+_TRAIN, _DATA, _RESULTS = "Train and compare", "Data and experiment file", "Follow a run and read its results"
+_MODEL, _HOSPITALS, _REFERENCE = "Use a model", "Between hospitals", "Reference and cache"
 app.add_typer(federation_app, name="federation", rich_help_panel=_HOSPITALS)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output: one JSON object per line.")]
@@ -67,12 +67,12 @@ def main() -> None:
 
 
 def _stopped(arguments: list[str]) -> str:
-    """What Ctrl-C has ended, and how it goes on. A command that only looks ends nothing else."""
+    """What Ctrl-C has stopped, and how to continue. A command that only watches stops nothing else."""
     first, second = (*arguments, "", "")[:2]
-    if (first, second) == ("federation", "start"):  # it has said what goes on, and how to end that
+    if (first, second) == ("federation", "start"):  # it has said what continues, and how to end that
         return ""
     if "watch" in (first, second) or (second == "status" and "--watch" in arguments):
-        return "Stopped watching. The run is as it was."
+        return "Stopped watching; the run itself is unaffected."
     if first in ("train", "demo", "finetune"):
         return "Stopped. Continue with the same command and --resume."
     return "Stopped. Continue with the same command." if first in ("compare", "ablate", "fetch") else "Stopped."
@@ -88,7 +88,7 @@ def _machine_trouble(error: Exception) -> PanorganError | None:
             code="file-refused",
             where=str(error.filename or ""),
             why=error.strerror or str(error),
-            fix="Check that the disk has room and that you may write there, or choose another folder.",
+            fix="Check free disk space and write permission, or choose another folder.",
         )
     text = str(error).lower()
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
@@ -128,11 +128,11 @@ def _common(version: Annotated[bool, typer.Option("--version", help="Show the ve
 @app.command(rich_help_panel=_TRAIN)
 def demo(
     run: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Another seed gives other phantoms.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the generated hospitals.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Three generated hospitals with different labels: train a federation, each alone, and a naive pooling."""
+    """Generate three hospitals with different labels; train a federation, each site alone, and naive pooling."""
     load("panorgan.cli.demo")
     from panorgan.cli.demo import run_demo
 
@@ -144,26 +144,26 @@ def doctor(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Data folders, tables of cases (.csv), or experiment files (.yaml: all of their sites).",
+            help="Data folders, tables of cases (.csv), or experiment files (.yaml, for all their sites).",
             metavar="PATH",
         ),
     ],
     html: Annotated[Path, typer.Option(help="Path of the page with pictures.", metavar="FILE")] = Path("doctor.html"),
-    no_html: Annotated[bool, typer.Option("--no-html", help="Write no page.")] = False,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write the page.")] = False,
     fix_headers: Annotated[
         Path | None,
-        typer.Option(help="Write corrected copies of files with a wrong header into this folder.", metavar="OUT"),
+        typer.Option(help="Write a copy of the data, with wrong headers corrected, to this new folder.", metavar="OUT"),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 on warnings.")] = False,
     layout: Annotated[str, typer.Option(help="Layout of a folder; detected by default.", metavar="NAME")] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Cases read at the same time; by default from the number of cores.")
+        int | None, typer.Option(min=1, help="Cases read in parallel; default: from cores and memory.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check data before training on it: reads everything, changes nothing.
+    """Check data for anything that would spoil training; reads everything, changes nothing.
 
-    Exit code: 0 when nothing is worse than a warning, 1 for warnings with --strict, 2 for errors.
+    Exit code: 0 if nothing is worse than a warning, 1 for warnings with --strict, 2 for errors.
     """
     for path in paths:
         if path.suffix in (".yaml", ".yml"):
@@ -186,25 +186,25 @@ def init_command(
     labels: Annotated[
         list[str] | None,
         typer.Option(
-            help="What labels are: 1=liver,2=spleen; of one site: SITE:1=liver. '-' leaves a label out, +NAME is an "
-            "organ that the catalogue lacks. May be repeated.",
+            help="Meaning of labels: 1=liver,2=spleen; for one site: SITE:1=liver. '-' leaves a label out, +NAME adds "
+            "an organ that the catalogue lacks. Repeatable.",
             metavar="LABELS",
         ),
     ] = None,
     organs: Annotated[
-        str, typer.Option(help="Organs to segment, separated by commas; all that are labelled.", metavar="ORGANS")
+        str, typer.Option(help="Organs to segment, comma-separated; default: all labelled ones.", metavar="ORGANS")
     ] = "",
     scan_file: Annotated[
-        str, typer.Option(help="A word in the name of the right scan, where a case has several.", metavar="WORD")
+        str, typer.Option(help="Word in the name of the scan to use, if a case has several.", metavar="WORD")
     ] = "",
     label_file: Annotated[
-        str, typer.Option(help="A word in the name of the right label file, where a case has several.", metavar="WORD")
+        str, typer.Option(help="Word in the name of the label file to use, if a case has several.", metavar="WORD")
     ] = "",
-    one_site: Annotated[bool, typer.Option("--one-site", help="Folders within the folder are no sites.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the guesses.")] = False,
+    one_site: Annotated[bool, typer.Option("--one-site", help="Treat subfolders as part of one site.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; accept the guesses.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draft an experiment from ordinary folders: finds scans and labels, says what the labels may be."""
+    """Draft an experiment file from folders of any shape: finds scans and labels, guesses their organs."""
     from panorgan.cli.init import InitRequest, run_init
 
     chosen = (tuple(folders), out, tuple(labels or ()), organs, scan_file, label_file, one_site)
@@ -214,20 +214,20 @@ def init_command(
 @app.command(rich_help_panel=_TRAIN)
 def train(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
-    run: Annotated[Path | None, typer.Option(help="Run folder; runs/<name> if left out.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     baselines: Annotated[
         str,
         typer.Option(
-            help="Other methods to train for the same report: solo,central_full.",
+            help="Methods to train for comparison in the same report: solo,central_full.",
             metavar="METHODS",
             autocompletion=complete_methods,
         ),
     ] = "",
     beside: Annotated[str, typer.Option(help="The old name of --baselines.", metavar="METHODS", hidden=True)] = "",
     mlflow: Annotated[
-        Path | None, typer.Option(help="Log into this folder for MLflow too (extra 'mlflow').", metavar="FOLDER")
+        Path | None, typer.Option(help="Also log to this folder for MLflow (extra 'mlflow').", metavar="FOLDER")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -250,27 +250,31 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="Methods separated by commas, each with its own settings: a,b+mu=0.1,name=c.",
+            help="Methods, comma-separated, each with optional settings: a,b+mu=0.1,name=c.",
             metavar="METHODS",
             autocompletion=complete_methods,
         ),
     ],
-    seeds: Annotated[str, typer.Option(help="Seeds separated by commas; one run of every method each.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated; every method runs once per seed.")] = "0,1,2",
     reference: Annotated[
         str | None,
-        typer.Option("--reference", help="The reference of the tests; fedavg, or the first method.", metavar="METHOD"),
+        typer.Option(
+            "--reference",
+            help="Method that the others are tested against; default: fedavg, else the first.",
+            metavar="METHOD",
+        ),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Folder for all runs; runs/<name>-compare if left out.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder for all runs; default: runs/<name>-compare.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Train nothing; write the files again from finished runs.")
+        bool, typer.Option("--report-only", help="Train nothing; rewrite the files from finished runs.")
     ] = False,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Runs that train at the same time, each in its own process.")
+        int, typer.Option("--at-once", min=1, help="Runs to train in parallel, each in its own process.")
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train several methods with several seeds and compare them; continues where it was stopped."""
+    """Train several methods with several seeds and compare them; resumes if interrupted."""
     check_experiment_file(experiment, overrides or [], data=not report_only)
     check_method_names(methods, "--methods")
     load("panorgan.cli.compare")
@@ -286,30 +290,28 @@ def ablate(
     method: Annotated[
         str | None,
         typer.Option(
-            help="The method; the experiment's own if left out.", metavar="METHOD", autocompletion=complete_method
+            help="The method; default: the experiment's own.", metavar="METHOD", autocompletion=complete_method
         ),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Rows of the table, separated by commas; all if left out.", metavar="ROWS")
+        str | None, typer.Option(help="Rows of the table, comma-separated; default: all.", metavar="ROWS")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds separated by commas; one run of every row each.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated; every row runs once per seed.")] = "0,1,2",
     reference: Annotated[
         str | None,
-        typer.Option(help="The reference of the tests; the method's plainest row.", metavar="ROW"),
+        typer.Option(help="Row that the others are tested against; default: the method's plainest.", metavar="ROW"),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Folder for all runs; runs/<name>-ablate-<method> if left out.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder for all runs; default: runs/<name>-ablate-<method>.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Train nothing; write the files again from finished runs.")
+        bool, typer.Option("--report-only", help="Train nothing; rewrite the files from finished runs.")
     ] = False,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Runs that train at the same time, each in its own process.")
+        int, typer.Option("--at-once", min=1, help="Runs to train in parallel, each in its own process.")
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train the rows of a method's module table, as in its paper; continues where it was stopped."""
+    """Train the ablation table of a method's paper, row by row; resumes if interrupted."""
     check_experiment_file(experiment, overrides or [], data=not report_only)
     check_method_names(method or "", "--method")
     load("panorgan.cli.ablate")
@@ -324,15 +326,15 @@ def ablate(
 @app.command(rich_help_panel=_TRAIN)
 def finetune(
     source: Annotated[Path, typer.Argument(help="A finished run, or a site's kit.", metavar="RUN|KIT")],
-    site: Annotated[str | None, typer.Option(help="The site, of a run with several.", metavar="NAME")] = None,
+    site: Annotated[str | None, typer.Option(help="The site, if the run has several.", metavar="NAME")] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run folder; runs/<name>-<site>, or 'finetuned' in the kit, if left out.")
+        Path | None, typer.Option(help="Run folder; default: runs/<name>-<site>, or 'finetuned' in the kit.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a delivered model on with the cases of one site; the model itself stays, and nothing is sent."""
+    """Fine-tune a delivered model on one site's cases; the original is kept, and nothing is sent."""
     check_run_exists(source)
     load("panorgan.cli.finetune")
     from panorgan.cli.finetune import FinetuneRequest, run_finetune
@@ -345,17 +347,17 @@ def plan(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=1, help="How long training may take; a night (480) if left out.")
+        float | None, typer.Option(min=1, help="Time budget for training; default: a night (480).")
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write into the file what it does not set; comments and settings stay.")
+        bool, typer.Option("--write", help="Add settings that the file lacks; its comments and settings are kept.")
     ] = False,
     write_to: Annotated[
-        Path | None, typer.Option(help="Write a new file beside it, with everything proposed.", metavar="NEW.yaml")
+        Path | None, typer.Option(help="Write a new file beside it, with all proposed settings.", metavar="NEW.yaml")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the sites' scans; show the plan, and a network, patch and rounds that suit this machine."""
+    """Measure the sites' scans; propose voxel size, intensities, network, patch and rounds for this machine."""
     check_experiment_file(experiment, overrides or [])
     load("panorgan.cli.plan")
     from panorgan.cli.plan import PlanRequest, show_plan
@@ -368,11 +370,11 @@ def phantom(
     folder: Annotated[Path, typer.Argument(help="Folder for the hospitals; new or empty.", metavar="FOLDER")],
     experiment: Annotated[
         Path | None,
-        typer.Option(help="An experiment with a 'phantom' section; the demo's if left out.", metavar="FILE"),
+        typer.Option(help="An experiment with a 'phantom' section; default: the demo's.", metavar="FILE"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write generated hospitals as ordinary data folders, for trials without real data."""
+    """Generate hospitals as ordinary data folders, to try panorgan without real data."""
     load("panorgan.cli.phantom")
     from panorgan.cli.phantom import write_hospitals
 
@@ -383,23 +385,21 @@ def phantom(
 def fetch(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A data set; all are listed if left out.", metavar="NAME", autocompletion=complete_data_set
-        ),
+        typer.Argument(help="A data set; lists all if omitted.", metavar="NAME", autocompletion=complete_data_set),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(help="Folder for data sets; PANORGAN_DATA or 'data' if left out.", metavar="FOLDER")
+        Path | None, typer.Option(help="Folder for data sets; default: PANORGAN_DATA, else 'data'.", metavar="FOLDER")
     ] = None,
     source: Annotated[
-        str, typer.Option("--from", help="Another address of the same archive, or a file.", metavar="URL|FILE")
+        str, typer.Option("--from", help="Another URL of the same archive, or a file.", metavar="URL|FILE")
     ] = "",
     accept_licence: Annotated[
-        bool, typer.Option("--accept-licence", help="Do not ask: the licence is known and accepted.")
+        bool, typer.Option("--accept-licence", help="Accept the licence without being asked.")
     ] = False,
-    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Do not remove the downloaded archive.")] = False,
+    keep_archive: Annotated[bool, typer.Option("--keep-archive", help="Keep the downloaded archive.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a public data set with its licence; a download that broke off is continued."""
+    """Download a public data set with its licence; resumes interrupted downloads."""
     from panorgan.cli.fetch import FetchRequest, run_fetch
 
     run_fetch(FetchRequest(name, to, source, accept_licence, keep_archive, as_json))
@@ -407,7 +407,7 @@ def fetch(
 
 @app.command(rich_help_panel=_RESULTS)
 def evaluate(run: RunPath, as_json: AsJson = False) -> None:
-    """Score the model of a finished run again and rewrite metrics.csv."""
+    """Score a finished run's model again and rewrite metrics.csv."""
     check_run_exists(run)
     load("panorgan.cli.evaluate")
     from panorgan.cli.evaluate import evaluate_run
@@ -421,14 +421,14 @@ def predict(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the label maps.")],
     scans: Annotated[
         list[Path] | None,
-        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of them, or a DICOM folder with any series."),
+        typer.Argument(help="Scans (NIfTI, MetaImage, NRRD), a folder of scans, or a DICOM folder."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     series: Annotated[
         list[str] | None,
         typer.Option(
             "--series",
-            help="A DICOM series, by number, description or UID. May be repeated; all series if left out.",
+            help="DICOM series, by number, description or UID; repeatable; default: all.",
             metavar="SERIES",
         ),
     ] = None,
@@ -436,35 +436,35 @@ def predict(
         str,
         typer.Option(
             "--format",
-            help="nifti, seg.nrrd (3D Slicer), and of DICOM series dicom-seg, dicom-seg-labelmap, rtstruct; "
-            "several with commas.",
+            help="nifti, seg.nrrd (3D Slicer), and for DICOM series dicom-seg, dicom-seg-labelmap, rtstruct; "
+            "comma-separated.",
             metavar="FORMATS",
         ),
     ] = "nifti",
     origin: Annotated[
-        str, typer.Option("--from", help="Read a study's series from a DICOMweb server (WADO-RS).", metavar="URL")
+        str, typer.Option("--from", help="Fetch a study's series from a DICOMweb server (WADO-RS).", metavar="URL")
     ] = "",
-    study: Annotated[str, typer.Option("--study", help="With --from: the study.", metavar="UID")] = "",
+    study: Annotated[str, typer.Option("--study", help="The study to fetch, with --from.", metavar="UID")] = "",
     to: Annotated[
-        str, typer.Option("--to", help="Store the DICOM results at a DICOMweb server (STOW-RS).", metavar="URL")
+        str, typer.Option("--to", help="Store the DICOM results on a DICOMweb server (STOW-RS).", metavar="URL")
     ] = "",
     credentials: Annotated[
         Path | None,
         typer.Option(
             "--credentials",
-            help="YAML file with user and password, or token, and ca; else PANORGAN_DICOMWEB_USER, …",
+            help="YAML file with user and password, or token, and ca; default: PANORGAN_DICOMWEB_USER, …",
             metavar="FILE",
         ),
     ] = None,
     organs: Annotated[
-        str, typer.Option("--organs", help="Only these, separated by commas; all if left out.", metavar="ORGANS")
+        str, typer.Option("--organs", help="Organs to segment, comma-separated; default: all.", metavar="ORGANS")
     ] = "",
     preview: Annotated[
-        bool, typer.Option("--preview", help="A picture of three planes beside each label map.")
+        bool, typer.Option("--preview", help="Write a picture of three planes beside each label map.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Segment scans: a label map on each scan's own grid; organ names, volumes and doubts in a JSON file beside it."""
+    """Segment scans: writes label maps on each scan's own grid, with organ names, volumes and doubts as JSON."""
     check_run_exists(model)
     load("panorgan.cli.predict")
     from panorgan.cli.predict import PredictRequest, predict_scans
@@ -484,7 +484,7 @@ def analyze(
     run: RunPath,
     against: Annotated[
         list[Path] | None,
-        typer.Option("--against", help="Another run: compare layers with its model. May be repeated.", metavar="RUN"),
+        typer.Option("--against", help="Another run, to compare layers with its model; repeatable.", metavar="RUN"),
     ] = None,
     eigenvalues: Annotated[
         int, typer.Option("--eigenvalues", min=0, help="Largest eigenvalues of the Hessian; 0 for none.")
@@ -500,16 +500,16 @@ def analyze(
     ] = 1.0,
     batches: Annotated[int, typer.Option("--batches", min=1, help="Batches of patches per site.")] = 4,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Patches per batch; the experiment's if left out.")
+        int | None, typer.Option("--batch-size", min=1, help="Patches per batch; default: the experiment's.")
     ] = None,
     split: Annotated[
         str, typer.Option("--split", help="Cases to cut patches from: validation or train.")
     ] = "validation",
-    seed: Annotated[int, typer.Option("--seed", help="For patches, directions and probes.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed for patches, directions and probes.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Analyse a finished run: curvature and landscape of its loss, similarity of layers; adds them to its report."""
+    """Analyse a finished run: loss curvature and landscape, similarity of layers; extends its report."""
     for one in (run, *(against or ())):
         check_run_exists(one)
     load("panorgan.cli.analyze")
@@ -531,12 +531,12 @@ def analyze(
 @app.command(rich_help_panel=_RESULTS)
 def watch(
     run: RunPath,
-    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 takes a free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page on this machine; 0 chooses a free one.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     opened: Annotated[bool, typer.Option("--open", help="The old way to open a browser.", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run in the browser: rounds, losses, Dice, notices. It may go on, be over, or not have begun."""
+    """Follow a run in the browser, before, during or after it: rounds, losses, Dice, notices."""
     load("panorgan.cli.watch")
     from panorgan.cli.watch import watch_run
 
@@ -548,7 +548,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or a kit of a federation.", metavar="RUN|KIT")],
     as_json: AsJson = False,
 ) -> None:
-    """Write report.html: of a finished run, or in a kit of a federation, at the server or at a site."""
+    """Write report.html for a finished run, or in a federation's kit (server or site)."""
     check_run_exists(run)
     load("panorgan.report.page")
     from panorgan.cli.report import write_and_say
@@ -565,21 +565,23 @@ def view(
             metavar="RUN|PREDICTION|FOLDER",
         ),
     ],
-    case: Annotated[str, typer.Option("--case", help="The case to begin with, by name or SITE/NAME.")] = "",
-    organ: Annotated[str, typer.Option("--organ", help="Begin at this organ, and sort cases by it.")] = "",
+    case: Annotated[str, typer.Option("--case", help="First case to show, by name or SITE/NAME.")] = "",
+    organ: Annotated[str, typer.Option("--organ", help="Go to this organ, and sort cases by it.")] = "",
     scan: Annotated[
         Path | None,
-        typer.Option("--scan", help="The scan of a prediction, or the folder of the scans, where these have moved."),
+        typer.Option("--scan", help="Scan of a prediction, or folder of scans, if they have moved."),
     ] = None,
     layout: Annotated[str, typer.Option(help="Layout of a data folder; detected by default.", metavar="NAME")] = "auto",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 chooses a free one.")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     seconds: Annotated[
         float | None, typer.Option("--for", min=0, help="Stop after this many seconds.", metavar="SECONDS")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at scans, labels and predictions in the browser; nothing leaves this machine."""
+    """View scans, labels and predictions in the browser; nothing leaves this machine."""
     from panorgan.cli.viewer import ViewRequest
     from panorgan.cli.viewer import view as serve
 
@@ -589,13 +591,13 @@ def view(
 @app.command(rich_help_panel=_MODEL)
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or its model folder.", metavar="RUN")],
-    to: Annotated[str, typer.Option(help="bundle (MONAI), onnx, or nnunet (a model folder of nnU-Net v2).")],
+    to: Annotated[str, typer.Option(help="bundle (MONAI), onnx, or nnunet (nnU-Net v2 model folder).")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A new folder; export/<to> in the run folder if left out.")
+        Path | None, typer.Option("--out", "-o", help="New folder; default: export/<to> in the run folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a finished run's model for other software, with a model card, and compare it with the model."""
+    """Export a finished run's model for other software, with a model card, and verify the export."""
     check_run_exists(run)
     load("panorgan.cli.export")
     from panorgan.cli.export import export_model
@@ -607,16 +609,16 @@ def export(
 def cache(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Another cache, such as that of a site's kit. PANORGAN_CACHE or the user's if left out."),
+        typer.Option(help="Another cache, such as a site kit's; default: PANORGAN_CACHE, else the user's."),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove everything that no running process uses.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries that no running process uses.")] = False,
     older_than: Annotated[
         float | None,
-        typer.Option("--older-than", min=0, help="Remove what was not used for this many days.", metavar="DAYS"),
+        typer.Option("--older-than", min=0, help="Remove entries not used for this many days.", metavar="DAYS"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show prepared scans and generated hospitals in the cache; remove them."""
+    """Show or clear the cache of prepared scans and generated hospitals."""
     load("panorgan.cli.cache")
     from panorgan.cli.cache import run_cache
 
@@ -626,17 +628,17 @@ def cache(
 @app.command(rich_help_panel=_REFERENCE)
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Show one method in full.", metavar="NAME", autocompletion=complete_method)
+        str | None, typer.Argument(help="A method to show in full.", metavar="NAME", autocompletion=complete_method)
     ] = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="As a page: docs/methods.md, or the section about NAME.")
+        bool, typer.Option("--markdown", help="Print as Markdown: docs/methods.md, or the section on NAME.")
     ] = False,
     as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="As an experiment file to start from, that of NAME's paper if it has one.")
+        bool, typer.Option("--yaml", help="Print an experiment file to start from; NAME's paper's, if there is one.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The methods to choose from under `method`."""
+    """List the methods, or describe one."""
     if as_json + as_markdown + as_yaml > 1:
         raise typer.BadParameter("choose one of --json, --markdown and --yaml")
     if as_yaml:
@@ -651,7 +653,7 @@ def methods(
 def schema(
     file: Annotated[str, typer.Argument(help="experiment, federation or site.", metavar="FILE")] = "experiment",
 ) -> None:
-    """The JSON schema of a settings file, for editors that complete and check YAML."""
+    """Print the JSON schema of a settings file, for editors that complete and check YAML."""
     load("panorgan.cli.schema")
     from panorgan.cli.schema import print_schema
 
@@ -662,9 +664,11 @@ def schema(
 def organs(
     text: Annotated[
         str,
-        typer.Argument(help="Only organs with this in a name.", metavar="[TEXT]", autocompletion=complete_organ),
+        typer.Argument(
+            help="List only organs whose names contain this.", metavar="[TEXT]", autocompletion=complete_organ
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """The organs of the catalogue, with codes and aliases."""
+    """List the organs of the catalogue, with codes and aliases."""
     print_organs(as_json, text)

@@ -141,7 +141,7 @@ def _show_overview(
                 what.append(" (pooled data)", style="dim")
             table.add_row(Text(description.name, style="cyan"), what)
         _show(console, title, table)
-    _show(console, "Settings that every method has", _settings(common_fields))
+    _show(console, "Settings of every method", _settings(common_fields))
     console.print(_inline("`panorgan methods NAME` shows one in full: equations, settings, what leaves a site."))
 
 
@@ -160,7 +160,7 @@ def _show_method(console: Console, description: MethodDescription) -> None:
     _show(console, "Settings", _settings(own) if own else Text("none of its own"))
     if description.recipe:
         recipe = "\n".join(f"{name}: {as_yaml(value)}" for name, value in description.recipe.items())
-        _show(console, "As the paper trained (settings of an experiment file)", Text(recipe))
+        _show(console, "The paper's training (settings of an experiment file)", Text(recipe))
     console.print(_inline(f"`panorgan methods {description.name} --yaml` prints an experiment file with it."))
     console.print()
     _show(console, "Leaves a site", _leaving(description))

@@ -21,11 +21,11 @@ def print_organs(as_json: bool, text: str = "") -> None:
     if not organs:
         known = [name for organ in catalogue().values() for name in (organ.name, *organ.aliases)]
         raise AnatomyError(
-            f"No organ of the catalogue has {text!r} in a name.",
+            f"No organ name in the catalogue contains {text!r}.",
             code="no-organ-found",
             where="panorgan organs",
             why=did_you_mean(text, known),
-            fix="Give a part of a name, such as 'liv'; `organs:` in the experiment file adds an organ.",
+            fix="Give part of a name, such as 'liv'; to add an organ, use `organs:` in the experiment file.",
         )
     if as_json:
         fields = (

@@ -59,7 +59,7 @@ def _described(path: Path | None) -> tuple[dict[str, Any], PhantomConfig]:
             code="no-phantom",
             where=str(path),
             why="it names folders under 'sites', and nothing under 'phantom'",
-            fix="Give a file with 'phantom: {}' in it, or leave --experiment out for the built-in hospitals.",
+            fix="Give a file with 'phantom: {}' in it, or omit --experiment for the built-in hospitals.",
         )
     return content, config
 
@@ -95,4 +95,4 @@ def _show(console: Console, config: PhantomConfig, folder: Path, sites: Mapping[
     words = "unchanged" if kept else "what to train, on these folders"
     console.print(f"  {EXPERIMENT}  {words}")
     console.print(f"Simulate a federation:  panorgan train {folder / EXPERIMENT}", soft_wrap=True, markup=False)
-    console.print("A real one, between these folders:  panorgan federation init --example")
+    console.print("Run a real one, between these folders:  panorgan federation init --example")

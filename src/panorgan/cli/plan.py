@@ -74,7 +74,7 @@ def show_plan(request: PlanRequest) -> None:
         return
     console = Console(highlight=False)
     console.print(_table(sites, sizes))
-    console.print("[bold]The plan for every site.[/] For the experiment file, instead of its 'plan':")
+    console.print("[bold]Plan for all sites.[/] To use it, replace 'plan' in the experiment file with:")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
     _show_proposal(console, proposal, request.minutes)
     if too_large:
@@ -82,7 +82,7 @@ def show_plan(request: PlanRequest) -> None:
     if written:
         say(f"Written: {written}")
     elif proposal.settings:
-        say(f"'panorgan plan {request.path} --write' writes what the file does not set yet.")
+        say(f"'panorgan plan {request.path} --write' adds to the file what it does not set yet.")
     say(f"Next: panorgan train {shlex.quote(str(written or request.path))}")
 
 
@@ -100,13 +100,13 @@ def data_of(
 def _show_proposal(console: Console, proposal: Proposal, minutes: float | None) -> None:
     lines = list(proposal_lines(proposal.settings))
     if lines:
-        console.print("[bold]Settings that suit this machine[/] (what the file sets is kept):")
+        console.print("[bold]Settings that suit this machine[/] (settings of the file are kept):")
     else:
-        say("The file sets network, patch, batch and rounds itself; --write-to NEW.yaml proposes all of them.")
+        say("The file sets network, patch, batch and rounds already; --write-to NEW.yaml proposes all of them.")
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     free = "" if proposal.available is None else f" of {proposal.available / 1e9:.1f} GB free"
-    limit = "" if minutes is None else f" (asked for: {span(minutes * 60)})"
+    limit = "" if minutes is None else f" (budget: {span(minutes * 60)})"
     console.print(
         f"On {proposal.device}: {in_words(proposal.estimate.as_json())}{limit}.", markup=False, soft_wrap=True
     )
@@ -144,7 +144,7 @@ def _check_target(path: Path, target: Path | None) -> None:
         )
     if target is not None and path.parent.resolve() != target.parent.resolve():
         raise ConfigError(
-            "Write the new file beside the old one.",
+            "Write the new file to the folder of the old one.",
             code="written-elsewhere",
             where=str(target),
             why="folders in an experiment file are relative to it",
@@ -182,7 +182,7 @@ def _print_json(
 
 
 def _table(sites: Mapping[str, SiteStatistics], sizes: Mapping[str, Mapping[str, int]]) -> Table:
-    table = Table(title="What the sites measure (numbers only, training cases)", title_justify="left")
+    table = Table(title="Measurements of the sites (numbers only, training cases)", title_justify="left")
     patients = "patients: train, validation, test"
     for name in ("site", patients, "cases", "CT", "median voxel, mm", "median extent, mm", "annotated tissue, HU"):
         table.add_column(name, justify="left" if name == "site" else "right")

@@ -135,7 +135,7 @@ class _View:
                 print(json.dumps({"folder": str(folder), "left_out": own}), flush=True)
             else:
                 counts = ", ".join(f"{count} {what}" for what, count in own.items())
-                self._words.print(f"{folder}: left out {counts}", markup=False)
+                self._words.print(f"{folder}: skipped {counts}", markup=False)
 
     def result(self, scan: Scan, shown: dict[str, Any]) -> None:
         """What became of a scan."""
@@ -154,11 +154,11 @@ class _View:
         if self.as_json:
             return
         picture = ", a picture (.png)" if request.preview else ""
-        words = f"Beside each: names, volumes and doubts (.json){picture}; of all scans together: {VOLUMES}."
-        self._words.print(f"{words}\nLook at them: panorgan view {shlex.quote(str(request.out))}", markup=False)
+        words = f"Beside each: names, volumes and doubts (.json){picture}; volumes of all scans: {VOLUMES}."
+        self._words.print(f"{words}\nView them: panorgan view {shlex.quote(str(request.out))}", markup=False)
 
     def _doubt(self, name: str, doubt: Problem, left_out: bool) -> None:
-        end = " It is left out." if left_out else ""
+        end = " Skipped." if left_out else ""
         self._words.print(f"  doubt: {name}: {doubt.what}{end} [{doubt.code}]", markup=False, style="yellow")
         if doubt.code not in self._explained:
             self._explained.add(doubt.code)

@@ -42,7 +42,7 @@ def train_and_report(
         )
     place = Run(run or Path("runs") / experiment.name)
     if resume and not place.started:
-        say(f"There is no run in {place.path} to resume: a new one begins.", sys.stderr)
+        say(f"There is no run to resume in {place.path}; starting a new one.", sys.stderr)
     for other in others:  # their errors should show before hours of training
         check_run(other, place.baseline(other.method["name"]).path, resume, may_extend=True)
     trained = _train_one(experiment, place, resume, as_json, mlflow)

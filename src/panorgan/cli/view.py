@@ -216,4 +216,4 @@ class _Clock:
 def _beginning(event: Event) -> str:
     if event.kind == "started":
         return "a new run"
-    return "going on with more rounds" if event.facts.get("extended") else "resuming"
+    return "continuing with more rounds" if event.facts.get("extended") else "resuming"

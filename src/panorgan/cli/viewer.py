@@ -37,7 +37,7 @@ def view(request: ViewRequest) -> None:
         else:
             cases = f"{len(study.cases)} case{'s' if len(study.cases) != 1 else ''}"
             Console(soft_wrap=True, highlight=False).print(f"{study.title}: {cases}\n{session.url}", markup=False)
-            say("Only this machine can open it. Stop with Ctrl-C.")
+            say("Only browsers on this machine can open it. Ctrl-C stops the viewer.")
         if request.browser and has_screen():
             webbrowser.open(session.url)
         try:

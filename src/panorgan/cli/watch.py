@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def watch_run(folder: Path, port: int, open_page: bool, as_json: bool) -> None:
-    """Follow a simulation, or the run of a server's kit, until Ctrl-C."""
+    """Follow a simulation, or the run in a server's kit, until Ctrl-C."""
     from panorgan.cli.federation import find_kit, server_kit
     from panorgan.viewer.live_status import DrivenRun, SimulatedRun
 
@@ -27,7 +27,7 @@ def watch_run(folder: Path, port: int, open_page: bool, as_json: bool) -> None:
         return
     source = SimulatedRun(folder.expanduser())
     if not source.run.started and not as_json:
-        say(f"There is no run in {folder} yet. The page shows it when it begins.")
+        say(f"There is no run in {folder} yet; the page will show it once it starts.")
     serve(source, port, open_page, as_json)
 
 
@@ -49,8 +49,8 @@ def serve(source: LiveSource, port: int, open_page: bool, as_json: bool) -> None
             print(json.dumps({"url": server.url}), flush=True)
         else:
             say(f"Live page: {server.url}")
-            say("Only browsers of this machine can open it. Ctrl-C ends the page; the run goes on.")
-            say(f"From another machine: ssh -L {server.port}:127.0.0.1:{server.port} HOST, then the same address.")
+            say("Only browsers on this machine can open it. Ctrl-C closes the page; the run continues.")
+            say(f"From another machine: ssh -L {server.port}:127.0.0.1:{server.port} HOST, then open the same address.")
         if open_page and has_screen():
             webbrowser.open(server.url)
         server.wait()
