@@ -18,16 +18,15 @@ from typing import ClassVar, Literal
 
 import torch
 
-from panorgan.methods.base import Method, Payload, ServerRule, SiteRule, Updates, published
+from panorgan.methods.base import Method, Payload, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
+from panorgan.methods.shared.heard import HeardSite, HearingServer
 from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.preparation.batch import Batch
 
 _PREFIX = "control/"
 _NEXT = "next_control/"
-_HEARD = "heard"
-_ANSWERED = "answered"
 
 
 class ScaffoldConfig(FedAvgConfig):
@@ -50,16 +49,15 @@ class Scaffold(Method):
         f"{_PREFIX}*": "how the site's mean gradient of this round differs from that of the round before."
     }
 
-    class Site(SiteRule):
+    class Site(HeardSite):
         """Steps with the drift removed."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            super().__init__(*args, **kwargs)
             self.control = self._zeros()
             """c_i, as the server knows it."""
             self.next_control: dict[str, torch.Tensor] = {}
-            """The new c_i once the server confirms it; sent in round `answered`."""
-            self.answered = 0
+            """The new c_i once the server confirms it."""
             self.drift: dict[str, torch.Tensor] = {}
             self.sums: dict[str, torch.Tensor] = {}
             self.steps = 0
@@ -69,7 +67,7 @@ class Scaffold(Method):
             super().before_round()
             if not self.in_training:
                 return
-            if self.next_control and self.received.scalars.get(_HEARD) == self.answered:
+            if self.next_control and self.was_heard:
                 self.control = self.next_control
             self.next_control = {}
             self.drift = {
@@ -102,7 +100,6 @@ class Scaffold(Method):
             if not self.in_training:
                 return
             self.next_control = {name: total / self.steps for name, total in self.sums.items()}
-            self.answered = self.round_info.round
             self.sums, self.drift = {}, {}
 
         def update(self) -> Payload:
@@ -118,12 +115,11 @@ class Scaffold(Method):
             whole = super().state()
             own = prefixed(_PREFIX, self.control)
             following = prefixed(_NEXT, self.next_control)
-            return Payload({**whole.tensors, **own, **following}, {**whole.scalars, _ANSWERED: float(self.answered)})
+            return Payload({**whole.tensors, **own, **following}, whole.scalars)
 
         def load_state(self, state: Payload) -> None:
             """Restore it; a part that the network gained since begins with zero."""
             super().load_state(state)
-            self.answered = int(state.scalars[_ANSWERED])
             for name, zeros in self._zeros().items():
                 self.control[name] = state.tensors.get(_PREFIX + name, zeros)
                 self.next_control[name] = state.tensors.get(_NEXT + name, zeros)
@@ -133,22 +129,20 @@ class Scaffold(Method):
             parameters = self.model.named_parameters()
             return {name: torch.zeros_like(value.detach()) for name, value in parameters if self.trains(name)}
 
-    class Server(ServerRule):
+    class Server(HearingServer):
         """The mean of the weights, and of the control variates."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            super().__init__(*args, **kwargs)
             self.sums: dict[str, torch.Tensor] = {}
             """Per weight Σ w_i·c_i over the sites that train it."""
-            self.heard: dict[str, int] = {}
-            """The round of a site's last accepted answer."""
             self.control: dict[str, torch.Tensor] = {}
 
         def broadcast(self, site: str) -> Payload:
-            """The weights, c, and whether the site's last answer counted."""
+            """The weights, and c."""
             whole, own = super().broadcast(site), self.weights_of(site)
             control = {_PREFIX + name: value for name, value in self.control.items() if name in own}
-            return Payload({**whole.tensors, **control}, {**whole.scalars, _HEARD: float(self.heard.get(site, 0))})
+            return Payload({**whole.tensors, **control}, whole.scalars)
 
         def expects(self, site: str) -> Mapping[str, torch.Tensor]:
             """Weights, and a change of c for each of them that can be trained."""
@@ -162,7 +156,6 @@ class Scaffold(Method):
             if not self.in_training:
                 return
             for site in updates.sites:
-                self.heard[site] = self.round_info.round
                 for key in updates.keys(site):
                     if key.startswith(_PREFIX):
                         name, change = key.removeprefix(_PREFIX), updates.tensor(site, key)
@@ -178,15 +171,12 @@ class Scaffold(Method):
             self.control = {name: value / totals[name] for name, value in self.sums.items()}
 
         def state(self) -> Payload:
-            """The sum of all c_i, and which sites it contains."""
+            """The sum of all c_i."""
             whole = super().state()
-            sums = prefixed(_PREFIX, self.sums)
-            heard = {f"{_HEARD}/{site}": float(round_) for site, round_ in self.heard.items()}
-            return Payload({**whole.tensors, **sums}, {**whole.scalars, **heard})
+            return Payload({**whole.tensors, **prefixed(_PREFIX, self.sums)}, whole.scalars)
 
         def load_state(self, state: Payload) -> None:
-            """Restore them; c is their mean over the sites that take part now."""
+            """Restore it; c is their mean over the sites that take part now."""
             super().load_state(state)
             self.sums = under(_PREFIX, state.tensors)
-            self.heard = {site: int(round_) for site, round_ in under(f"{_HEARD}/", state.scalars).items()}
             self._find_means()
