@@ -63,6 +63,17 @@ def test_opposite_updates_go_as_far_as_published():
     assert far[1] == pytest.approx((0.5 * (1.1**2 + 0.9**2)) ** 0.5)
 
 
+def test_sites_weigh_in_the_norms_what_they_weigh_in_the_mean():
+    """Cases 3 : 1. Δ = ¾·(2, 0) + ¼·(−2, 0) = (1, 0), and ¾·4 + ¼·4 = 4; then ¾·4 + ¼·36 = 12, Δ = 0."""
+    sites = {name: SiteInfo(name, cases, {"liver": cases}) for name, cases in (("a", 3), ("b", 1))}
+    method = find_method("fedexp")
+    rule = method.Server(method.Config(epsilon=1.0), Federation(Vocabulary(["liver"]), sites), BEGIN)
+    for b, mean, step in (((-2.0, 0.0), (1.0, 0.0), 4 / (2 * 2)), ((-6.0, 0.0), (0.0, 0.0), 12 / 2)):
+        means = {"encoder.w": torch.tensor(mean)}
+        assert rule.extrapolated(answers((2.0, 0.0), b), means) == pytest.approx(step)
+        assert torch.allclose(answers((2.0, 0.0), b).mean(rule.weight)["encoder.w"], means["encoder.w"])
+
+
 @pytest.mark.parametrize("function", ["extrapolation", "published_extrapolation"])
 def test_norms_are_added_in_the_order_of_the_names(function, monkeypatch):
     """The order of a set differs between processes; a run that is resumed in another one must end in the same bits."""
@@ -72,7 +83,8 @@ def test_norms_are_added_in_the_order_of_the_names(function, monkeypatch):
     asked: list[float] = []
     squared = server_average._squared
     monkeypatch.setattr(server_average, "_squared", lambda a, b: asked.append(a.item()) or squared(a, b))
-    more = {"epsilon": 1e-3} if function == "published_extrapolation" else {}
+    more = {"epsilon": 1e-3, "weight": lambda site, key: 1.0} if function == "published_extrapolation" else {}
     getattr(server_average, function)(Answers(new), old, new["a"], **more)
     in_order = [float(names.index(name)) for name in sorted(names)]
-    assert asked == [*in_order, *in_order, *map(float, range(40))]
+    by_site, by_key = [*in_order, *in_order, *map(float, range(40))], [n for number in in_order for n in 3 * [number]]
+    assert asked == (by_key if function == "published_extrapolation" else by_site)

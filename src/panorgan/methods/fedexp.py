@@ -1,11 +1,12 @@
 """FedExP — the server goes the farther along the mean update, the less sites agree. arXiv:2301.09604
 
-η = max(1, Σ‖Δᵢ‖² / (2M·(‖Δ‖² + ε))), Δ the mean of the M updates Δᵢ. What is delivered is the mean of the last two
-models, because the steps are long. panorgan's other averaging methods take a more careful step (`server_step: fedexp`):
+η = max(1, Σ pᵢ‖Δᵢ‖² / (2·(‖Δ‖² + ε))), Δ = Σ pᵢΔᵢ the mean of the updates Δᵢ; pᵢ is 1/M in the paper, and a site's
+share of the cases in its released code and by default. What is delivered is the mean of the last two models, because
+the steps are long. panorgan's other averaging methods take a more careful step (`server_step: fedexp`):
 there the median over sites stands for the mean of the norms, and no step is longer than a site's. This is the method
 as published.
 
-Parts and output rows that serve single organs are averaged over their owners, and not extrapolated.
+Output rows are averaged over the organs' owners and not extrapolated; nor is a part that one site alone trains.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FedExP(Method):
 
     paper: ClassVar[str] = "arXiv:2301.09604"
     equations: ClassVar[Mapping[str, str]] = {
-        "eq. 2, step": "`published_extrapolation`",
+        "server step η": "`published_extrapolation`",
         "section 3, last two iterates": "`Server.delivered`",
     }
 
@@ -55,7 +56,7 @@ class FedExP(Method):
 
         def extrapolated(self, updates: Updates, means: Mapping[str, torch.Tensor]) -> float:
             """η."""
-            return published_extrapolation(updates, self.weights, means, self.config.epsilon)
+            return published_extrapolation(updates, self.weights, means, self.config.epsilon, self.weight)
 
         def delivered(self) -> Mapping[str, torch.Tensor]:
             """The mean of the last two models."""

@@ -4,7 +4,7 @@
 does not annotate an organ has nothing to say about its row: to the marginal loss the organ is a part of the background.
 Averaged in, such rows pull the organ towards the background, or the background towards the organ, by accident.
 
-*Extrapolation* (FedExP, arXiv:2301.09604, eq. 3). Sites with different organs move in different directions, so the mean
+*Extrapolation* (FedExP, arXiv:2301.09604). Sites with different organs move in different directions, so the mean
 divides what each has learned by their number. The less they agree, the farther the server goes along the mean.
 """
 
@@ -82,14 +82,16 @@ def extrapolation(updates: Updates, old: Tensors, means: Tensors) -> float:
     return max(1.0, min(ratio / 2, math.sqrt(ratio)))
 
 
-def published_extrapolation(updates: Updates, old: Tensors, means: Tensors, epsilon: float) -> float:
-    """FedExP's step as published: η = max(1, Σ ‖Δ_i‖² / (2M·(‖Δ‖² + ε)))."""
-    moved = [
-        sum(_squared(updates.tensor(site, key), old[key]) for key in sorted(set(updates.keys(site)) & means.keys()))
-        for site in updates.sites
-    ]
-    common = sum(_squared(value, old[key]) for key, value in means.items())
-    return max(1.0, sum(moved) / (2 * len(moved) * (common + epsilon))) if moved and common + epsilon else 1.0
+def published_extrapolation(updates: Updates, old: Tensors, means: Tensors, epsilon: float, weight: Weight) -> float:
+    """FedExP's step as published: η = max(1, Σ p_i ‖Δ_i‖² / (2·(‖Δ‖² + ε))), p_i a site's share in the mean."""
+    sent = {site: frozenset(updates.keys(site)) for site in updates.sites}
+    moved = common = 0.0
+    for key in sorted(means):
+        weights = {site: weight(site, key) for site in updates.sites if key in sent[site]}
+        squares = sum(one * _squared(updates.tensor(site, key), old[key]) for site, one in weights.items())
+        moved += squares / sum(weights.values())
+        common += _squared(means[key], old[key])
+    return max(1.0, moved / (2 * (common + epsilon))) if common + epsilon else 1.0
 
 
 def stepped(old: Tensors, means: Mapping[str, torch.Tensor], step: float) -> dict[str, torch.Tensor]:
