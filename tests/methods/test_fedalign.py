@@ -63,6 +63,14 @@ def test_the_largest_singular_value_by_hand_and_its_gradient():
     torch.testing.assert_close(matrices.grad, expected, atol=1e-6, rtol=0)
 
 
+def test_autocast_leaves_the_constants_alone():
+    """bfloat16 has no number between 256 and 258."""
+    ones = torch.ones(1, 1, 257, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert transmitting_matrix(ones, 257 * ones).item() == 257
+        assert spectral_norm(torch.tensor([[[257.0]]]), 3).item() == 257
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_narrow_copy_is_a_block_of_that_width_with_the_first_channels(kind):
     """Half the channels of 4 → 8 is a block 2 → 4."""

@@ -94,19 +94,26 @@ def narrowed(block: nn.Module, share: float) -> dict[str, torch.Tensor]:
 def transmitting_matrix(entering: torch.Tensor, leaving: torch.Tensor) -> torch.Tensor:
     """[B, C, *S] and [B, D, *T], T no finer than S → [B, C, D]: how channels go together, the mean over voxels."""
     pool = nn.AdaptiveAvgPool3d if leaving.dim() == 5 else nn.AdaptiveAvgPool2d
-    before: torch.Tensor = pool(tuple(leaving.shape[2:]))(entering.float()).flatten(2)
-    after = leaving.float().flatten(2)
-    return before @ after.transpose(1, 2) / after.shape[2]
+    with _in_float32(entering):
+        before: torch.Tensor = pool(tuple(leaving.shape[2:]))(entering.float()).flatten(2)
+        after = leaving.float().flatten(2)
+        return before @ after.transpose(1, 2) / after.shape[2]
 
 
 def spectral_norm(matrices: torch.Tensor, iterations: int) -> torch.Tensor:
     """The largest singular value [B] of matrices [B, C, D], by power iteration from equal weights."""
-    with torch.no_grad():
-        left = matrices.new_ones(*matrices.shape[:2], 1)
-        for _ in range(iterations):
-            left = F.normalize(matrices @ (matrices.transpose(1, 2) @ left), dim=1)
-    norms: torch.Tensor = torch.linalg.vector_norm(matrices.transpose(1, 2) @ left, dim=(1, 2))
-    return norms
+    with _in_float32(matrices):
+        with torch.no_grad():
+            left = matrices.new_ones(*matrices.shape[:2], 1)
+            for _ in range(iterations):
+                left = F.normalize(matrices @ (matrices.transpose(1, 2) @ left), dim=1)
+        norms: torch.Tensor = torch.linalg.vector_norm(matrices.transpose(1, 2) @ left, dim=(1, 2))
+        return norms
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.autocast:
+    """Products as they are written: autocast would keep eight bits, and the two constants differ by little."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 @register("fedalign", config=FedAlignConfig)
