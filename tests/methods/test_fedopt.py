@@ -80,6 +80,21 @@ def test_moments_survive_a_restart(name):
     assert torch.equal(through.weights[KEY], second.weights[KEY])
 
 
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedavgm"])
+def test_a_part_whose_owners_are_silent_stays_as_it_is(name):
+    """Moments of earlier rounds would else carry a head away that nobody trains."""
+    method, head = find_method(name), "heads.liver.0.bias"
+    rule = method.Server(method.Config(), Federation(Vocabulary(["liver"]), SITES), {head: torch.tensor([1.0])})
+    rule.round_info = RoundInfo("train", 1, 2)
+    rule.aggregate(Answers({"a": {head: torch.tensor([1.5])}}))
+    after = rule.weights[head].clone()
+    assert after != 1.0
+    state = rule.state().tensors
+    rule.aggregate(Answers({"b": {}}))
+    assert torch.equal(rule.weights[head], after)
+    assert all(torch.equal(value, state[key]) for key, value in rule.state().tensors.items())
+
+
 def test_the_server_step_is_the_optimisers():
     with pytest.raises(ValueError, match="server_step"):
         find_method("fedadam").Config(server_step=2)

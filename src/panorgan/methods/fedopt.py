@@ -4,7 +4,8 @@ Both keep a mean m of the updates and an estimate v of their squares, weight by 
 seldom move take steps as large as others. FedYogi lets v fall more slowly than FedAdam does.
 
 As published, neither corrects m and v for their beginning at 0 and τ². Statistics of batch normalisation are averaged
-as they are. An organ's output row that no owner has answered for has an update of 0.
+as they are. Where none of an organ's owners has answered, a part of its own stays as it is, and its row of a common
+output layer has an update of 0.
 """
 
 from __future__ import annotations

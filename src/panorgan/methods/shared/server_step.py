@@ -12,7 +12,10 @@ from panorgan.methods.shared.server_average import STATISTICS
 
 
 class StepsAtServer(Remembers, ServerRule):
-    """w ← w + step(Δ), Δ the mean of the updates. Statistics of batch normalisation are averaged as they are."""
+    """w ← w + step(Δ), Δ the mean of the updates. Statistics of batch normalisation are averaged as they are.
+
+    A part that no site has sent, because its owners are silent, stays as it is: it has no Δ.
+    """
 
     @abstractmethod
     def step_along(self, key: str, delta: torch.Tensor) -> torch.Tensor:
@@ -24,7 +27,8 @@ class StepsAtServer(Remembers, ServerRule):
         super().aggregate(updates)
         if not self.in_training:
             return
+        sent = {key for site in updates.sites for key in updates.keys(site)}
         for key, mean in list(self.weights.items()):
-            if key in before and mean.is_floating_point() and not key.endswith(STATISTICS):
+            if key in before and key in sent and mean.is_floating_point() and not key.endswith(STATISTICS):
                 old = before[key].double()
                 self.weights[key] = (old + self.step_along(key, mean.double() - old)).to(mean.dtype)
