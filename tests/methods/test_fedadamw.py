@@ -153,6 +153,14 @@ def test_the_direction_reaches_the_sites(tiny, tmp_path):
     assert not same(weights(2), weights(2, alpha=0))
 
 
+def test_pseudo_labels_leave_the_rules_of_its_mean_alone():
+    """Sites count the same, as published, and the server takes the plain mean."""
+    config = find_method("fedadamw_pl").Config
+    assert (config().weighting, config().server_step) == ("uniform", 1)
+    with pytest.raises(ValueError, match="server_step"):
+        config(server_step="fedexp")
+
+
 def test_teachers_of_pseudo_labels_are_trained_as_ever(tiny, tmp_path):
     training = {"validate_every": 0, "rounds": 1}
     plain = run(tiny(method={"name": "fedavg_pl"}, training=training), tmp_path / "plain")

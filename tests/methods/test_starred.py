@@ -82,7 +82,7 @@ class Voxels(SegmentationNetwork):
         return self.w.view(1, 3, 1).expand(len(image), -1, image.shape[-1])
 
 
-def test_feddyn_bends_the_loss_on_the_unified_label_by_hand():
+def test_feddyn_regularises_the_loss_on_the_unified_label_by_hand():
     """− ⟨h, w⟩ + α/2·‖w − w₀‖², with α = 0.5, h = (0.2, 0, −0.1), w₀ = 0: −(0.1 − 0.2) + 0.25·5.25."""
     model, method = Voxels(), find_method("feddyn_pl")
     tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))

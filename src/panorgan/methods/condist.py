@@ -5,8 +5,9 @@ distils the model that it received: the probabilities of background and of every
 is none of the labelled ones, p_o / (1 − Σ p_c over labelled c), at temperature T. The loss is a soft Dice of student
 and teacher, its weight grows from 0.01 to 1 over the rounds, and the server has momentum.
 
-Settled here: the labelled foreground that is left out is that of the annotation; an organ and its tumour are not one
-group but two. Where everything is labelled nothing is distilled.
+Settled here: the labelled foreground that is left out is that of the annotation (the released code also leaves out
+what the received model takes for it). An organ and its tumour are not one group but two, and in a labelled organ whose
+tumours are not marked, the received model divides between these. Where everything is labelled nothing is distilled.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class ConDistConfig(MomentumSettings, MethodConfig):
     temperature: float = published(2.0, "2", "T: divides the logits of both models", gt=0)
     first_weight: float = published(0.01, "0.01", "weight of the distillation in the first round", ge=0)
     last_weight: float = published(1.0, "1", "weight of the distillation in the last round", ge=0)
+    weighting: Literal["cases", "uniform"] = published(
+        "cases", "uniform (released code)", "a site's weight in the mean: n_i, or 1"
+    )
     unlabelled: Literal["marginal"] = Field("marginal", description="the marginal loss; distillation is beside it")
     server_step: Literal[1] = Field(1, description="the server has momentum instead")
 

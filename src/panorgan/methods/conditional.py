@@ -1,4 +1,4 @@
-"""Conditional networks — one network that is told which organ to show, by one more channel after each of its blocks.
+"""Conditional networks — one network conditioned on the organ, by one more channel after each of its blocks.
 
 Every organ has a number, and a channel that is this number everywhere is appended to what a block gives: to every
 block of the decoder (`conddec`), or of the encoder, the deepest one included (`condenc`). The network answers for one
@@ -124,7 +124,7 @@ class Conditional(Method):
 
 @register("conddec", config=ConditionalConfig)
 class ConditionalDecoder(Conditional):
-    """FedAvg of a network that is told the organ in its decoder."""
+    """FedAvg of a network with the organ as an input of its decoder."""
 
     text: ClassVar[str] = f"Conditional decoder — {_ABOUT}"
     where: ClassVar[Where] = "decoder"
@@ -132,7 +132,7 @@ class ConditionalDecoder(Conditional):
 
 @register("condenc", config=ConditionalConfig)
 class ConditionalEncoder(Conditional):
-    """FedAvg of a network that is told the organ in its encoder."""
+    """FedAvg of a network with the organ as an input of its encoder."""
 
     text: ClassVar[str] = f"Conditional encoder — {_ABOUT}"
     where: ClassVar[Where] = "encoder"

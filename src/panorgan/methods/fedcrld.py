@@ -12,8 +12,9 @@ momentum model, a running mean of the site's own models, so that the average of 
   it is over an axis of space.
 - Predictions are held to the history by their squared difference, as in UFPS (cross-entropy in the code).
 - The momentum model follows after every step and stays at its site; it begins as the first model received there.
-- A site's own encoder begins with the first weights of the global one. As in `fedbn`, the delivered model holds those
-  of all sites and trusts each on the organs that its site annotates; every site's own network is scored too.
+- A site's own encoder begins with the first weights of the global one, that of a late site with weights newly drawn.
+  As in `fedbn`, the delivered model holds those of all sites and trusts each on the organs that its site annotates;
+  every site's own network is scored too.
 """
 
 from __future__ import annotations

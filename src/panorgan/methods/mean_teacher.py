@@ -1,4 +1,4 @@
-"""Mean teacher — a site agrees, on disturbed patches, with an exponential mean of the models that it received.
+"""Mean teacher — on noisy patches, a site's model agrees with an exponential moving average of the received models.
 
 Tarvainen & Valpola, arXiv:1703.01780, in a federation: the teacher is θ' ← β·θ' + (1 − β)·θ over the global models of
 all rounds, kept at the site, so that nothing more is sent. The student sees a patch with noise, the teacher the patch
@@ -36,7 +36,7 @@ class MeanTeacherConfig(MethodConfig):
 
 @register("mean_teacher", config=MeanTeacherConfig)
 class MeanTeacher(Method):
-    """FedAvg, and at every site consistency with a mean of the received models."""
+    """FedAvg, and at every site consistency with a moving average of the received models."""
 
     group: ClassVar[str] = "systems"
     paper: ClassVar[str] = "arXiv:1703.01780"

@@ -1,4 +1,4 @@
-"""MS-KD* — the other sites' teachers hand over their probabilities and features too, in the organs. arXiv:2108.02559
+"""MS-KD* — the student distils the other sites' teachers' probabilities and features, in the organs. arXiv:2108.02559
 
 Multi-teacher, single-student knowledge distillation on pseudo labels, one of UFPS's starred baselines. Beside the
 unified label (eq. 4 of UFPS), the student takes over how probable a teacher finds its organ, and where the teacher's

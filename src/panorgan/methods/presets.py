@@ -17,8 +17,8 @@ from panorgan.losses.exclusion import exclusion
 from panorgan.losses.leaf_dice import leaf_dice
 from panorgan.methods.base import Method, MethodConfig, SiteRule, published
 from panorgan.methods.dodnet import DoDNet
-from panorgan.methods.fedadamw import LocalAdamWMethod, LocalAdamWServer, LocalAdamWSettings, LocalAdamWSite
-from panorgan.methods.fedalign import AlignedSite, AlignmentSettings
+from panorgan.methods.fedadamw import FedAdamW
+from panorgan.methods.fedalign import FedAlign
 from panorgan.methods.fedasam import ASAMSettings, ASAMSite, FedASAM
 from panorgan.methods.feddyn import FedDyn
 from panorgan.methods.fedexp import FedExP
@@ -144,9 +144,7 @@ LABEL_SETS = Piece(LeafDiceConfig, LeafDice, method=SoftmaxChannels)
 MARGINAL_AND_EXCLUSION = Piece(ExclusionConfig, MarginalAndExclusion, method=SoftmaxChannels)
 # Local step; PLAIN is the optimiser's own.
 PROXIMAL = Piece(ProximalSettings, ProximalSite)
-ALIGNED = Piece(AlignmentSettings, AlignedSite)
 ASAM = Piece(ASAMSettings, ASAMSite)
-LOCAL_ADAMW = Piece(LocalAdamWSettings, LocalAdamWSite, LocalAdamWServer, LocalAdamWMethod)
 CONTROL_VARIATES = Piece(site=Scaffold.Site, server=Scaffold.Server, method=Scaffold)
 # Server average; PLAIN is the mean over sites.
 SWA = Piece(SWASettings, server=AveragesRounds, method=SWAMethod)
@@ -176,26 +174,6 @@ PRESETS: tuple[Preset, ...] = (
         paper="FedAvg* in Jiang et al., UFPS",
         equations={"eq. 4": "`Site.prepare`: `losses.unified_label.merge`"},
         supervision=PSEUDO_LABELS,
-    ),
-    Preset(
-        "fedalign_pl",
-        title="FedAlign*",
-        description="FedAlign on pseudo labels, one of UFPS's starred baselines. See `fedalign`.",
-        summary="FedAvg* whose deepest block is held to a narrower copy of itself.",
-        paper="FedAlign* in Jiang et al., UFPS; arXiv:2111.14213",
-        equations={"FedAlign, the sum": "`Site.loss`: L + μ·L_Lip, L on the unified label"},
-        supervision=PSEUDO_LABELS,
-        local_step=ALIGNED,
-    ),
-    Preset(
-        "fedadamw_pl",
-        title="FedAdamW*",
-        description="FedAdamW on pseudo labels. See `fedadamw`.",
-        summary="FedAvg* with local AdamW steps whose second moments, and direction, sites share.",
-        paper="arXiv:2510.27486",
-        equations={"local step": "`Site.move`: m′/(√v′ + ε) + α·Δ_G + λ·x"},
-        supervision=PSEUDO_LABELS,
-        local_step=LOCAL_ADAMW,
     ),
     # -- with parts of the network for single organs; only the sites that annotate an organ train and send its part
     Preset(
@@ -326,9 +304,11 @@ PRESETS += (
     # -- plain rules on pseudo labels
     starred(FedProx, "FedProx", "with local steps that may not wander far", in_ufps=True),
     starred(Moon, "MOON", "whose sites' features stay near those of the global model", in_ufps=True),
+    starred(FedAlign, "FedAlign", "whose deepest block is held to a narrower copy of itself", in_ufps=True),
     starred(FedASAM, "FedASAM", "in search of flat minima: ASAM at the sites, SWA at the server", in_ufps=True),
     starred(Scaffold, "SCAFFOLD", "with control variates against client drift"),
     starred(FedDyn, "FedDyn", "with dynamic regularisation"),
+    starred(FedAdamW, "FedAdamW", "with local AdamW steps whose second moments, and direction, sites share"),
     starred(FedExP, "FedExP", "with extrapolation at the server, as published"),
     starred(_FEDAVGM, "FedAvgM", "with momentum at the server"),
     starred(FedAdam, "FedAdam", "whose server takes Adam's steps"),
@@ -348,10 +328,8 @@ for _preset in PRESETS:
     register_preset(_preset, __name__)
 
 __all__ = [
-    "ALIGNED",
     "ASAM",
     "CONTROL_VARIATES",
-    "LOCAL_ADAMW",
     "PARTIAL_LABELS",
     "PLAIN",
     "PRESETS",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 
+from panorgan.methods.base import published
 from panorgan.methods.shared.server_step import StepsAtServer
 from panorgan.settings import Settings
 
@@ -15,7 +15,13 @@ from panorgan.settings import Settings
 class MomentumSettings(Settings):
     """The setting of the momentum."""
 
-    server_momentum: float = Field(0.6, ge=0, lt=1, description="share β of earlier updates that is added to the mean")
+    server_momentum: float = published(
+        0.6,
+        "0.6 (ConDist, released code); tuned, 0.7 to 0.997 (FedAvgM)",
+        "share β of earlier updates that is added to the mean",
+        ge=0,
+        lt=1,
+    )
 
 
 class MomentumServer(StepsAtServer):
