@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS, Activation
 from panorgan.errors import MessageError
 from panorgan.federation.agreement_checks import check_model, check_plan

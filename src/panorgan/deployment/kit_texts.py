@@ -12,7 +12,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import panorgan
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.data_folder import FILL_IN
 from panorgan.deployment.settings import FederationSettings, ParticipantSettings
 from panorgan.deployment.versions import versions_here

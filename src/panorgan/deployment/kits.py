@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from panorgan.config import Agreement, validated
+from panorgan.agreement import Agreement
 from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -26,7 +26,7 @@ from panorgan.federation.egress import default_policy, policy_text
 from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
-from panorgan.settings import Settings
+from panorgan.settings import Settings, validated
 from panorgan.workflows.starting_model import check_start, copy_start
 from panorgan.yaml_files import read_yaml
 

@@ -9,8 +9,8 @@ from logging.handlers import RotatingFileHandler
 
 import torch
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kept_model import check_delivered, replace_model

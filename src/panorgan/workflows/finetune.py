@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, Experiment, HardwareSettings, SiteSettings, load_experiment
+from panorgan.config import Experiment, HardwareSettings, SiteSettings, load_experiment
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.federation.start_settings import model_folder
 from panorgan.methods.protocol import Federation, SiteInfo

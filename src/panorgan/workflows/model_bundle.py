@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 import panorgan
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
-from panorgan.config import Agreement
 from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
