@@ -10,7 +10,8 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.methods.registry import find_method, methods
 from panorgan.methods.shared.ablation import AblationRow, all_modules
-from panorgan.workflows.compare import ComparisonPlan, Entry, Kind, parse_seeds, plan_runs
+from panorgan.workflows.compare import ComparisonPlan, plan_runs
+from panorgan.workflows.compare_entries import Entry, Kind, parse_seeds
 
 ABLATION = Kind(
     "ablation", "row", "--rows", "Remove the module's switch from the experiment's method section, or choose --rows."
