@@ -84,8 +84,8 @@ class ComparisonCases:
             lanes += [Lane(outside, LINE_COLOURS[-1], column, square=True, boxed=False)] if outside else []
             if found:
                 bands.append(Band(method, [lane for lane in lanes if lane.points]))
-                middle = float(np.median([point.value for point in inside])) if inside else math.nan
-                medians.append(f"{method} {number(middle)}")
+                median = float(np.median([point.value for point in inside])) if inside else math.nan
+                medians.append(f"{method} {number(median)}")
         words = f"{title(organ)}: median Dice over the cases of the federation: {', '.join(medians)}."
         return draw_points(bands, words)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from panorgan.methods.base import Federation, Method, Payload, ServerRule
 from panorgan.methods.protocol import Tensors
-from panorgan.methods.shared.merged_predictions import heard_on, merge_predictions
+from panorgan.methods.shared.merged_predictions import merge_predictions, trusted_models
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 from panorgan.networks.settings import OrganParts
 
@@ -46,7 +46,7 @@ class NetworkWithSiteParts(UNet):
         self.sites = tuple(federation.sites) if site is None else (site,)
         own = {name: federation.organs_of(name) for name in federation.sites}
         taught = {name: tuple(facts.annotated) for name, facts in federation.sites.items()}
-        self._heard = heard_on(self.vocabulary, own, taught)
+        self._trusted = trusted_models(self.vocabulary, own, taught)
 
     def separate(self, names: Iterable[str]) -> None:
         """Give every site its own copy of these layers."""
@@ -65,7 +65,7 @@ class NetworkWithSiteParts(UNet):
         if len(self.sites) == 1:
             return self.predict(image)
         predictions = ((site, self.predict_as(site, image), self.vocabulary) for site in self.sites)
-        return merge_predictions(predictions, self._heard, self.activation)
+        return merge_predictions(predictions, self._trusted, self.activation)
 
     def predict(self, image: torch.Tensor) -> torch.Tensor:
         """Logits with the chosen site's parts."""
