@@ -58,7 +58,7 @@ class Agreement(Settings):
     @field_validator("organs")
     @classmethod
     def _known_from_here_on(cls, organs: dict[str, OwnOrgan]) -> dict[str, OwnOrgan]:
-        """Fields are read in order: the vocabulary, which follows, may name these organs."""
+        """Declare them now: fields are read in order, and the vocabulary, which follows, may name these organs."""
         in_order = dict(sorted(organs.items()))  # a file that was written again may have them in another one
         declare_organs(in_order)
         refuse_part_names(in_order)
@@ -112,7 +112,7 @@ class Agreement(Settings):
     @model_validator(mode="before")
     @classmethod
     def _channels_decide_what_follows(cls, content: Any) -> Any:
-        """The network's inputs; and several channels are each standardised by themselves."""
+        """Derive the number of network inputs; several channels are standardised one by one."""
         channels = content.get("channels") if isinstance(content, dict) else None
         if not isinstance(channels, list | tuple) or not channels:
             return content
@@ -147,12 +147,12 @@ class Agreement(Settings):
 
     @model_serializer(mode="wrap")
     def _without_empty_sections(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was added later and is not used: fingerprints of older experiments stay as they are."""
+        """Leave out unused sections that older versions do not have, so that their fingerprints stay valid."""
         content: dict[str, Any] = write(self)
         return {key: value for key, value in content.items() if key not in ("organs", "channels") or value}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Another process does not know the organs yet."""
+        """Declare the organs again: another process does not know them yet."""
         super().__setstate__(state)
         declare_organs(self.organs)
 
@@ -213,7 +213,7 @@ class Agreement(Settings):
         return method(method.Config(**{k: v for k, v in self.method.items() if k != "name"}))
 
     def without_places(self) -> Agreement:
-        """The same for other machines, where the folder of a model to start from means nothing."""
+        """The same without the folder of a model to start from, which means nothing on other machines."""
         start = self.training.start_from
         if start is None:
             return self
@@ -221,8 +221,7 @@ class Agreement(Settings):
         return self.model_copy(update={"training": training})
 
     def fingerprint(self) -> str:
-        """Equal for experiments with equal results; hardware, name and the place of a model to start from do not
-        count."""
+        """Equal for experiments with equal results; ignores name, hardware and the folder of a model to start from."""
         places = {"training": {"start_from": {"folder", "name"}}}
         content = self.model_dump(mode="json", exclude={"hardware": True, "name": True, **places})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

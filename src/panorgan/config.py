@@ -1,4 +1,4 @@
-"""One YAML file is one experiment. Unknown keys are refused with a hint; `--set a.b=c` overrides."""
+"""An experiment: one YAML file, checked key by key. `--set a.b=c` overrides a setting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SiteSettings(Settings):
 
     @model_serializer(mode="wrap")
     def _without_channels(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was added later and is not used, as in an agreement."""
+        """Leave out an unused setting that older versions do not have, as in an agreement."""
         content: dict[str, Any] = write(self)
         return {key: value for key, value in content.items() if key != "channels" or value}
 
@@ -103,7 +103,7 @@ class Experiment(Agreement):
     @model_validator(mode="before")
     @classmethod
     def _phantom_shares_the_vocabulary(cls, content: Any) -> Any:
-        """Organs are named once: a phantom uses the vocabulary, or defines it where it is left out."""
+        """Organs are named once: a phantom uses the vocabulary, or defines it if the file has none."""
         if isinstance(content, dict) and isinstance(content.get("phantom"), dict):
             phantom = dict(content["phantom"])
             if content.get("vocabulary"):
@@ -173,13 +173,13 @@ class Experiment(Agreement):
         return self
 
     def late_sites(self) -> dict[str, int]:
-        """Sites that are absent from the first round, with the round in which they join; none if data is pooled."""
+        """Sites that join after the first round, with that round; none if data is pooled."""
         if self.build_method().pooled:
             return {}
         return {name: first for name, first in self._training_sites().items() if first is not None}
 
     def _training_sites(self) -> dict[str, int | None]:
-        """Sites that train, with `joins_at`."""
+        """The sites that train, each with its `joins_at`."""
         sites = self.sites if self.phantom is None else {site.name: site for site in self.phantom.sites}
         return {name: site.joins_at for name, site in sites.items() if not site.external}
 
@@ -196,7 +196,7 @@ class Experiment(Agreement):
 
 
 LOCAL_KEYS = {"sites", "phantom", "hardware", "local_models"}
-"""Sections of an experiment file for one machine, or for a simulation, alone."""
+"""Sections of an experiment file that apply only to one machine or to a simulation."""
 
 
 def load_experiment(
@@ -229,7 +229,7 @@ def load_experiment(
 def load_agreement(path: Path, organs: Mapping[str, Any] | None = None) -> Agreement:
     """Read an experiment file for use between hospitals, without its sites and hardware.
 
-    `organs` are further ones that the catalogue does not know, as a federation file may describe them.
+    `organs` are further organs that the catalogue does not have, as a federation file may describe them.
     """
     content = with_resolved_start(read_yaml(path, "experiment file"), path.parent)
     if organs:
@@ -240,7 +240,7 @@ def load_agreement(path: Path, organs: Mapping[str, Any] | None = None) -> Agree
 
 
 def _joined(organs: Any, more: Mapping[str, Any], where: str) -> Any:
-    """Own organs of an experiment file and of the federation file that names it."""
+    """The organs described in an experiment file and in the federation file that names it."""
     twice = sorted(organs.keys() & more.keys()) if isinstance(organs, dict) else []
     if twice:
         raise ConfigError(
@@ -253,5 +253,5 @@ def _joined(organs: Any, more: Mapping[str, Any], where: str) -> Any:
 
 
 def parse_experiment(content: Mapping[str, Any], where: str = "") -> Experiment:
-    """An experiment from plain data, with errors a person can act on."""
+    """An experiment from plain data; errors name the setting and the fix."""
     return validated(Experiment, content, where)

@@ -208,7 +208,7 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
         print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
         return
     Console().print(own_scores(rows))
-    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. None of this has left the site.")
+    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions next to it. None of this has left the site.")
     say(f"With pictures: panorgan report {kit.path}")
 
 

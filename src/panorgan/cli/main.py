@@ -353,7 +353,7 @@ def plan(
         bool, typer.Option("--write", help="Add settings that the file lacks; its comments and settings are kept.")
     ] = False,
     write_to: Annotated[
-        Path | None, typer.Option(help="Write a new file beside it, with all proposed settings.", metavar="NEW.yaml")
+        Path | None, typer.Option(help="Write a new file next to it, with all proposed settings.", metavar="NEW.yaml")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -460,7 +460,7 @@ def predict(
         str, typer.Option("--organs", help="Organs to segment, comma-separated; default: all.", metavar="ORGANS")
     ] = "",
     preview: Annotated[
-        bool, typer.Option("--preview", help="Write a picture of three planes beside each label map.")
+        bool, typer.Option("--preview", help="Write a picture of three planes next to each label map.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

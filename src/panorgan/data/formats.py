@@ -248,7 +248,7 @@ def _straight_line(slices: Sequence[_Slice], where: Path) -> NDArray[np.float64]
         raise DataError(
             "The slices of a DICOM series are shifted against each other.",
             where=str(where),
-            why=f"one of them lies {aside:.2f} mm beside the line through all of them",
+            why=f"one of them lies {aside:.2f} mm off the line through all of them",
             fix="Export the series again; if it was put together from several scans, export each as its own series.",
             code="slices-shifted",
         )

@@ -1,4 +1,4 @@
-"""Checks of a kit's certificates: who signed them, for whom, until when, and whether the private key fits."""
+"""Checks a kit's certificates: issuer, subject, validity, and whether the private key matches."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
         return Check(title, "failed", f"{path.name} is not a private key.", again, "not-a-key")
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
-        what = f"{path.name} does not match the certificate beside it."
+        what = f"{path.name} does not match the certificate next to it."
         return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:

@@ -263,7 +263,7 @@ class Egress:
         if code not in CODES:
             yield _Objection("unknown-failure", "it is not one of the failure codes", "", "meta 'failed'")
         if message.tensors or message.scalars:
-            why = "it carries tensors or numbers beside the code"
+            why = "it carries tensors or numbers besides the code"
             yield _Objection("failure-with-content", why, "", "the message about a failure")
 
     # -- numbers -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What lies in the cache, and what is removed when it is full: the entries that were unused for longest.
 
-Entries are prepared cases (`store/<key>`, with the predictions of teachers beside them) and generated hospitals
+Entries are prepared cases (`store/<key>`, with the predictions of teachers next to them) and generated hospitals
 (`phantom/<key>`). All of them can be made again. What a running process uses stays.
 """
 

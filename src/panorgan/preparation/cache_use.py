@@ -1,6 +1,6 @@
 """Which process uses which entries of the cache: nothing is removed from under a process that runs.
 
-Every process has a file in `.in-use` beside the entries, holds its lock as long as it lives, and lists what it uses.
+Every process has a file in `.in-use` next to the entries, holds its lock as long as it lives, and lists what it uses.
 A process that removes something asks for those locks: what a dead process used is free. Without locks (Windows, some
 network disks) only the time of the last use protects an entry.
 """

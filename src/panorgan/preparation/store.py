@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 INCOMPLETE = ".incomplete-"
 _ATTEMPTS = 5
 _ABANDONED_SECONDS = 24 * 3600
-# Files beside a case that can be made again (see `teacher_predictions`) begin so; they are kept while they are used.
+# Files next to a case that can be made again (see `teacher_predictions`) begin so; they are kept while they are used.
 PREDICTION = "companion-"
 _UNUSED_SECONDS = 14 * 24 * 3600
 # Foreground voxels remembered per structure, for sampling patches near them.

@@ -1,6 +1,6 @@
 """Predictions of frozen teachers for the training cases, cut and moved together with image and label.
 
-A frozen teacher always says the same about a volume. So it is asked once, its probabilities are stored in 8 bit beside
+A frozen teacher always predicts the same for a volume. So it predicts once, its probabilities are stored in 8 bit with
 the preprocessed case, and patches are sliced from a memory map. q = round(255 p): |q / 255 − p| ≤ 1/510.
 Behind the array, where numpy does not look, the file ends in its checksum.
 """
@@ -44,9 +44,9 @@ class TeacherPredictions:
     key : hash of everything that the volumes depend on besides the case and the channels' names.
     names_of : the channels of a case; none where it annotates an organ itself, say.
     predict : makes the volumes.
-    cached : stored on disk, in 8 bit; otherwise predicted anew for every patch, in float32.
+    cached : stored on disk, in 8 bit; otherwise predicted again for every patch, in float32.
     per_step : how many of `names` are drawn for a batch; all if None.
-    release : lets go of what predicting needed (networks on a device).
+    release : frees what predicting needed (networks on a device).
     """
 
     def __init__(

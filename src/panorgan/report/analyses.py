@@ -67,7 +67,7 @@ def analysis_section(run: Run) -> AnalysisSection | None:
 
 
 def write_figures(run: Run) -> list[str]:
-    """Write every figure as an SVG file beside the tables, and return their names."""
+    """Write every figure as an SVG file next to the tables, and return their names."""
     section = analysis_section(run)
     if section is None:
         return []

@@ -74,7 +74,7 @@ def _organ_cells(organ: str, models: Sequence[BaselineModel]) -> list[BaselineCe
 
 @dataclass(frozen=True)
 class Gain:
-    """A baseline beside this run's model, on the organs that the baseline knows: both means, and who is ahead."""
+    """A baseline against this run's model, on the organs that the baseline knows: both means, and which is ahead."""
 
     name: str
     words: str
@@ -89,7 +89,7 @@ class Gain:
 
 
 def gains(models: Sequence[BaselineModel]) -> list[Gain]:
-    """Every baseline beside this run's model on the same organs of the same cases; sites alone come first."""
+    """Every baseline against this run's model on the same organs of the same cases; sites alone come first."""
     if not models:
         return []
     own, *others = models

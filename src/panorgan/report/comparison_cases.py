@@ -70,7 +70,7 @@ class ComparisonCases:
         return CaseTable(columns, rows, leading, place, best=len(results.plan.labels) > 1)
 
     def plots(self, styles: Mapping[str, Look]) -> dict[str, PointPlot]:
-        """By organ: a box per method over the federation, external cases beside it."""
+        """By organ: a box per method over the federation, external cases next to it."""
         return {organ: self._plot(organ, styles) for organ in self._results.comparison.organs if self._rows_of(organ)}
 
     def _plot(self, organ: str, styles: Mapping[str, Look]) -> PointPlot:

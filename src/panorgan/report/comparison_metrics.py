@@ -29,10 +29,10 @@ def note(metric: Metric) -> str:
     if metric.undefined == "one mask empty":
         text += (
             "Where one of prediction and truth is empty there is no value: such a score is not in the mean and is "
-            "counted as missed, over all cases and seeds. A mean beside many missed ones looks better than it is. "
+            "counted as missed, over all cases and seeds. A mean with many missed ones looks better than it is. "
         )
     elif metric.undefined != "never":
-        text += "A score without a value is not in the mean and is counted beside it. "
+        text += "A score without a value is not in the mean and is counted separately. "
     return text + f"All tests here are of Dice; {metric.title} was not tested."
 
 

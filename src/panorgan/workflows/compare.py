@@ -37,7 +37,7 @@ class Planned:
 
     @property
     def traceback(self) -> Path:
-        """The traceback of an unforeseen error; beside the run's folder, which holds only its own files."""
+        """The file for the traceback of an unforeseen error, next to the run's folder."""
         return self.folder.path.with_name(f"{self.folder.path.name}.traceback.txt")
 
     @property
@@ -46,7 +46,7 @@ class Planned:
         return self.folder.manifest.get("hardware", {}).get("threads") if self.folder.started else None
 
     def with_threads(self, otherwise: int | None = None) -> Experiment:
-        """The experiment with the threads the run began with: another number would change its bits.
+        """The experiment with the number of threads that the run began with: another would change its bits.
 
         A new run takes those of the experiment, or `otherwise`.
         """
@@ -64,7 +64,7 @@ class Failure:
 
     @classmethod
     def of(cls, run: Planned, error: Exception) -> Failure:
-        """Any error, as text alone: an exception would keep the memory of its run alive."""
+        """A failure with the error as text: the exception itself would keep the memory of its run alive."""
         if isinstance(error, PanorganError):
             return cls(run, RunError(error.what, code=error.code, where=error.where, why=error.why, fix=error.fix))
         message = str(error).strip()
@@ -112,7 +112,7 @@ class ComparisonPlan:
 
     @property
     def missing(self) -> tuple[Planned, ...]:
-        """The runs that are not."""
+        """The runs that are not finished."""
         return tuple(run for run in self.runs if not run.folder.complete)
 
 
@@ -123,7 +123,7 @@ def plan_comparison(
     reference: str | None = None,
     folder: Path | None = None,
 ) -> ComparisonPlan:
-    """Everything that a comparison will run, checked as far as possible without data.
+    """Plan all runs of a comparison, and check them as far as possible without data.
 
     `methods` and `seeds` are lists, or separated by commas as on the command line. Only the seed differs between the
     runs of a method: phantoms stay the same.
@@ -144,7 +144,7 @@ def plan_runs(
     folder: Path,
     kind: Kind = COMPARISON,
 ) -> ComparisonPlan:
-    """Every entry with every seed, checked as far as possible without data."""
+    """Plan every entry with every seed, and check them as far as possible without data."""
     labels = [entry.label for entry in entries]
     if reference not in labels:
         raise ConfigError(
@@ -195,7 +195,7 @@ def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
 
 
 def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
-    """Two names for the same thing are a mistake."""
+    """Refuse two entries with equal settings."""
     known: dict[str, str] = {}
     for label, experiment in experiments.items():
         # A setting that the method overrides makes no difference.
@@ -212,7 +212,7 @@ def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
 
 
 def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool = True) -> None:
-    """Errors that can be found before hours of training: folders, settings, lists of cases, other test cases.
+    """Find errors before hours of training: in folders, settings and lists of cases, and differing test cases.
 
     Without `data`, only finished runs are checked.
     """

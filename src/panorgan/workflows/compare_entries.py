@@ -65,7 +65,7 @@ class Entry:
 
 
 def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
-    """`a,b+key=value,label=c`, or a list of such, as entries. Commas inside brackets belong to a value."""
+    """Parse `a,b+key=value,label=c`, or a list of such entries. Commas inside brackets belong to a value."""
     text = methods if isinstance(methods, str) else ",".join(methods)
     pieces = [piece.strip() for piece in _split_at_commas(text) if piece.strip()]
     if not pieces:
@@ -123,7 +123,7 @@ def _parse_entry(text: str) -> Entry:
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
-    """`0,1,2`, or a list, as numbers."""
+    """Parse `0,1,2`, or check a list of numbers."""
     text = seeds if isinstance(seeds, str) else ",".join(map(str, seeds))
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
     if not pieces or not all(piece.isdecimal() for piece in pieces) or len(set(map(int, pieces))) < len(pieces):

@@ -1,7 +1,7 @@
 """Merges the predictions of several models for one image; each model is trusted on the organs of its own site.
 
 Softmax channels: a model's logit minus its own background logit is the log odds of an organ against background.
-Stacked beside a background of 0, background wins exactly where every model predicts background, and among organs the
+Stacked with a background of 0, background wins exactly where every model predicts background, and among organs the
 most confident model wins. An organ that several models know gets the mean of their scores. A model trained only on a
 union is used for the union's parts if no model was trained on the parts themselves.
 """

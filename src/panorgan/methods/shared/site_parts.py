@@ -1,10 +1,9 @@
-"""Parts of a network that every site has for itself: no other site trains with them, nothing averages them.
+"""Parts of a network that every site keeps for itself: no other site trains them, and they are not averaged.
 
 The delivered network holds one set of all other weights, and these parts of every site, under keys of their own
 (`….site-north.weight`). It predicts with each site's parts in turn and trusts each on the organs that the site
-annotates (see `merged_predictions`), also at hospitals outside the federation. Beside it every site's own network is
-scored. A site that joins late begins with its parts as they are initialised, or as the model has them that a run starts
-from.
+annotates (see `merged_predictions`), also at hospitals outside the federation. Every site's own network is scored too.
+The parts of a site that joins late begin as initialised, or as in the model that the run starts from.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class PerSite(nn.ModuleDict):
         self.chosen = next(iter(self))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """What the chosen site's layer makes of features."""
+        """Run the chosen site's layer."""
         out: torch.Tensor = self[self.chosen](features)
         return out
 
@@ -101,7 +100,7 @@ class SitePartsMethod(Method):
 
 
 class SitePartsServer(ServerRule):
-    """Returns every site its own parts. The mean leaves them alone: a key is averaged over those who send it."""
+    """Returns each site's own parts to it. Only one site sends such a key, so the mean leaves it unchanged."""
 
     def broadcast(self, site: str) -> Payload:
         """Without the other sites' parts."""

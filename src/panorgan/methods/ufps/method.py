@@ -96,7 +96,7 @@ class UFPS(PseudoLabelMethod):
         "eq. 5": "`Site.prepare`: `losses.main_teacher.global_main_teacher`; `readiness` says for which organs",
         "eq. 6": "`Site.uncertainty`: `uncertainty`, of all teachers",
         "eq. 7": "`Server.aggregate`: `uncertainty_weights`, on the decoder",
-        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others beside it",
+        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others too",
         "eq. 9": "`Site.sample_losses`: `reverse_ce`",
         "eqs. 11, 13": "`Site.at_perturbed_point`: `sparse_masks.SiteMasks.refresh`",
         "eq. 12": "`Server.broadcast`: `masks.global_mask`",

@@ -11,7 +11,7 @@ MAKER = "panorgan"
 UTF_8 = "ISO_IR 192"
 # DICOM's limit of a long string.
 LONGEST = 64
-# Whom a result is of, and the examination: as the slices say it. The first of each must be there, even if empty.
+# Patient and examination of a result, as in the slices. The first of each must be there, even if empty.
 _REQUIRED = (
     "PatientName", "PatientID", "PatientBirthDate", "PatientSex",
     "StudyInstanceUID", "StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName",
@@ -43,7 +43,7 @@ def new_uid() -> str:
 
 
 def series_number(header: Any, beside: int) -> int:
-    """A number that stands beside that of the images in a viewer's list."""
+    """A number that stands next to that of the images in a viewer's list."""
     return beside + int(header.get("SeriesNumber") or 0)
 
 
