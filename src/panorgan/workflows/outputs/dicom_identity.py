@@ -1,7 +1,10 @@
-"""What every DICOM result says of itself and of the patient."""
+"""What all DICOM results share: patient and examination, identifiers, and errors in writing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from panorgan.errors import DataError
@@ -33,6 +36,21 @@ def import_highdicom() -> Any:
             fix="Install panorgan's wheel with its extra: pip install './panorgan-VERSION-py3-none-any.whl[dicom-out]'",
         ) from error
     return highdicom
+
+
+@contextmanager
+def output_errors(result: str, series: Path) -> Iterator[None]:
+    """Turn the errors of highdicom and pydicom, which refuse a series that breaks the standard, into ours."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"The {result} cannot be written as DICOM.",
+            code="dicom-output-failed",
+            where=str(series),
+            why=f"{type(error).__name__}: {error}",
+            fix="Correct what the series says there, or choose the formats nifti and seg.nrrd.",
+        ) from error
 
 
 def new_uid() -> str:
