@@ -134,7 +134,7 @@ def require_approved(kit: SiteKit) -> None:
 
 
 def how_to_approve(kit: SiteKit, found: Deviations) -> str:
-    """How to resolve deviations."""
+    """The fix for deviations."""
     approving = f"panorgan federation approve {kit.path}"
     if found.modules:
         return f"Find out how {', '.join(found.modules)} got there, and move it out of the kit."

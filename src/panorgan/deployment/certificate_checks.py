@@ -30,9 +30,9 @@ _DAY = 24 * 3600.0
 
 
 def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
-    """A certificate that ends soon, has ended, or has not begun by this machine's clock.
+    """Warn about a certificate that expires soon, has expired, or is not valid yet by this machine's clock.
 
-    A server or a site says it when it starts: it would otherwise wait for ever without a word.
+    A server or a site reports this when it starts; otherwise it would wait forever in silence.
     """
     own = Credentials.of_site(kit.startup) if isinstance(kit, SiteKit) else Credentials.of_server(kit.startup)
     check = check_dates(own)
@@ -40,7 +40,7 @@ def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
 
 
 def check_credentials(credentials: Credentials, name: str, now: float | None = None, prefix: str = "") -> list[Check]:
-    """Signed by the federation's root, for this `name`, valid now and for a while, with a matching private key.
+    """Check that it is signed by the federation's root, for `name`, valid for a while, and matches the private key.
 
     `prefix` goes in front of the names of the checks, where a kit has more than one certificate.
     """

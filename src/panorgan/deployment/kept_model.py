@@ -1,4 +1,4 @@
-"""The finished model at a site: checked against the agreement before it replaces another, which is kept."""
+"""The finished model at a site: checked against the agreement before it replaces the previous one, which is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_CARD = 10**6
 
 
 def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Mapping[str, Any] | None) -> None:
-    """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site has a record."""
+    """Refuse a model that the agreed experiment cannot have produced. `plan` is the run's, if the site has a record."""
     card = task.card
     if card is None:
         raise MessageError("A model arrived without its card.", code="card-missing")

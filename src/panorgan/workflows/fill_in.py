@@ -96,7 +96,7 @@ def _plain(value: Any) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a node's own text ends. YAML counts comments after a block as part of it."""
+    """The end of a node's own text. YAML counts comments after a block as part of it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)
