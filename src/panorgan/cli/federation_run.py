@@ -134,7 +134,7 @@ class Picture:
         self._status: FederationStatus | None = None
 
     def status(self) -> FederationStatus:
-        """At most a second old."""
+        """The status, at most a second old."""
         now = time.time()
         if self._status is None or now - self._status.time >= _LOOK_SECONDS:
             self._status = status_of(self._kit, self._settings, now)

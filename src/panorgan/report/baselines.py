@@ -84,7 +84,7 @@ class Gain:
 
     @property
     def difference(self) -> float:
-        """What this run's model is ahead by, in the two digits that are shown."""
+        """The lead of this run's model, in the two digits that are shown."""
         return round(round(self.this_run, 2) - round(self.baseline, 2), 2)
 
 

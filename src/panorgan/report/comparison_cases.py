@@ -96,7 +96,7 @@ class ComparisonCases:
         return self._first[key].split == EXTERNAL_SPLIT
 
     def _runs(self, label: str) -> list[str | None]:
-        """The folders of a method's runs, seed by seed, as seen from the page."""
+        """The folders of a method's runs, seed by seed, relative to the page."""
         plan = self._results.plan
         folders = {run.seed: run.folder.path for run in plan.finished if run.entry.label == label}
         return [_below(folders[seed], plan.folder) if seed in folders else None for seed in plan.seeds]

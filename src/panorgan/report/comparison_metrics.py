@@ -37,7 +37,7 @@ def note(metric: Metric) -> str:
 
 
 def metric_groups(comparison: Comparison) -> dict[Place, str]:
-    """The parts of a table with their headings: the federation, and external sites apart; only what was scored."""
+    """The parts of a table with their headings: the federation, and external sites; only what was scored."""
     groups = {FEDERATION: "Sites of the federation", EXTERNAL: "External sites"}
     return {place: heading for place, heading in groups.items() if comparison.scored_at(place)}
 
