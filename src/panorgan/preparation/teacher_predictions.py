@@ -36,7 +36,7 @@ OnCase = Callable[[int, int], None]
 
 
 class TeacherPredictions:
-    """What teachers predict for a site's training cases, one channel per name.
+    """Teachers' predictions for a site's training cases, one channel per name.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class TeacherPredictions:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """What volumes are made of: levels if stored, probabilities if not."""
+        """The type of the volumes: levels if stored, else probabilities."""
         return np.uint8 if self.cached else np.float32
 
     def names_of(self, case: StoredCase) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class TeacherPredictions:
         return self._names[case.folder]
 
     def ensure(self, on_case: OnCase = lambda done, total: None) -> None:
-        """Predict what is to be stored and is not; called again it only marks the files as used."""
+        """Predict and store what is missing; called again, it only marks the files as used."""
         if not self.cached:
             return
         wanted = [case for case in self.cases if self.names_of(case)]
@@ -118,7 +118,7 @@ class TeacherPredictions:
     # -- on disk -------------------------------------------------------------------------------------------
 
     def path(self, case: StoredCase) -> Path:
-        """Where a case's volume lies."""
+        """The path of a case's volume."""
         channels = hashlib.sha256("\n".join(self.names_of(case)).encode()).hexdigest()[:16]
         return case.folder / f"{PREDICTION}{self.key}-{channels}.npy"
 
