@@ -1,4 +1,4 @@
-"""DICOM trees with DICOM-SEG labels, made from a phantom: clean ones give no findings, bad ones do, and nothing stops."""
+"""DICOM trees with DICOM-SEG labels, made from a phantom: clean ones give no findings, bad ones do, nothing stops."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class Store:
                     _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:
-        """A unique path for a new entry. Not from `tempfile`: a cache may be shared, and only the owner could read it."""
+        """A unique path for a new entry; not by `tempfile`, as only the owner could read it, and a cache may be shared."""
         return self.folder / f"{INCOMPLETE}{uuid.uuid4().hex}"
 
     def _key(self, case: Case, recipe: str) -> str:
