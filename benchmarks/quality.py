@@ -7,7 +7,8 @@ Each data set is one `panorgan compare`, which resumes: call it again until noth
 calls in time to collect what is there (finished runs only). Prints, per data set and method, the mean Dice of each
 seed, the difference to solo, how much of the gap between solo and central_full is closed, the organ that does worst
 against solo in any seed, and the delivered rounds; writes the same as JSON, with NSD, the figures per organ, what is
-sent in a round and the size of the model.
+sent in a round, the size of the model, and seconds per step (to be compared only between runs that were not `shared`:
+`--at-once 1 --set training.rounds=3`).
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ def collect(folder: Path, plan: ComparisonPlan | None = None) -> dict[str, dict[
     for name, method in methods.items():
         method |= against(scores, name) if name != ALONE and ALONE in scores else {}
         if cost := costs.get(name):
-            method |= {"bytes_per_round": cost.bytes_per_round, "parameters": cost.parameters, "steps": cost.steps}
+            keys = ("bytes_per_round", "parameters", "steps", "step_seconds", "shared")
+            method |= {key: getattr(cost, key) for key in keys}
     return methods
 
 

@@ -102,6 +102,30 @@ def test_the_first_table_marks_nothing_where_methods_have_different_seeds(monkey
     assert (solo, fedavg) == ("0.850", "0.900<br><small>1 seed</small>")
 
 
+def test_the_table_of_methods_has_the_best_first_and_gaps_in_their_places(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    table_of_methods = loaded("results_methods", monkeypatch).table_of_methods
+
+    def method(mean, **more):
+        return {"seeds": {"0": {"mean": mean, "nsd": 0.5}, "1": {"mean": mean + 0.1, "nsd": 0.7}}, **more}
+
+    worst = {"organ": "spleen", "seed": "1", "ratio": 0.9}
+    gap = {"inside": {"closed": 0.4, "low": 0.1, "high": 0.6}}
+    sets = {
+        "hard_3": {"methods": {"solo": method(0.7), "fedavg": method(0.8, worst_organ=worst, gap=gap)}},
+        "chaos": {"methods": {"solo": method(0.6), "moon": method(0.9), "fedavg": method(0.5, bytes_per_round=2.5e6)}},
+    }
+    lines = [line.split(" | ") for line in table_of_methods(sets, {"fedavg": 1.0}).splitlines()]
+    assert [line[0] for line in lines[2:]] == ["| `fedavg`", "| `solo`", "| `moon`"]
+    assert lines[2][1:] == [
+        "0.850 / 0.60<br><small>gap 40%</small><br><small>spleen 0.90</small>",
+        "0.550 / 0.60",
+        "1.00",
+        "2.5 |",
+    ]
+    assert lines[4][1] == ""
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}
