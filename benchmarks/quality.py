@@ -5,8 +5,10 @@
 
 Each data set is one `panorgan compare`, which resumes: call it again until nothing is missing. `--minutes` ends the
 calls in time to collect what is there (finished runs only). Prints, per data set and method, the mean Dice of each
-seed, the difference to solo, the organ that does worst against solo in any seed, and the delivered rounds; writes the
-same and the figures per organ as JSON.
+seed, the difference to solo, how much of the gap between solo and central_full is closed, the organ that does worst
+against solo in any seed, and the delivered rounds; writes the same as JSON, with NSD, the figures per organ, what is
+sent in a round, the size of the model, and seconds per step (to be compared only between runs that were not `shared`:
+`--at-once 1 --set training.rounds=3`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,10 +31,16 @@ from typing import Any
 import torch
 from scipy.stats import wilcoxon
 
+from panorgan import load_experiment
+from panorgan.evaluation.comparison import EXTERNAL, FEDERATION, Score, read_scores
+from panorgan.evaluation.gap import Share, gain_over
+from panorgan.evaluation.metric_means import mean_of
 from panorgan.methods.registry import methods as all_methods
+from panorgan.workflows.compare import ComparisonPlan, plan_comparison
+from panorgan.workflows.compare_costs import measure_costs, patients_of
 
 ROOT = Path(__file__).resolve().parent.parent
-ALONE = "solo"
+ALONE, ALL_LABELS = "solo", "central_full"
 # Data sets that lie beside the repository, unless it is said where they are.
 os.environ.setdefault("PANORGAN_DATA", str(ROOT.parent / "shared" / "data"))
 
@@ -91,7 +99,7 @@ def main() -> None:
         found[name] = {
             "file": SETS[name].file,
             "set": [*_settings(SETS[name]), *asked.set],
-            "methods": collect(asked.runs / name),
+            "methods": collect(asked.runs / name, _plan(SETS[name], methods, asked, asked.runs / name)),
         }
         print(f"\n{name}\n{table(found[name]['methods'])}", flush=True)
     if asked.json:
@@ -119,58 +127,96 @@ def _settings(data: DataSet) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in (BUDGET | dict(data.settings)).items()]
 
 
-def collect(folder: Path) -> dict[str, dict[str, Any]]:
-    """Method → seed → mean, organs, delivered round; and against solo: difference, p, worst organ."""
+def _plan(data: DataSet, methods: Sequence[str], asked: argparse.Namespace, folder: Path) -> ComparisonPlan:
+    """The same comparison, to be read."""
+    experiment = load_experiment(ROOT / data.file, [*_settings(data), *asked.set])
+    return plan_comparison(experiment, methods, asked.seeds, ALONE, folder)
+
+
+def collect(folder: Path, plan: ComparisonPlan | None = None) -> dict[str, dict[str, Any]]:
+    """Method → seed → mean, organs, NSD, delivered round; and against solo: difference, p, worst organ, gap closed.
+
+    The plan says which cases belong to one patient, what is sent, and how large models are.
+    """
+    patients = (patients_of(plan) if plan else None) or {}
+    scores: dict[str, dict[str, list[Score]]] = {}
     methods: dict[str, dict[str, Any]] = {}
     for metrics in sorted(folder.glob("*/seed-*/metrics.csv")):
-        run = metrics.parent
-        seeds = methods.setdefault(run.parent.name, {"seeds": {}})["seeds"]
-        seeds[run.name.removeprefix("seed-")] = _read(run)
-    alone = methods.get(ALONE, {"seeds": {}})["seeds"]
+        run, seed = metrics.parent, metrics.parent.name.removeprefix("seed-")
+        with metrics.open(newline="") as file:
+            read = read_scores(csv.DictReader(file), int(seed), lambda site, organ: True, patients)
+        scores.setdefault(run.parent.name, {})[seed] = read
+        card = json.loads((run / "model" / "model.json").read_text())
+        one = methods.setdefault(run.parent.name, {"seeds": {}})
+        one["seeds"][seed] = _summary(read) | {"delivered_round": card.get("round")}
+    costs = measure_costs(plan) if plan else {}
     for name, method in methods.items():
-        method |= against(method["seeds"], alone) if name != ALONE else {}
-    for method in methods.values():
-        for seed in method["seeds"].values():
-            del seed["cells"]
+        method |= against(scores, name) if name != ALONE and ALONE in scores else {}
+        if cost := costs.get(name):
+            keys = ("bytes_per_round", "parameters", "steps", "step_seconds", "shared")
+            method |= {key: getattr(cost, key) for key in keys}
     return methods
 
 
-def _read(run: Path) -> dict[str, Any]:
-    """Mean Dice over organs, of the test cases within the federation; `cells` by organ, site and case."""
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    inside = [row for row in rows if row["split"] == "test"]
-    cells = {(row["organ"], row["site"], row["case"]): float(row["dice"]) for row in inside}
-    organs = {organ: fmean(v for key, v in cells.items() if key[0] == organ) for organ in sorted({k[0] for k in cells})}
-    outside = [float(row["dice"]) for row in rows if row["split"] == "external"]
-    card = json.loads((run / "model" / "model.json").read_text())
+def _summary(scores: Sequence[Score]) -> dict[str, Any]:
+    """Mean Dice and NSD over organs, of the test cases within the federation; Dice at external sites."""
+    inside = [score for score in scores if FEDERATION.holds(score)]
+    outside = [score.dice for score in scores if EXTERNAL.holds(score)]
+    organs = _organs(inside)
+    surface = [mean_of([s for s in inside if s.organ == organ], "nsd").mean for organ in organs]
     return {
         "mean": round(fmean(organs.values()), 4),
+        "nsd": round(fmean(surface), 4),
         "organs": {organ: round(value, 4) for organ, value in organs.items()},
-        "delivered_round": card.get("round"),
-        "cells": cells,
     } | ({"external": round(fmean(outside), 4)} if outside else {})
 
 
-def against(seeds: Mapping[str, Any], alone: Mapping[str, Any]) -> dict[str, Any]:
+def _organs(scores: Sequence[Score]) -> dict[str, float]:
+    """Mean Dice per organ."""
+    organs = sorted({score.organ for score in scores})
+    return {organ: fmean(score.dice for score in scores if score.organ == organ) for organ in organs}
+
+
+def against(scores: Mapping[str, Mapping[str, Sequence[Score]]], name: str) -> dict[str, Any]:
     """What a method gains over every site alone, in the seeds that both have."""
-    both = sorted(seeds.keys() & alone.keys())
+    both = sorted(scores[name].keys() & scores[ALONE].keys())
     if not both:
         return {}
-    ratios = [
-        (seeds[seed]["organs"][organ] / max(value, 1e-9), organ, seed)
+    ours, alone = ([score for seed in both for score in scores[method][seed]] for method in (name, ALONE))
+    full = [score for seed in both for score in scores.get(ALL_LABELS, {}).get(seed, ())]
+    gain = gain_over(ours, alone, full if full and name != ALL_LABELS else None, name=name)
+    cells = [_cells(some) for some in (ours, alone)]
+    differences = [fmean(cells[0][cell]) - fmean(cells[1][cell]) for cell in sorted(cells[0].keys() & cells[1].keys())]
+    means = [
+        fmean(_organs([score for score in scores[method][seed] if FEDERATION.holds(score)]).values())
+        for method in (name, ALONE)
         for seed in both
-        for organ, value in alone[seed]["organs"].items()
-        if organ in seeds[seed]["organs"]
     ]
-    ratio, organ, seed = min(ratios)
-    cells = sorted(set.intersection(*(set(one[s]["cells"]) for one in (seeds, alone) for s in both)))
-    differences = [fmean(seeds[s]["cells"][cell] - alone[s]["cells"][cell] for s in both) for cell in cells]
-    return {
-        "difference": round(fmean(seeds[s]["mean"] - alone[s]["mean"] for s in both), 4),
+    found = {
+        "difference": round(fmean(means[: len(both)]) - fmean(means[len(both) :]), 4),
         "p": float(wilcoxon(differences).pvalue) if any(differences) else 1.0,
-        "worst_organ": {"organ": organ, "seed": seed, "ratio": round(ratio, 4)},
     }
+    if gain is None:
+        return found
+    worst = {"organ": gain.worst_organ, "seed": str(gain.organ_seed), "ratio": round(gain.organ_ratio, 4)}
+    shares = {"inside": _share(gain.inside), "outside": _share(gain.outside)}
+    return found | {"worst_organ": worst, "gap": {place: share for place, share in shares.items() if share}}
+
+
+def _cells(scores: Sequence[Score]) -> dict[tuple[str, str, str], list[float]]:
+    """Dice by organ, site and case: one per seed."""
+    cells: dict[tuple[str, str, str], list[float]] = {}
+    for score in scores:
+        if FEDERATION.holds(score):
+            cells.setdefault((score.organ, score.site, score.case), []).append(score.dice)
+    return cells
+
+
+def _share(share: Share | None) -> dict[str, float]:
+    """The share of the gap that is closed, and its interval; nothing where there is no gap."""
+    if share is None or math.isnan(share.closed):
+        return {}
+    return {key: round(value, 4) for key, value in asdict(share).items()}
 
 
 def table(methods: Mapping[str, Mapping[str, Any]]) -> str:
@@ -179,11 +225,12 @@ def table(methods: Mapping[str, Mapping[str, Any]]) -> str:
     for name, one in sorted(methods.items(), key=lambda item: -fmean(s["mean"] for s in item[1]["seeds"].values())):
         seeds = " / ".join(f"{seed['mean']:.3f}" for seed in one["seeds"].values())
         rounds = ", ".join(str(seed["delivered_round"]) for seed in one["seeds"].values())
-        worst = one.get("worst_organ")
+        worst, share = one.get("worst_organ"), one.get("gap", {}).get("inside")
         against_solo = (
             f"{one['difference']:+.3f}  p {one['p']:.3f}  {worst['organ']} {worst['ratio']:.2f}" if worst else ""
         )
-        lines.append(f"  {name:16} {seeds:24} {against_solo:52} round {rounds}")
+        gap = f"gap {share['closed']:.0%} ({share['low']:.0%} to {share['high']:.0%})" if share else ""
+        lines.append(f"  {name:16} {seeds:24} {against_solo:52} {gap:28} round {rounds}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from results_methods import table_of_methods
 from results_overview import RESULTS, markdown_table, overview, read, step_costs
 
 TITLES = {
@@ -114,8 +115,18 @@ def page() -> str:
     sections = [_section(path.stem, json.loads(path.read_text())) for path in _comparisons()]
     first = [OPENING, overview(), DETAILS]
     return "\n".join(
-        [*first, _pays(), _quality(), _chorus(), _holding(), _averaging(), *sections, _costs(), _at_once()]
+        [*first, *_methods(), _pays(), _quality(), _chorus(), _holding(), _averaging(), *sections, _costs(), _at_once()]
     )
+
+
+def _methods() -> list[str]:
+    """Every registered method on several data sets, once that has been run."""
+    if not (RESULTS / "methods_h200.json").is_file():
+        return []
+    result = read("methods_h200")
+    table = table_of_methods(result["sets"], result.get("step_costs", {}))
+    content = f"{result['about']}\n\n{table}\n\n```sh\n{result['command']}\n```"
+    return [_folded("Every method", result["summary"], content)]
 
 
 def _folded(title: str, summary: str, content: str) -> str:

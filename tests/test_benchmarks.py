@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import yaml
 
 from panorgan import load_experiment
 from panorgan.data.splits import split_cases
+from panorgan.workflows.compare import plan_comparison, run_missing
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -100,6 +102,30 @@ def test_the_first_table_marks_nothing_where_methods_have_different_seeds(monkey
     assert (solo, fedavg) == ("0.850", "0.900<br><small>1 seed</small>")
 
 
+def test_the_table_of_methods_has_the_best_first_and_gaps_in_their_places(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    table_of_methods = loaded("results_methods", monkeypatch).table_of_methods
+
+    def method(mean, **more):
+        return {"seeds": {"0": {"mean": mean, "nsd": 0.5}, "1": {"mean": mean + 0.1, "nsd": 0.7}}, **more}
+
+    worst = {"organ": "spleen", "seed": "1", "ratio": 0.9}
+    gap = {"inside": {"closed": 0.4, "low": 0.1, "high": 0.6}}
+    sets = {
+        "hard_3": {"methods": {"solo": method(0.7), "fedavg": method(0.8, worst_organ=worst, gap=gap)}},
+        "chaos": {"methods": {"solo": method(0.6), "moon": method(0.9), "fedavg": method(0.5, bytes_per_round=2.5e6)}},
+    }
+    lines = [line.split(" | ") for line in table_of_methods(sets, {"fedavg": 1.0}).splitlines()]
+    assert [line[0] for line in lines[2:]] == ["| `fedavg`", "| `solo`", "| `moon`"]
+    assert lines[2][1:] == [
+        "0.850 / 0.60<br><small>gap 40%</small><br><small>spleen 0.90</small>",
+        "0.550 / 0.60",
+        "1.00",
+        "2.5 |",
+    ]
+    assert lines[4][1] == ""
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}
@@ -156,24 +182,40 @@ def test_the_quality_table_finds_the_organ_that_a_method_loses(monkeypatch, tmp_
         run = tmp_path / method / f"seed-{seed}"
         (run / "model").mkdir(parents=True)
         (run / "model" / "model.json").write_text('{"round": 30}')
-        rows = [f"test,a,c1,liver,{liver}", f"test,a,c2,liver,{liver}", f"test,a,c1,spleen,{spleen}"]
-        (run / "metrics.csv").write_text("\n".join(["split,site,case,organ,dice", *rows, "external,b,c3,liver,0.5"]))
+        rows = [f"test,a,c1,liver,{liver},0.5", f"test,a,c2,liver,{liver},0.7", f"test,a,c1,spleen,{spleen},0.8"]
+        lines = ["split,site,case,organ,dice,nsd", *rows, "external,b,c3,liver,0.5,nan"]
+        (run / "metrics.csv").write_text("\n".join(lines))
 
     for seed, lost in ((0, 0.8), (1, 0.2)):
         write("solo", seed, 0.8, 0.8)
         write("fedavg", seed, 0.9, lost)
         write("ufps", seed, 0.9, 0.9)  # comes after solo
-    found = quality.collect(tmp_path)["fedavg"]
-    assert quality.collect(tmp_path)["ufps"]["difference"] == pytest.approx(0.1)
-    assert found["seeds"]["0"] == {
+        write("central_full", seed, 1.0, 1.0)
+    found = quality.collect(tmp_path)
+    assert found["ufps"]["difference"] == pytest.approx(0.1)
+    assert found["ufps"]["gap"]["inside"] == {"closed": 0.5, "low": 0.5, "high": 0.5}
+    assert found["central_full"]["gap"] == {}
+    fedavg = found["fedavg"]
+    assert fedavg["seeds"]["0"] == {
         "mean": 0.85,
+        "nsd": 0.7,
         "organs": {"liver": 0.9, "spleen": 0.8},
         "delivered_round": 30,
         "external": 0.5,
     }
-    assert found["worst_organ"] == {"organ": "spleen", "seed": "1", "ratio": 0.25}
-    assert found["difference"] == pytest.approx((0.05 - 0.25) / 2)
-    assert "spleen 0.25" in quality.table(quality.collect(tmp_path))
+    assert fedavg["worst_organ"] == {"organ": "spleen", "seed": "1", "ratio": 0.25}
+    assert fedavg["difference"] == pytest.approx((0.05 - 0.25) / 2)
+    assert "spleen 0.25" in quality.table(found)
+
+
+def test_the_quality_table_knows_patients_and_payload_from_the_plan(tiny, tmp_path, monkeypatch):
+    quality = loaded("quality", monkeypatch)
+    plan = plan_comparison(tiny(training={"rounds": 1}), "solo,fedavg", "0", "solo", tmp_path)
+    run_missing(plan, lambda *_: nullcontext(lambda event: None))
+    found = quality.collect(tmp_path, plan)
+    fedavg = found["fedavg"]
+    assert fedavg["bytes_per_round"] > 4 * 4 * fedavg["parameters"], "two sites, both ways, four bytes each"
+    assert found["solo"]["parameters"] > fedavg["parameters"], "a network per site"
 
 
 def test_bits_are_taken_of_one_method_and_kept_of_all(monkeypatch, tmp_path):
