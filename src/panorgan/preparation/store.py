@@ -203,7 +203,7 @@ class Store:
                     _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:
-        """A unique path for a new entry; not by `tempfile`, as only the owner could read it, and a cache may be shared."""
+        """A unique path for a new entry; not by `tempfile`, whose folders only their owner may read."""
         return self.folder / f"{INCOMPLETE}{uuid.uuid4().hex}"
 
     def _key(self, case: Case, recipe: str) -> str:
