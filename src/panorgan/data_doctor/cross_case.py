@@ -101,7 +101,7 @@ def _patients_across_splits(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
 
 
 def _few_patients(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Finding]:
-    """Too thin to train, validate and test on."""
+    """Organs in too few cases to train, validate and test on."""
     patients: dict[str, set[str]] = defaultdict(set)
     for facts in cases:
         for structure in facts.structures:
