@@ -264,7 +264,7 @@ def _paint_in_order(planes: torch.Tensor, channels: Sequence[int], order: Sequen
 
     `planes` [B, K, *S] bool are those of `channels`; `order` has the same channels in the order of painting.
     """
-    # Ranks that grow with overlap priority: the last channel has the largest. Usually the channels are such ranks already.
+    # Ranks that grow with overlap priority: the last channel has the largest. Usually channels are such ranks already.
     numbers = dict(zip(order, sorted(channels), strict=True))
     weights = on_device((tuple(numbers[channel] for channel in channels),), planes.device, torch.uint8)
     values = (_bytes(planes) * weights.view(1, -1, *(1,) * (planes.ndim - 2))).amax(1)
