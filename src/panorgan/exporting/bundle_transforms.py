@@ -1,6 +1,6 @@
 """MONAI transforms and an inferer that repeat `panorgan predict`, for the configuration of an exported bundle.
 
-`bundle_scripts` writes this file into the bundle, where the modules of panorgan that it imports lie next to it. So the
+`bundle_scripts` writes this file into the bundle, where the modules of panorgan that it imports lie beside it. So the
 bundle runs the same lines as panorgan, and gives the same label maps.
 """
 
@@ -41,7 +41,7 @@ class Float32Reader(NibabelReader):
 
 
 class PrepareImaged(MapTransform):
-    """A scan [1, X, Y, Z] as the network sees it, and as `<key>_grid` what restores its own grid."""
+    """A scan [1, X, Y, Z] as the network sees it, and beside it, as `<key>_grid`, what leads back to its own grid."""
 
     def __init__(self, keys: Any, plan: Mapping[str, Any]) -> None:
         super().__init__(keys)

@@ -123,7 +123,7 @@ def _shown(label: LabelFacts) -> str:
 
 
 def refuse_existing(out: Path, surveys: Iterable[str]) -> None:
-    """Refuse to overwrite files."""
+    """Nothing is overwritten."""
     names = [EXPERIMENT, TABLE, *(f"{site}/{TABLE}" for site in surveys)]
     there = [str(out / name) for name in names if (out / name).exists()]
     if there:
