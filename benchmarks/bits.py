@@ -4,9 +4,9 @@
 
 For each registered method: SHA-256 over the delivered weights (keys, shapes, types and values, keys sorted) and over
 metrics.csv, after three rounds of two steps on one CPU thread. `--write` keeps them in results/bits.json, with `--only`
-beside those of the other methods; without it they are compared with that file, and the exit code is 1 if any differs.
-Bits are those of one torch version on one kind of processor: after a change of either, write the file anew from a
-commit that is known to be right.
+together with those of the other methods; without it they are compared with that file, and the exit code is 1 if any
+differs. Bits are those of one torch version on one kind of processor: after a change of either, write the file again
+from a commit that is known to be right.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.settings import SiteFile
 from panorgan.deployment.site_job import SiteJob

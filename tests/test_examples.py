@@ -17,7 +17,7 @@ from panorgan.anatomy import Vocabulary
 from panorgan.config import Experiment, load_experiment
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method
-from panorgan.workflows.compare import parse_methods
+from panorgan.workflows.compare_entries import parse_methods
 from panorgan.workflows.execute import train
 from panorgan.workflows.prepare import prepare
 

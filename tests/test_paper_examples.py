@@ -24,7 +24,8 @@ from panorgan.fetching.catalogue import data_sets
 from panorgan.methods.about.experiment import experiment_text
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method, methods
-from panorgan.workflows.compare import parse_methods, plan_comparison
+from panorgan.workflows.compare import plan_comparison
+from panorgan.workflows.compare_entries import parse_methods
 from panorgan.workflows.execute import train
 
 ROOT = Path(__file__).parents[1]

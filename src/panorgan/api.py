@@ -1,4 +1,4 @@
-"""Public functions that need several rooms; `import panorgan` offers them beside those of single rooms."""
+"""Public functions that need several rooms. `import panorgan` offers them along with those of single rooms."""
 
 from __future__ import annotations
 

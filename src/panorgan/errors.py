@@ -15,8 +15,8 @@ class PanorganError(Exception):
     Parameters
     ----------
     what : one sentence, what went wrong.
-    code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the sentences change. A class
-        for a single situation declares it as its own `code`.
+    code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the wording changes. A class
+    for a single situation has it as a class attribute.
     where : the file, site, case or config key concerned.
     why : the reason, when it is not obvious from `what`.
     fix : what the user can do about it.
@@ -40,7 +40,7 @@ class PanorganError(Exception):
         return [(label, text) for label, text in parts if text]
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments need support to cross a process boundary.
+        # Keyword-only arguments do not survive pickling by themselves.
         return (_rebuild, (type(self), self.what, self.code, self.where, self.why, self.fix))
 
 
@@ -67,11 +67,11 @@ class RunError(PanorganError):
 
 
 class MessageError(PanorganError):
-    """Bytes that crossed the wire are not a message we accept."""
+    """Received bytes are not an acceptable message."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint such as ``did you mean 'liver'?`` (empty when nothing is near)."""
+    """A hint such as ``did you mean 'liver'?``; empty if no known name is similar."""
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.6)
     if not near:
         return ""

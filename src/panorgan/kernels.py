@@ -1,4 +1,4 @@
-"""Shared code of all Triton kernels. It needs PyTorch alone; kernels are beside the code that they speed up."""
+"""Shared code of all Triton kernels. It needs PyTorch alone; kernels are next to the code that they speed up."""
 
 from __future__ import annotations
 

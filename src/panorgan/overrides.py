@@ -1,4 +1,4 @@
-"""`--set a.b=value`: settings changed on the command line; errors caused by one name `--set`, not the file."""
+"""`--set a.b=value`: settings changed on the command line. An error in an override names `--set`, not the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_assignments(overrides: Sequence[str] | Mapping[str, Any]) -> Sequence[str
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy with the overrides in it, the later ones over the earlier."""
+    """A copy with the overrides applied in order."""
     changed = copy.deepcopy(dict(content))
     for override in overrides:
         _apply(changed, override)
@@ -45,7 +45,7 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 
 
 def _set_there(error: PanorganError, overrides: Sequence[str], where: str) -> str:
-    """The override that set the place of an error, or a group that contains it; empty if there is none."""
+    """The override that set the setting named in an error, or a group that contains it; empty if none did."""
     place = error.where.removeprefix(where).removeprefix(": ").replace(": ", ".")
     for key in reversed([_key(override) for override in overrides]):
         if f"{place}.".startswith(f"{key}."):
@@ -61,7 +61,7 @@ def _set_apart(
     read: Callable[[dict[str, Any]], object],
     where: str,
 ) -> str:
-    """The overrides without which the error would not occur: valid by themselves, they may conflict with the rest."""
+    """The overrides that cause an error: valid by themselves, they may conflict with other settings."""
     found = []
     for left_out, override in enumerate(overrides):
         try:

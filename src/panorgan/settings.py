@@ -1,4 +1,4 @@
-"""The base of every config section: immutable, typed, strict about names; and validation errors as ours.
+"""The base class of all settings: immutable, typed, refusing unknown names; validation errors become `ConfigError`s.
 
 Each room declares its own section next to the code that uses it; `panorgan.config` composes them into an experiment.
 """
@@ -16,7 +16,7 @@ from panorgan.errors import ConfigError, PanorganError, did_you_mean
 
 
 class SettingError(ValueError):
-    """Raised by validators: why a setting cannot be used. `validated` turns it into a ConfigError with its code."""
+    """Raised by validators with the reason and a code; `validated` turns it into a ConfigError."""
 
     def __init__(self, why: str, *, code: str = "bad-setting") -> None:  # a default: an error is pickled without it
         super().__init__(why)
@@ -37,7 +37,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
-    """Validate, turning pydantic's report into our own error."""
+    """Validate settings; raises a `ConfigError` instead of pydantic's report."""
     try:
         return model(**content)
     except ValidationError as error:
@@ -78,7 +78,7 @@ def _refused(model: type[BaseModel], error: ValidationError, where: str) -> Conf
 
 
 def unknown_setting(name: str, known: Sequence[str], where: str) -> ConfigError:
-    """The error for a name that is no setting."""
+    """The error for a name that is not a setting."""
     return ConfigError(
         f"There is no setting called {name!r}.",
         code="unknown-setting",

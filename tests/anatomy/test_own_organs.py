@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from refusing import refused
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import OwnOrgan, Vocabulary, ancestors, catalogue, children, declare_organs, find_organ
 from panorgan.anatomy.catalogue import added, remove_added
-from panorgan.config import Agreement, parse_experiment
+from panorgan.config import parse_experiment
 from panorgan.errors import AnatomyError, ConfigError
 from panorgan.settings import validated
 

@@ -1,4 +1,4 @@
-"""Scans and labels of ordinary folders, told apart and paired by their names."""
+"""Scans and labels of ordinary folders, distinguished and paired by their names."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ grown = st.tuples(st.sets(st.integers(0, 99), min_size=2, max_size=12), st.sets(
 
 
 def named(cases: list[Case], shares: SplitSettings, seed: int) -> dict[str, str] | None:
-    """Split by patient; None where nobody is left to train on."""
+    """Split by patient; None if no patient is left to train on."""
     try:
         shared = split_cases(cases, shares, seed)
     except DataError as error:

@@ -11,7 +11,7 @@ from faults import Bench, write_clean_folder
 
 @pytest.fixture(scope="session")
 def clean_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine cases, eight organs; nobody may change it."""
+    """Nine cases, eight organs; no test may change it."""
     return write_clean_folder(tmp_path_factory.mktemp("clean") / "phantoms")
 
 

@@ -1,4 +1,4 @@
-"""DICOM trees with DICOM-SEG labels, made from a phantom: clean ones are silent, bad ones are told, nothing stops."""
+"""DICOM trees with DICOM-SEG labels, made from a phantom: clean ones give no findings, bad ones do, nothing stops."""
 
 from __future__ import annotations
 

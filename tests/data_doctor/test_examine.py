@@ -36,7 +36,7 @@ def test_the_worst_comes_first(make_bench):
     FAULTS["labels_of_0_999"].damage(first)
     FAULTS["needless_axis"].damage(first)
     FAULTS["stray_id"].damage(second)
-    # Another site has the same scans: that is told too, as a warning.
+    # Another site has the same scans: that is reported too, as a warning.
     checkup = examine([first.source, replace(second.source, site="second")], workers=1)
     severities = [finding.severity for finding in checkup.findings]
     assert severities == sorted(severities, reverse=True)

@@ -115,7 +115,7 @@ def test_a_driver_that_was_killed_watches_its_last_segment_on(pilot):
 
 
 def test_stop_is_heeded_while_a_job_is_queued(pilot):
-    """The engine might not start it for hours; nobody should have to wait for that."""
+    """The engine might not start it for hours, too long to wait."""
     at(pilot.clock, lambda: None, lambda: pilot.stop())
     pilot.drive()
     assert pilot.server.aborted == ["job-1"]

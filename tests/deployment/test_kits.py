@@ -20,7 +20,7 @@ from cryptography import x509
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
 from panorgan.deployment.kits import KitsReport, make_kits

@@ -17,7 +17,8 @@ pytest.importorskip("cryptography", reason="the network extra is not installed")
 
 from trial_federation import Authority, free_port, tls_server, write_server_kit, write_site_kit
 
-from panorgan.config import Agreement, Experiment
+from panorgan.agreement import Agreement
+from panorgan.config import Experiment
 from panorgan.deployment import machine, versions
 from panorgan.deployment.approval import record
 from panorgan.deployment.check import Check

@@ -417,7 +417,7 @@ def test_the_default_policy_says_what_the_method_says(monkeypatch):
     assert any(line.startswith('  - "volume/*"          # predicted / annotated volume') for line in lines)
 
 
-def test_a_number_that_no_method_explains_gets_no_made_up_words():
+def test_a_number_that_no_method_explains_has_no_description():
     lines = policy_text(EgressPolicy(numbers=("mine", "loss")), "fedavg").splitlines()
     assert '  - "mine"' in lines
     assert '  - "loss"              # mean loss of the round' in lines

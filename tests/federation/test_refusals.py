@@ -348,7 +348,7 @@ def test_a_score_of_something_else_than_the_vocabulary_is_refused(organ, family)
     assert str(caught.value).replace("\n", "").isprintable()
 
 
-def test_a_made_up_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
+def test_an_invented_organ_in_the_scores_is_refused_and_the_others_go_on(three, tmp_path):
     def meddle(site: str, kind: str, answer: bytes):
         change = edited(answer, lambda tensors, numbers, meta: numbers.update({"dice/gallbladder": 1.0}))
         return [(site, change if (site, kind) == ("north", "evaluate") else answer)]

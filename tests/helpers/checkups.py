@@ -1,4 +1,4 @@
-"""Checkups made up by hand, for what shows them: no file is read."""
+"""Checkups written by hand, for tests of what shows them: no file is read."""
 
 from __future__ import annotations
 

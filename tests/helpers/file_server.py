@@ -1,4 +1,4 @@
-"""A file server on the loopback interface that understands ranges, and misbehaves when told to."""
+"""A file server on the loopback interface that supports ranges, and misbehaves on request."""
 
 from __future__ import annotations
 

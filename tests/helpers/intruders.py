@@ -18,7 +18,7 @@ from pathlib import Path
 
 from loopback import HOST, Loopback
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kits import make_kits
 from panorgan.federation.certificates import Credentials

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.settings import FederationSettings
 
 EXPERIMENT = Agreement(vocabulary=("liver", "spleen"), training={"optimizer": {"weight_decay": 1e-05}})

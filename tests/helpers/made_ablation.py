@@ -10,7 +10,8 @@ from panorgan.evaluation.comparison import Score
 from panorgan.methods.shared.ablation import AblationRow, all_modules
 from panorgan.report.comparison_results import Results
 from panorgan.workflows.ablate import ABLATION, Ablation
-from panorgan.workflows.compare import ComparisonPlan, Entry
+from panorgan.workflows.compare import ComparisonPlan
+from panorgan.workflows.compare_entries import Entry
 
 SITES = ("north", "south", "west")
 MODULES = ("PL", "aRCE", "WS", "UA", "GMT", "sUSAM")

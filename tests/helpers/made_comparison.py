@@ -8,7 +8,8 @@ from pathlib import Path
 
 from panorgan.evaluation.comparison import Score, compare_scores
 from panorgan.report.comparison_results import Results, metric_means
-from panorgan.workflows.compare import ComparisonPlan, Entry
+from panorgan.workflows.compare import ComparisonPlan
+from panorgan.workflows.compare_entries import Entry
 
 MISSED = math.nan
 # Per method and organ: what seed 0 and seed 1 found in the cases c1 and c2 of the site north.

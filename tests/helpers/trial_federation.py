@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.approval import record
 from panorgan.deployment.folders import ServerKit, SiteKit
 from panorgan.federation.certificates import Credentials

@@ -71,7 +71,7 @@ def test_the_inner_organ_wins_whatever_order_and_confidence(conflicts):
         assert values(batch, LIVER, conflicts=conflicts, order=order) == [2, 1, 2]
 
 
-def test_painting_order():
+def test_overlap_priority():
     assert overlap_priority(ABDOMEN) == ("liver", "spleen", "pancreas")
     assert overlap_priority(ABDOMEN, ("pancreas",)) == ("pancreas", "liver", "spleen")
     assert overlap_priority(LIVER, ("liver_tumour", "spleen", "liver")) == ("spleen", "liver", "liver_tumour")
@@ -330,7 +330,7 @@ def test_neither_the_order_of_teachers_nor_of_structures_matters(situation, teac
     for conflicts in ("sequence", "confidence"):
         one, other = merge(batch, WHOLE, (), conflicts), merge(moved, WHOLE, (), conflicts)
         assert torch.equal(one.channels(), other.channels())
-    # Random probabilities are never equal: by confidence the painting order does not matter either.
+    # Random probabilities are never equal: by confidence the overlap priority does not matter either.
     turned = merge(batch, WHOLE, tuple(reversed(WHOLE.organs)), "confidence")
     assert torch.equal(turned.values, merge(batch, WHOLE, (), "confidence").values)
 

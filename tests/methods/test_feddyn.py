@@ -125,7 +125,7 @@ def test_two_rounds_at_the_server_by_hand():
 
 
 def test_a_site_that_joins_late_adds_zero_to_the_sum():
-    """Two sites move by 0.3: Σh_i = −0.3. With a third, h is a third of that: after a round in which nobody moves,
+    """Two sites move by 0.3: Σh_i = −0.3. With a third, h is a third of that: after a round in which no site moves,
     w = 1.6 + (0.3/3)/0.5."""
     rule = server(names="ab")
     rule.aggregate(Answers({name: {"w": torch.tensor([1.3])} for name in "ab"}))

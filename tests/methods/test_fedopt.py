@@ -82,7 +82,7 @@ def test_moments_survive_a_restart(name):
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedavgm"])
 def test_a_part_whose_owners_are_silent_stays_as_it_is(name):
-    """Moments of earlier rounds would else carry a head away that nobody trains."""
+    """Otherwise moments of earlier rounds would move a head that no site trains."""
     method, head = find_method(name), "heads.liver.0.bias"
     rule = method.Server(method.Config(), Federation(Vocabulary(["liver"]), SITES), {head: torch.tensor([1.0])})
     rule.round_info = RoundInfo("train", 1, 2)

@@ -178,7 +178,7 @@ def test_local_distillation_by_hand(drawn, known):
     expected = torch.zeros(2, 4, 3)
     expected[:, places] = kd_slope_by_hand(chosen, soft_targets.tolist(), counted)
     torch.testing.assert_close(site.model.logits.grad, expected)
-    assert site.received_model is None, "nobody asks it"
+    assert site.received_model is None, "it is not needed"
 
 
 def test_numbers_that_can_be_checked_with_a_pencil():

@@ -1,4 +1,4 @@
-"""Methods in words: what is told about each, and about what it sends. `test_every_method.py` holds them to it."""
+"""The descriptions of methods and of what they send. `test_every_method.py` compares them with what is sent."""
 
 from __future__ import annotations
 

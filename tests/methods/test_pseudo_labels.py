@@ -80,7 +80,7 @@ def test_the_network_has_exclusive_channels_whatever_the_experiment_says(name):
 
 
 @pytest.mark.parametrize("name", STARRED)
-def test_a_painting_order_that_does_not_fit_is_refused_before_teachers_are_trained(tiny, tmp_path, name):
+def test_an_overlap_priority_that_does_not_fit_is_refused_before_teachers_are_trained(tiny, tmp_path, name):
     """The paper's own order says kidney, where a vocabulary may say kidney_left and kidney_right."""
     with pytest.raises(AnatomyError, match="not in the vocabulary: kidney") as error:
         run(tiny(method={"name": name, "larger_first": ["liver", "kidney"]}, training=TRAINING), tmp_path)

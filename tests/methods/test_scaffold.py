@@ -93,9 +93,9 @@ class Toy:
 
     def known_controls(self, name: str = "w") -> dict[str, float]:
         """c_i as they will be at the start of the next round."""
-        heard = self.server.heard
+        acknowledged = self.server.acknowledged
         return {
-            key: (site.next_control if heard.get(key) == site.answered else site.control)[name].item()
+            key: (site.next_control if acknowledged.get(key) == site.answered else site.control)[name].item()
             for key, site in self.sites.items()
         }
 
@@ -270,14 +270,14 @@ def test_a_killed_run_goes_on_to_the_same_bits(tiny, tmp_path, keep_state):
     again = run(experiment, tmp_path / "broken")
     assert same(again.state.weights, whole.state.weights)
     assert same(again.rule.control, whole.rule.control)
-    assert again.rule.heard == whole.rule.heard == {"north": 3, "south": 3}
+    assert again.rule.acknowledged == whole.rule.acknowledged == {"north": 3, "south": 3}
 
 
 def controls(coordinator, workers) -> dict[str, dict[str, torch.Tensor]]:
     """c_i of every site, as the server knows them after the last round."""
-    heard = coordinator.rule.heard
+    acknowledged = coordinator.rule.acknowledged
     return {
-        name: rule.next_control if heard.get(name) == rule.answered else rule.control
+        name: rule.next_control if acknowledged.get(name) == rule.answered else rule.control
         for name, rule in ((name, worker._rule) for name, worker in workers.items())
     }
 
@@ -302,7 +302,7 @@ def test_c_stays_the_mean_when_a_round_goes_on_without_a_site(tiny, tmp_path, wh
         for name, value in coordinator.rule.control.items():
             mean = (known["north"][name] + known["south"][name]) / 2
             torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-6)
-    assert coordinator.rule.heard == {"north": 3, "south": 3}
+    assert coordinator.rule.acknowledged == {"north": 3, "south": 3}
 
 
 def test_heads_of_owners_have_control_variates_of_owners(tiny, tmp_path):
@@ -341,7 +341,7 @@ def test_a_newcomer_in_a_federation_with_heads(tiny, tmp_path):
     experiment = tiny(method={"name": "scaffold"}, network={"organs": "heads"}, training={**TRAINING, "rounds": 4})
     coordinator, sites = overheard(experiment, tmp_path, joins_at={"south": 3})
     coordinator.run()
-    assert coordinator.rule.heard == {"north": 4, "south": 4}
+    assert coordinator.rule.acknowledged == {"north": 4, "south": 4}
     known = controls(coordinator, {name: site.worker for name, site in sites.items()})
     for name, value in coordinator.rule.control.items():
         owners = [own[name] for own in known.values() if name in own]

@@ -1,4 +1,4 @@
-"""The cache: what goes when it is full, what stays because somebody uses it."""
+"""The cache: what is removed when it is full, and what stays because it is in use."""
 
 from __future__ import annotations
 

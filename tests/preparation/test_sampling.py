@@ -116,7 +116,7 @@ def test_foreground_patches_hold_a_structure(cases) -> None:
 
 
 def test_tissue_may_be_the_foreground(store_case) -> None:
-    """The left half of a scan is denser than water; its only structure lies in the other half, and attracts nobody."""
+    """The left half of a scan is denser than water; its only structure lies in the other half, and attracts none."""
     tissue = box((0, 10), (0, 18), (0, 16))
     case = store_case("half", tissue * 500.0, {"spleen": SPLEEN})
 

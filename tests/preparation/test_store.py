@@ -239,7 +239,7 @@ def test_an_entry_that_comes_and_goes_at_the_wrong_moments_ends_whole(store, cas
 
 
 def test_an_entry_that_another_process_has_finished_is_left_in_place(store, case, monkeypatch) -> None:
-    """They finish while we prepare ours: nobody may move theirs away, a third may be reading it."""
+    """They finish while we prepare ours: theirs must not be moved away, a third process may be reading it."""
     write, other = store_module._write, Store(store.folder)
 
     def slowly(case, plan, folder) -> None:
@@ -272,7 +272,7 @@ def test_what_another_process_takes_away_while_it_is_swept_does_not_matter(store
 
 
 def test_what_cannot_be_read_is_left_alone_when_a_store_is_swept(store) -> None:
-    """A folder of somebody else, or a link that leads nowhere or to itself."""
+    """A folder of another user, or a link that leads nowhere or to itself."""
     store.folder.mkdir(parents=True, exist_ok=True)
     loop, nowhere = store.folder / "loop", store.folder / "nowhere"
     loop.symlink_to(loop)

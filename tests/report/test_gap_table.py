@@ -15,7 +15,8 @@ from panorgan.evaluation.comparison import Score
 from panorgan.report.comparison_results import Results, gains_over_alone
 from panorgan.report.comparison_tables import as_json, markdown
 from panorgan.report.gap_table import gain_headings, gain_rows, gap_note
-from panorgan.workflows.compare import ComparisonPlan, Entry
+from panorgan.workflows.compare import ComparisonPlan
+from panorgan.workflows.compare_entries import Entry
 
 DICE = {"solo": 0.5, "fedavg": 0.7, "central_full": 0.9}
 

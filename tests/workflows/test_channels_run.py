@@ -14,7 +14,8 @@ from fediod_pieces import SMALL as NARROW
 from invoking import invoke
 from refusing import refused
 
-from panorgan.config import Agreement, load_experiment, parse_experiment
+from panorgan.agreement import Agreement
+from panorgan.config import load_experiment, parse_experiment
 from panorgan.data.volume import Volume
 from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.registry import methods

@@ -16,16 +16,8 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError, RunError
 from panorgan.federation.events import Event, Listener
 from panorgan.workflows import compare, train_comparison
-from panorgan.workflows.compare import (
-    ComparisonPlan,
-    Failure,
-    Planned,
-    check_comparison,
-    parse_methods,
-    parse_seeds,
-    plan_comparison,
-    run_missing,
-)
+from panorgan.workflows.compare import ComparisonPlan, Failure, Planned, check_comparison, plan_comparison, run_missing
+from panorgan.workflows.compare_entries import parse_methods, parse_seeds
 from panorgan.workflows.run import Run
 from panorgan.workflows.train_comparison import ComparisonObserver
 

@@ -29,7 +29,7 @@ OWN = {
 
 
 def own_hospitals(tiny_content: Callable[..., dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Folders whose dataset.json names what nobody else knows: by its name, and by an alias."""
+    """Folders whose dataset.json has organs of the experiment's own: by name, and by an alias."""
     generated = site_settings(parse_experiment(tiny_content()), cache_folder(), lambda what, done, total: None)
     names = {"north": {"liver": "zorbium"}, "south": {"spleen": "glimmer of the kidney"}}
     for site, new in names.items():

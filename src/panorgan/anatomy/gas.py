@@ -1,4 +1,4 @@
-"""Which organs hold gas beside their tissue, and which are made of it."""
+"""Which organs contain gas besides tissue, and which consist of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`panorgan ablate`: the rows of a method's module table, trained and put side by side."""
+"""`panorgan ablate`: trains the rows of a method's ablation table, and compares them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AblateRequest:
 
 
 def run_ablate(request: AblateRequest) -> int:
-    """Train what is missing, put the rows side by side, show; returns the exit code."""
+    """Train the missing runs, compare the rows, print them; returns the exit code."""
     experiment = load_experiment(request.experiment, request.overrides)
     ablation = plan_ablation(experiment, request.method, request.rows, request.seeds, request.reference, request.run)
     console = Console(quiet=request.as_json)

@@ -62,7 +62,7 @@ class CompareRequest:
 
 
 def run_compare(request: CompareRequest) -> int:
-    """Train what is missing, compare, show; returns the exit code."""
+    """Train the missing runs, compare, print the result; returns the exit code."""
     console = Console(quiet=request.as_json)
     results = compare(
         load_experiment(request.experiment, request.overrides),
@@ -128,7 +128,7 @@ class ComparisonView(ComparisonObserver):
         self._trained += 1
 
     def _left(self) -> str:
-        """How long the runs that are left will take, by those before; empty where nothing is known."""
+        """The time for the remaining runs, judging by those before; empty if unknown."""
         left = self._total - self._done
         if not self._trained or left <= 0:
             return ""
@@ -231,7 +231,7 @@ def show_ending(console: Console, results: Results, files: ComparisonFiles) -> N
 
 
 def few_pairs(results: Results) -> str:
-    """Why a method has no p; empty where all have one."""
+    """Why a method has no p; empty if all have one."""
     comparison = results.comparison
     tested = [method for method in comparison.methods if method != results.plan.reference]
     figures = [figure for method in tested if (figure := comparison.figure(method)) is not None]

@@ -1,4 +1,4 @@
-"""`panorgan demo`: the point of the product in one table."""
+"""`panorgan demo`: what a federation brings, in one table."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class DoctorRequest:
 
 
 def run_doctor(request: DoctorRequest) -> int:
-    """Check everything, tell it, and return the exit code."""
+    """Check everything, print the findings, and return the exit code."""
     from panorgan.cli import doctor_view
     from panorgan.data_doctor.headers import check_place, fix_headers
     from panorgan.workflows.doctor import find_sources

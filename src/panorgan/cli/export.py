@@ -11,7 +11,7 @@ from panorgan.cli.console import say
 _NEXT = {
     "bundle": "In that folder: python -m monai.bundle run inference --config_file configs/inference.json "
     "--dataset_dir SCANS --output_dir LABELS",
-    "onnx": "model.json beside model.onnx describes its input and output.",
+    "onnx": "model.json next to model.onnx describes its input and output.",
     "nnunet": "nnUNetv2_predict_from_modelfolder -m {folder} -f 0 --disable_tta -i SCANS -o LABELS",
 }
 

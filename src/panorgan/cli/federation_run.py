@@ -134,7 +134,7 @@ class Picture:
         self._status: FederationStatus | None = None
 
     def status(self) -> FederationStatus:
-        """At most a second old."""
+        """The status, at most a second old."""
         now = time.time()
         if self._status is None or now - self._status.time >= _LOOK_SECONDS:
             self._status = status_of(self._kit, self._settings, now)
@@ -208,7 +208,7 @@ def score_and_show(kit: SiteKit, as_json: bool) -> None:
         print(json.dumps({"rows": rows, "scores": str(kit.scores / "metrics.csv")}), flush=True)
         return
     Console().print(own_scores(rows))
-    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions beside it. None of this has left the site.")
+    say(f"Every case: {kit.scores / 'metrics.csv'}; predictions next to it. None of this has left the site.")
     say(f"With pictures: panorgan report {kit.path}")
 
 

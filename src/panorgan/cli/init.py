@@ -76,7 +76,7 @@ def run_init(request: InitRequest) -> None:
 
 
 def _show_site(console: Console, survey: SiteSurvey) -> None:
-    """What lies there, and a line per label."""
+    """Show what a folder holds, and a line per label."""
     kind = f", {survey.modality}" if survey.modality else ""
     what = f"layout {survey.layout}" if survey.layout else "no layout: scans and labels paired by name"
     title = f"{survey.site}: {survey.extent}{kind} ({what})"
@@ -106,7 +106,7 @@ def _show_site(console: Console, survey: SiteSurvey) -> None:
 
 
 def _asked(surveys: Sequence[SiteSurvey]) -> list[SiteSurvey]:
-    """The surveys with what a person answers for labels that neither their name nor an option settles."""
+    """The surveys with the user's answers for labels that neither their name nor an option identifies."""
     found: list[SiteSurvey] = []
     for survey in surveys:
         open_ones = [label for label in survey.labels if label.cases and label.source not in ("name", "given")]

@@ -1,4 +1,4 @@
-"""`Loading…` at once, while torch is imported: on some machines that takes many seconds."""
+"""Shows `Loading…` while torch is imported, which takes many seconds on some machines."""
 
 from __future__ import annotations
 

@@ -44,6 +44,9 @@ _REFUSALS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsE
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="Train nothing; rewrite the files from finished runs.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Runs to train in parallel, each in its own process.")]
 
 
 def main() -> None:
@@ -216,7 +219,7 @@ def train(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
     run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<name>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    overrides: Overrides = None,
     baselines: Annotated[
         str,
         typer.Option(
@@ -265,13 +268,9 @@ def compare(
         ),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder for all runs; default: runs/<name>-compare.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Train nothing; rewrite the files from finished runs.")
-    ] = False,
-    at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Runs to train in parallel, each in its own process.")
-    ] = 1,
+    overrides: Overrides = None,
+    report_only: ReportOnly = False,
+    at_once: AtOnce = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods with several seeds and compare them; resumes if interrupted."""
@@ -302,13 +301,9 @@ def ablate(
         typer.Option(help="Row that the others are tested against; default: the method's plainest.", metavar="ROW"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder for all runs; default: runs/<name>-ablate-<method>.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Train nothing; rewrite the files from finished runs.")
-    ] = False,
-    at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Runs to train in parallel, each in its own process.")
-    ] = 1,
+    overrides: Overrides = None,
+    report_only: ReportOnly = False,
+    at_once: AtOnce = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train the ablation table of a method's paper, row by row; resumes if interrupted."""
@@ -331,7 +326,7 @@ def finetune(
         Path | None, typer.Option(help="Run folder; default: runs/<name>-<site>, or 'finetuned' in the kit.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a delivered model on one site's cases; the original is kept, and nothing is sent."""
@@ -345,7 +340,7 @@ def finetune(
 @app.command(rich_help_panel=_DATA)
 def plan(
     experiment: Annotated[Path, typer.Argument(help="The experiment file.", metavar="EXPERIMENT.yaml")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: a.b=value.")] = None,
+    overrides: Overrides = None,
     minutes: Annotated[
         float | None, typer.Option(min=1, help="Time budget for training; default: a night (480).")
     ] = None,
@@ -353,7 +348,7 @@ def plan(
         bool, typer.Option("--write", help="Add settings that the file lacks; its comments and settings are kept.")
     ] = False,
     write_to: Annotated[
-        Path | None, typer.Option(help="Write a new file beside it, with all proposed settings.", metavar="NEW.yaml")
+        Path | None, typer.Option(help="Write a new file next to it, with all proposed settings.", metavar="NEW.yaml")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -460,7 +455,7 @@ def predict(
         str, typer.Option("--organs", help="Organs to segment, comma-separated; default: all.", metavar="ORGANS")
     ] = "",
     preview: Annotated[
-        bool, typer.Option("--preview", help="Write a picture of three planes beside each label map.")
+        bool, typer.Option("--preview", help="Write a picture of three planes next to each label map.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -134,7 +134,7 @@ def _write(request: PlanRequest, plan: Plan, content: Mapping[str, Any], proposa
 
 
 def _check_target(path: Path, target: Path | None) -> None:
-    """A new file replaces none, and stands beside the old one: relative folders would lead elsewhere."""
+    """A new file replaces none, and stands next to the old one: relative folders would lead elsewhere."""
     if target is not None and target.exists():
         raise ConfigError(
             "The new file exists already.",

@@ -204,13 +204,13 @@ def _refuse_overwriting(scans: Sequence[Scan], request: PredictRequest) -> None:
                 "A prediction would overwrite another file.",
                 code="overwrites-file",
                 where=str(target),
-                why=f"{scan.name}.json beside it does not say that panorgan predicted it",
+                why=f"{scan.name}.json next to it does not say that panorgan predicted it",
                 fix="Choose another folder with --out, or move the file away.",
             )
 
 
 def _is_prediction(target: Path) -> bool:
-    """Whether the file beside a label map says which model made it."""
+    """Whether the file next to a label map says which model made it."""
     try:
         about = json.loads(side_file(target).read_text("utf-8"))
     except (OSError, ValueError):
@@ -233,7 +233,7 @@ def _targets(scan: Scan, request: PredictRequest) -> dict[str, Path]:
 
 
 def _written(scan: Scan, request: PredictRequest) -> list[Path]:
-    """All files that predict writes for a scan, but for the one beside them that says so."""
+    """All files that predict writes for a scan, but for the one next to them that says so."""
     pictures = [_picture(_target(scan, request.out))] if request.preview else []
     return [*_targets(scan, request).values(), *pictures]
 

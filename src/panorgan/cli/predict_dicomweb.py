@@ -17,7 +17,7 @@ from panorgan.workflows.outputs import FORMATS
 
 @contextmanager
 def _ended_properly() -> Iterator[None]:
-    """A command that is told to end removes the scans that it fetched."""
+    """Remove the fetched scans when the command receives a signal to end."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

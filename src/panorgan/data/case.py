@@ -1,7 +1,7 @@
 """One scan and what is known about it: which structures are annotated, and which are unknown.
 
 A voxel outside every annotated mask is *not* background: it is "none of the annotated structures".
-Integers for labels stop here: everything after this file speaks in names.
+Integers for labels stop here: all other code uses names.
 """
 
 from __future__ import annotations

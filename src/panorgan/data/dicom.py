@@ -1,4 +1,4 @@
-"""What a tree of DICOM files holds, by headers alone: CT and MR series, segmentations, and what is neither."""
+"""Indexes a tree of DICOM files by their headers: CT and MR series, segmentations, and others."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class DicomTree:
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file begins as DICOM files do; its name means nothing."""
+    """Whether a file begins like a DICOM file; its name does not matter."""
     try:
         with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
@@ -137,7 +137,7 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def read_tree(folder: Path) -> DicomTree:
-    """Index a tree. Asked again, an unchanged tree is not read again."""
+    """Index a tree. An unchanged tree is read only once."""
     listing = []
     for path in walk_files(folder):
         stat = path.stat() if path.exists() else None
@@ -161,7 +161,7 @@ class _Slices:
         self.placed = self.placed or bool(header.get("ImagePositionPatient") or header.get("NumberOfFrames"))
 
     def no_series(self) -> str:
-        """Why this is no series; empty when it is one.
+        """Why this is not a series; empty if it is one.
 
         A slice without a position among others is kept: reading the series will say so, where leaving it out would
         shorten the scan in silence.
@@ -231,7 +231,7 @@ class _Sorter:
             self.drafts[key] = _Slices(path, header)
 
     def tree(self) -> DicomTree:
-        """All that was sorted."""
+        """The finished index."""
         for draft in self.drafts.values():
             if draft.no_series():
                 self.others[draft.no_series()] += 1
@@ -274,7 +274,7 @@ def _header(path: Path) -> Any:
 
 
 def _refuse_cut(header: Any) -> None:
-    """A cut file must not look like something else that may be left out."""
+    """Refuse a truncated file, which must not pass for something that may be left out."""
     needed = "Rows" if _kind(header) in _PICTURES else "Modality"
     if needed not in header and _kind(header) != _DIRECTORY:
         raise ValueError(f"its header has no {needed}")
@@ -301,7 +301,7 @@ def _kind(header: Any) -> str:
 
 
 def _no_slice(header: Any) -> str:
-    """Why a file is not a slice of a CT or MR series; empty when it is one."""
+    """Why a file is not a slice of a CT or MR series; empty if it is one."""
     image_type = {str(part).upper() for part in header.get("ImageType") or []}
     if header.get("Modality") not in _MODALITIES:
         return f"files of modality {header.get('Modality') or 'unknown'}"

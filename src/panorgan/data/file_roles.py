@@ -1,4 +1,4 @@
-"""What the name of a file says: scan or label, which case, which organ."""
+"""The role of a file by its name: scan or label, which case, which organ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in an ordinary folder, by the kind of its files: volumes, DICOM, flat pictures and others."""
+"""The content of an ordinary folder by kind of file: volumes, DICOM, flat pictures and others."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def read_dicom_files(files: Sequence[Path], where: Path) -> Scan:
 
 @dataclass(frozen=True)
 class _Slice:
-    """What one file's header says: its place, the shape of its pixels, and how stored values become real ones."""
+    """A file's header: its position, the shape of its pixels, and how stored values become real ones."""
 
     path: Path
     frames: int
@@ -248,7 +248,7 @@ def _straight_line(slices: Sequence[_Slice], where: Path) -> NDArray[np.float64]
         raise DataError(
             "The slices of a DICOM series are shifted against each other.",
             where=str(where),
-            why=f"one of them lies {aside:.2f} mm beside the line through all of them",
+            why=f"one of them lies {aside:.2f} mm off the line through all of them",
             fix="Export the series again; if it was put together from several scans, export each as its own series.",
             code="slices-shifted",
         )
@@ -309,13 +309,13 @@ def _unsure_frames(path: Path, why: str) -> DataError:
 
 
 def functional_group(dataset: Any, frame: int, name: str) -> Any:
-    """What a multi-frame file says of one frame, or of all of them together."""
+    """A multi-frame file's attribute for one frame, or for all of them."""
     own = dataset.PerFrameFunctionalGroupsSequence[frame]
     return (own if name in own else dataset.SharedFunctionalGroupsSequence[0])[name].value[0]
 
 
 def import_pydicom() -> ModuleType:
-    """pydicom, or what to install."""
+    """Import pydicom, or raise an error that says what to install."""
     try:
         import pydicom
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How what sites annotate relates to what the network predicts.
+"""How annotated structures relate to the network's channels.
 
 The network predicts the *vocabulary*; sites annotate *structures*, which may be vocabulary organs or unions of
 them (`kidney` where the vocabulary has both sides). Masks are inclusive: a liver mask contains its tumours.
@@ -15,10 +15,10 @@ from panorgan.errors import AnatomyError
 
 Activation = Literal["softmax", "sigmoid"]
 """How logits become probabilities. *softmax*: over background + organs, which exclude each other.
-*sigmoid*: one per organ, each for itself."""
+*sigmoid*: one per organ, independently."""
 
 CONVENTIONS: Mapping[Activation, str] = {"softmax": "exclusive", "sigmoid": "independent"}
-"""What experiments, model cards and cache keys on disk call the activation; fingerprints depend on these words."""
+"""The activation in experiments, model cards and cache keys on disk; fingerprints depend on these words."""
 
 
 @lru_cache(maxsize=256)

@@ -106,7 +106,7 @@ class _Finder:
         beside = self.folders.get(label.path.parent, [])
         if len(beside) == 1 and len(label.parts) > 1:
             return beside, tuple(word for word in words_of(label.parts[-1]) if word in words)
-        # A single scan beside a single label needs no names.
+        # A single scan next to a single label needs no names.
         return (self.exact.get((), []), words) if len(self.words) == 1 else ([], ())
 
     def _named_within(self, words: Words) -> tuple[list[Candidate], Words]:

@@ -1,4 +1,4 @@
-"""Does the body in a CT lie as its header says? Seen from the image alone, where no labelled organ tells.
+"""Checks a CT's orientation against its header by the image alone, for cases without a labelled organ to tell.
 
 The body leaves a scan at head and feet and is surrounded by air elsewhere: that gives its long axis. The spine is bone
 near the middle of the body, on the back's side of its centre; the table lies behind a patient on the back. Lungs are
@@ -48,7 +48,7 @@ Direction = tuple[int, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """Where the image shows things, as directions (RAS axis, sign) of the header; None where it does not tell.
+    """Directions of the body in the image, as (RAS axis, sign) of the header; None where the image does not tell.
 
     `stretches` of how many show the spine there; `table` tells whether the table lies there too.
     """
@@ -61,12 +61,12 @@ class Seen:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is what the header says."""
+        """Whether the image agrees with the header."""
         return not self.says_wrong
 
     @property
     def says_wrong(self) -> set[int]:
-        """The RAS axes that it contradicts."""
+        """The RAS axes in which the image contradicts the header."""
         wrong = {1} if self.back != (1, -1) else set()
         return wrong | ({2} if self.long_axis != 2 or self.head not in (None, (2, 1)) else set())
 

@@ -1,4 +1,4 @@
-"""Which channels every case of a folder should have, and which it has."""
+"""The channels that every case of a folder should have, and those that it has."""
 
 from __future__ import annotations
 

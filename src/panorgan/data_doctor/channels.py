@@ -1,4 +1,4 @@
-"""Scans of several channels: is each one fit, and do they show the same place."""
+"""Checks scans of several channels: that each is usable, and that all show the same place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECLARED = "the channel's name"
 def check_channels(
     channels: Sequence[Channel], first: Volume | None, modality: str, repair: str
 ) -> Iterator[tuple[Channel, Problem]]:
-    """What is wrong with the channels after the first one, which is checked as the scan itself."""
+    """Problems of the channels after the first one, which is checked as the scan itself."""
     seen = {content_hash(first.voxels): channels[0].name} if first is not None and len(channels) > 1 else {}
     for channel in channels[1:]:
         volume, problems = look(channel.path, repair, channel.slices, channel.index)

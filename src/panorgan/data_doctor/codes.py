@@ -1,4 +1,4 @@
-"""Every kind of finding: how bad it is, its title, and what it means. The only place where a severity is decided."""
+"""Every kind of finding: severity, title and meaning. Severities are decided only here."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ FINDING_OF = {
     "contours-off-slices": "grid-mismatch",
     "contours-skip-slices": "labels-unusable",
 }
-"""Errors of reading that a program distinguishes, and that are one kind of finding for those who mend the folder."""
+"""Reading errors with different codes that are one kind of finding for the user who fixes the folder."""
 
 
 def finding(

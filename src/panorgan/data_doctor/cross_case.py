@@ -1,4 +1,4 @@
-"""What only shows when cases are held beside each other: duplicates, leaks between splits, outliers, thin support."""
+"""Findings that need several cases: duplicates, leaks between splits, outliers, organs in too few cases."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _same_labels(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
                 other.case,
                 f"The label is the same, voxel by voxel, as that of {_place(first)}.",
                 "the scans are different, so one of them has the label of another patient",
-                "Look at both cases in a viewer and put the right label beside each.",
+                "Look at both cases in a viewer and give each its own label.",
                 other.label_files[0] if other.label_files else "",
             )
 
@@ -101,7 +101,7 @@ def _patients_across_splits(cases: Sequence[CaseFacts]) -> Iterator[Finding]:
 
 
 def _few_patients(source: Source, cases: Sequence[CaseFacts]) -> Iterator[Finding]:
-    """Too thin to train, validate and test on."""
+    """Organs in too few cases to train, validate and test on."""
     patients: dict[str, set[str]] = defaultdict(set)
     for facts in cases:
         for structure in facts.structures:

@@ -14,7 +14,7 @@ from panorgan.data_doctor.findings import CaseFacts, Finding, Source
 from panorgan.data_doctor.read_case import CaseTask
 
 Tasks = Mapping[tuple[str, str], CaseTask]
-"""What is known of every case beside what was read, by site and case."""
+"""What is known about every case besides what was read, by site and case."""
 
 _NAME_EACH = 3
 _WHY = "annotated but empty: is it absent, or was it not annotated? It is taken as absent"

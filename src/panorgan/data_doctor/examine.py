@@ -1,4 +1,4 @@
-"""The whole check-up: every source, every case in parallel, then the cases beside each other."""
+"""The whole check-up: every source, every case in parallel, then comparisons between cases."""
 
 from __future__ import annotations
 

@@ -207,5 +207,5 @@ def _test_images(opened: OpenedSource, channels: Sequence[str]) -> list[CaseTask
 
 
 def _scan_files(folder: Path) -> list[Path]:
-    """Files that may be scans; systems leave other things beside them."""
+    """Files that may be scans; systems leave other things next to them."""
     return [path for path in visible(folder, "*.*") if path.name.lower().endswith(_SCAN_ENDINGS)]

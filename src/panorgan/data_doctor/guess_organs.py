@@ -23,7 +23,7 @@ _LEVEL_MM = 38.0
 _OF_A_HEART = {
     "heart_myocardium": "a ring",
     "heart_left_ventricle": "within a ring",
-    "heart_right_ventricle": "beside a ring",
+    "heart_right_ventricle": "next to a ring",
 }
 # A mask with a share of so much in one piece is one piece.
 _ONE = 0.9
@@ -141,7 +141,7 @@ def _liver(look: Look, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kidneys(look: Look, known: Mapping[str, str]) -> dict[str, str]:
-    """Two of a size that mirror each other beside the spine; or both in one label.
+    """Two of a size that mirror each other next to the spine; or both in one label.
 
     The spleen is often as large, and lies farther out and higher than the left kidney.
     """
@@ -199,7 +199,7 @@ def _spleen(look: Look, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def _heart(look: Look, known: Mapping[str, str]) -> dict[str, str]:
-    """A ring of muscle around one cavity, and a second cavity beside it; nothing else is labelled in a cine MR."""
+    """A ring of muscle around one cavity, and a second cavity next to it; nothing else is labelled in a cine MR."""
     if look.modality == "CT" or len(look.shapes) != 3:
         return {}
     rings = [(name, shape.around[0]) for name, shape in look.shapes.items() if len(shape.around) == 1]
@@ -281,7 +281,7 @@ def _encloses(outer: Mask, inner: Mask) -> bool:
 
 
 def _touching(outer: Mask, inner: Mask) -> float:
-    """The share of the inner mask's border in the slices that has the outer mask beside it."""
+    """The share of the inner mask's border in the slices that has the outer mask next to it."""
     shape = tuple(n + 2 for n in outer.shape)
     ring, core = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     ring[tuple(slice(s.start + 1, s.stop + 1) for s in outer.box)] = outer.inside

@@ -130,7 +130,7 @@ def check_place(out: Path, sources: Sequence[Source]) -> None:
                 code="output-overlaps-data",
                 where=str(out),
                 why=f"it is, contains or lies inside the data folder {root}",
-                fix="Choose a folder beside the data.",
+                fix="Choose a folder next to the data.",
             )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(

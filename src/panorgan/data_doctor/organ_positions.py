@@ -162,7 +162,7 @@ def _single(facts: Mapping[str, StructureFacts], body: Body | None) -> tuple[lis
 
 
 def _vessels(facts: Mapping[str, StructureFacts]) -> tuple[list[str], list[str]]:
-    """Organs that lie beside each other near the middle, clearly the wrong and the right way round."""
+    """Organs that lie next to each other near the middle, clearly the wrong and the right way round."""
     wrong: list[str] = []
     right: list[str] = []
     for left, right_one in plausible.LEFT_OF:

@@ -1,4 +1,4 @@
-"""The findings as data inside `doctor.html`, so that `panorgan view doctor.html` can open each beside its scan."""
+"""The findings as data inside `doctor.html`, so that `panorgan view doctor.html` can open each next to its scan."""
 
 from __future__ import annotations
 

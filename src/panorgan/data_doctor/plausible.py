@@ -1,4 +1,4 @@
-"""What is plausible in a human body. Wide on purpose: whatever lies outside deserves a look by a person.
+"""Plausible ranges in a human body. Wide on purpose: anything outside deserves a look by a person.
 
 The ranges hold disease (fatty liver, huge spleens, polycystic kidneys) and every contrast phase.
 """
@@ -118,7 +118,7 @@ def may_hold_air(organ: str) -> bool:
 
 
 def is_hollow(organ: str) -> bool:
-    """Whether an organ, or what it is a part of, holds whatever was eaten."""
+    """Whether an organ, or the organ that it is a part of, contains food."""
     return not _HOLLOW.isdisjoint((organ, *ancestors(organ)))
 
 

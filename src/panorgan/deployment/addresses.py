@@ -10,13 +10,13 @@ from panorgan.errors import ConfigError
 
 
 def refuse_another_address(kit: ServerKit) -> None:
-    """A port or host that was changed in `coordinator.yaml` only would be of no effect: every kit names the old one."""
+    """Refuse a port or host changed only in `coordinator.yaml`: it has no effect, as every kit has the old one."""
     used = network_engine().server_address(kit.path, "server")
     try:
         content = yaml.safe_load(kit.settings.read_text(encoding="utf-8"))
         written = f"{content['host']}:{content['port']}"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError):
-        return  # reading the whole file says what is wrong with it
+        return  # reading the whole file reports the error
     if used and written != used:
         raise ConfigError(
             f"{kit.settings.name} says {written}, but the kits of this federation say {used}.",

@@ -1,4 +1,4 @@
-"""The approval of a kit by its hospital: every file that decides what its site does, and no others beside them.
+"""The approval of a kit by its hospital: every file that decides what its site does, and no other.
 
 A kit comes from the coordinator. The hospital reads it, edits `site.yaml` and `egress.yaml`, and approves: the engine's
 own policies are replaced by those of *this* installation, every file in `local/` and `startup/` is recorded with its
@@ -134,7 +134,7 @@ def require_approved(kit: SiteKit) -> None:
 
 
 def how_to_approve(kit: SiteKit, found: Deviations) -> str:
-    """How to resolve deviations."""
+    """The fix for deviations."""
     approving = f"panorgan federation approve {kit.path}"
     if found.modules:
         return f"Find out how {', '.join(found.modules)} got there, and move it out of the kit."

@@ -1,4 +1,4 @@
-"""Checks of a kit's certificates: who signed them, for whom, until when, and whether the private key fits."""
+"""Checks a kit's certificates: issuer, subject, validity, and whether the private key matches."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DAY = 24 * 3600.0
 
 
 def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
-    """A certificate that ends soon, has ended, or has not begun by this machine's clock.
+    """Warn about a certificate that expires soon, has expired, or is not valid yet by this machine's clock.
 
-    A server or a site says it when it starts: it would otherwise wait for ever without a word.
+    A server or a site reports this when it starts; otherwise it would wait forever in silence.
     """
     own = Credentials.of_site(kit.startup) if isinstance(kit, SiteKit) else Credentials.of_server(kit.startup)
     check = check_dates(own)
@@ -40,7 +40,7 @@ def start_warnings(kit: ServerKit | SiteKit) -> list[str]:
 
 
 def check_credentials(credentials: Credentials, name: str, now: float | None = None, prefix: str = "") -> list[Check]:
-    """Signed by the federation's root, for this `name`, valid now and for a while, with a matching private key.
+    """Check that it is signed by the federation's root, for `name`, valid for a while, and matches the private key.
 
     `prefix` goes in front of the names of the checks, where a kit has more than one certificate.
     """
@@ -118,7 +118,7 @@ def _check_key(title: str, own: Certificate, path: Path) -> Check:
         return Check(title, "failed", f"{path.name} is not a private key.", again, "not-a-key")
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
-        what = f"{path.name} does not match the certificate beside it."
+        what = f"{path.name} does not match the certificate next to it."
         return Check(title, "failed", what, again, "key-mismatch")
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:

@@ -67,7 +67,7 @@ class Control:
         return self._stop.exists()
 
     def forget_stop(self) -> None:
-        """A new start takes an earlier request back."""
+        """Withdraw an earlier request to stop, at a new start."""
         self._stop.unlink(missing_ok=True)
 
     def request_segment_end(self) -> None:
@@ -79,7 +79,7 @@ class Control:
         return self._stop.exists() or self._end_segment.exists()
 
     def say_gone(self, job: str, sites: set[str]) -> None:
-        """Let a job know which sites will not answer it any more."""
+        """Tell a job which sites will not answer it any more."""
         write_atomically(self._gone, sealed_json({"job": job, "sites": sorted(sites)}))
 
     def gone(self, job: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The class that a job names at the server. Kits allow it by this path, and no other class: it must stay here."""
+"""The class that a job names at the server. Kits allow only this class, by this path, so it must stay here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether `local/site.yaml` names the hospital's data folder. Light: the process that runs for weeks asks it too."""
+"""Checks that `local/site.yaml` names the hospital's data folder. Imports little: long-running processes use it too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_blank(content: dict[str, Any]) -> bool:
 
 
 def data_folder_warnings(kit: SiteKit) -> list[str]:
-    """Why a site that starts will not be able to answer: it connects, and the run waits for it."""
+    """Reasons why a starting site could not answer requests: it would connect, and the run would wait for it."""
     try:
         content = yaml.safe_load(kit.settings.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,4 +1,4 @@
-"""A full disk, in all the ways in which libraries report it, and one that is nearly full."""
+"""Detects a full disk, however a library reports it, and a nearly full one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LITTLE_MB = 100.0
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk is what went wrong, or what made it go wrong."""
+    """Whether an error, or its cause, is a full disk."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()

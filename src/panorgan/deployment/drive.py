@@ -1,7 +1,7 @@
 """Drive a run: a chain of segments, each starting from the coordinator's checkpoint.
 
-A segment (a job of the network engine) does not survive a failure; a run must. So this process looks which sites are
-connected, submits the next segment, watches it, and submits another one until the checkpoint says that all rounds are
+A segment (a job of the network engine) does not survive a failure; a run must. So this process finds the connected
+sites, submits the next segment, watches it, and submits another one until the checkpoint shows that all rounds are
 done. It trusts the checkpoint and never the segment's status. It may be killed and started again at any moment.
 """
 
@@ -39,7 +39,7 @@ _GRACE = 20.0
 """Seconds that a later segment waits for an absent site before it begins without it (on_missing: proceed)."""
 _LONGEST_PAUSE = 60.0
 KEPT_SEGMENTS = 5
-"""Finished segments that stay in the server's store, to see why one failed."""
+"""Number of finished segments to keep in the server's store, for finding out why one failed."""
 
 OnEvent = Callable[[Event], None]
 
@@ -61,9 +61,9 @@ def drive(kit: ServerKit, on_event: OnEvent = lambda event: None, engine: Engine
 def request_stop(
     kit: ServerKit, now: bool = False, engine: Engine | None = None
 ) -> Literal["finished", "stopped"] | None:
-    """End the run after the current round, or at once. Nothing is lost: `start` goes on from there.
+    """End the run after the current round, or immediately. Nothing is lost: `start` continues from there.
 
-    Returns why there is nothing to stop, or None where there was.
+    Returns the reason if there is nothing to stop, else None.
     """
     settings = load_coordinator_file(kit)
     control = Control(kit.control(settings))
@@ -118,7 +118,7 @@ class Driver:
         self._session.close()
 
     def run(self) -> None:
-        """Until the run is done, stopped, or cannot go on."""
+        """Drive the run until it is done, stopped, or cannot continue."""
         self.control.forget_stop()
         self._reopen_to_deliver()
         last = read_json(self.control.driver).get("job")
@@ -144,7 +144,7 @@ class Driver:
         self._say("finished", "")
 
     def _reopen_to_deliver(self) -> None:
-        """A finished run that could not give every site the model tries again when it is started again."""
+        """Let a finished run that could not deliver the model to every site try again."""
         finished = read_json(self.control.finished)
         without = set(finished.get("without", []))
         if not finished:  # absent, or damaged: one more segment finds out which sites have the model
@@ -162,7 +162,7 @@ class Driver:
     # -- what comes next -----------------------------------------------------------------------------------
 
     def _unfinished(self, last: str | None) -> str | None:
-        """A segment that still runs: the last one of a driver that was killed. Any other is in the way and is ended."""
+        """The running segment of an earlier driver that was killed; any other running segment is ended."""
         found = None
         for job in self._session.unfinished():
             if job == last:
@@ -179,7 +179,7 @@ class Driver:
         return -1, {name for name, site in self.settings.sites.items() if not site.joins_later}
 
     def _members(self, connected: Mapping[str, float]) -> dict[str, float]:
-        """Those of the federation. Another may hold a valid certificate (a former member): it gets no segment."""
+        """The connected members. A former member may still have a valid certificate: it gets no segment."""
         listed = self.settings.sites.keys()
         events = EventLog(self.run_folder.events_file)
         for name, code, why in self._refusals.new():
@@ -210,7 +210,7 @@ class Driver:
             return None
         self._invited = {site for site in connected if (waits and site in needed) or self._left_out.ready(site)}
         if len(self._invited) < self.min_sites:
-            self._invited = set(connected)  # better with the sites left out than not at all
+            self._invited = set(connected)  # better without the absent sites than not at all
         self._state["segment"] += 1
         folder = self.control.folder / "jobs" / f"segment-{self._state['segment']:05d}"
         shutil.rmtree(folder.parent, ignore_errors=True)
@@ -227,7 +227,7 @@ class Driver:
         return job
 
     def _read_settings(self) -> bool:
-        """The operator may edit `coordinator.yaml` at any time; the driver waits while it cannot be read."""
+        """Read `coordinator.yaml` again: the operator may edit it at any time. Waits while it cannot be read."""
         try:
             settings = load_coordinator_file(self.kit)
             agreement = load_agreement(self.kit.experiment)
@@ -248,7 +248,7 @@ class Driver:
     # -- while it runs -------------------------------------------------------------------------------------
 
     def _watch(self, job: str) -> WatchedSegment:
-        """Until the segment has ended: pass its events on, and name the sites that will not answer it any more."""
+        """Watch a segment until it ends: pass its events on, and name the sites that will not answer it any more."""
         watched = WatchedSegment(job)
         while True:
             self._pass_on_events()
@@ -267,7 +267,7 @@ class Driver:
                 self._say("waiting", self._why_unreached(error), connected={})
                 if self.control.stop_requested():
                     break
-            except OSError as error:  # what could not be written is tried again
+            except OSError as error:  # writing is tried again
                 self._say("waiting", self._why_unwritten(error))
             time.sleep(_LOOK_EVERY)
         self._pass_on_events()
@@ -305,7 +305,7 @@ class Driver:
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        """The view may write to the disk that is full."""
+        """Pass an event on, ignoring a full disk: the view may write to it."""
         try:
             self._on_event(event)
         except OSError as error:
@@ -316,13 +316,13 @@ class Driver:
         return disk_full_message(error, self.run_folder.path) if is_disk_full(error) else str(error)
 
     def _why_unreached(self, error: NotConnectedError) -> str:
-        """The server, on the same machine, may have a full disk and accept no segment."""
+        """Why the server cannot be reached: it is on this machine, whose disk may be full."""
         if is_disk_full(error):
             return disk_full_message(error, self.run_folder.path)
         return f"the server cannot be reached: {error.why}"
 
     def _judge(self, watched: WatchedSegment) -> None:
-        """After a segment: a lasting error ends the run; segments without progress come after longer pauses."""
+        """Decide after a segment: a permanent error ends the run; segments without progress lengthen the pauses."""
         outcome = read_json(self.control.outcome)
         outcome = outcome if outcome.get("job") == watched.id else {}
         if outcome.get("kind") == "error":
@@ -354,7 +354,7 @@ class Driver:
     def _suspect(self, watched: WatchedSegment) -> str:
         """The engine ended the segment: one site that cannot start its process is enough for that."""
         ended = "the last segment ended before a round was done"
-        if short := low_disk_message(self.run_folder.path):  # the segment could not even write it down
+        if short := low_disk_message(self.run_folder.path):  # the segment itself could not record it
             return f"{ended}: {short}"
         absent = sorted(self._invited - watched.seen)
         if not absent or not watched.seen:  # no site was seen: it ended before the sites could be asked

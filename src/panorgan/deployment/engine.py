@@ -1,4 +1,4 @@
-"""The engine of this installation. All other modules of this room know its interface alone (`federation/engine.py`)."""
+"""Chooses the engine. All other modules of this room use only its interface (`federation/engine.py`)."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from panorgan.federation.transports.nvflare.engine import NVFlareEngine
 
 
 def network_engine() -> Engine:
-    """NVFlare, which is optional: methods that need it say how to install it where it is missing."""
+    """NVFlare, which is optional: if it is missing, the methods that need it say how to install it."""
     return NVFlareEngine()

@@ -9,14 +9,14 @@ from panorgan.federation.events import Event, parse_event
 
 
 class EventsTail:
-    """Gives every event once, from the moment it is created on."""
+    """Returns every event once, beginning with those written after its creation."""
 
     def __init__(self, path: Path, from_start: bool = False) -> None:
         self._path = path
         self._place = 0 if from_start or not path.is_file() else path.stat().st_size
 
     def new(self) -> Iterator[Event]:
-        """Events that were written since the last call; half a line is left for the next."""
+        """Events written since the last call; an incomplete line is left for the next call."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:

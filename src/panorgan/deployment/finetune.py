@@ -1,4 +1,4 @@
-"""Fine-tune the delivered model at a hospital, with the data of its kit. Nothing leaves it."""
+"""Fine-tunes the delivered model at a hospital, on the data of its kit. Nothing leaves the hospital."""
 
 from __future__ import annotations
 

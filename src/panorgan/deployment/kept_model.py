@@ -1,4 +1,4 @@
-"""The finished model at a site: checked against the agreement before it replaces another, which is kept."""
+"""The finished model at a site: checked against the agreement before it replaces the previous one, which is kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement
 from panorgan.data.labels import CONVENTIONS, Activation
 from panorgan.errors import MessageError
 from panorgan.federation.agreement_checks import check_model, check_plan
@@ -27,7 +27,7 @@ _LARGEST_CARD = 10**6
 
 
 def check_delivered(task: Task, weights: Tensors, agreement: Agreement, plan: Mapping[str, Any] | None) -> None:
-    """Refuse a model that the agreed experiment cannot have led to. `plan` is the run's, if the site has a record."""
+    """Refuse a model that the agreed experiment cannot have produced. `plan` is the run's, if the site has a record."""
     card = task.card
     if card is None:
         raise MessageError("A model arrived without its card.", code="card-missing")

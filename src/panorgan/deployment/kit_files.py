@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from panorgan.config import Agreement, load_agreement, validated
+from panorgan.agreement import Agreement
+from panorgan.config import load_agreement
 from panorgan.deployment.data_folder import is_blank
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.settings import CoordinatorFile, FederationSettings, SiteFile
 from panorgan.errors import ConfigError
 from panorgan.federation.limits import LimitSettings
 from panorgan.federation.settings import refuse_few_sites
+from panorgan.settings import validated
 from panorgan.yaml_files import read_yaml
 
 

@@ -12,7 +12,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import panorgan
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.data_folder import FILL_IN
 from panorgan.deployment.settings import FederationSettings, ParticipantSettings
 from panorgan.deployment.versions import versions_here
@@ -71,7 +71,7 @@ def site_texts(
 
 
 def authority_text(settings: FederationSettings) -> str:
-    """What `ca/` is, for its finder."""
+    """The note in `ca/` that explains the folder."""
     return _fill_in("ca_README.md.j2", {"federation": settings.name})
 
 
@@ -96,7 +96,7 @@ def sites_block(sites: Mapping[str, ParticipantSettings]) -> str:
 
 
 def with_organization(name: str, site: ParticipantSettings) -> ParticipantSettings:
-    """With an organisation: the site's own name where none is given."""
+    """The sites with their organisation, by default the site's own name."""
     return site.model_copy(update={"organization": site.organization or name.replace("-", "_")})
 
 
@@ -122,7 +122,7 @@ def _with(thing: str, explanation: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name means the machine itself."""
+    """Whether a host name means this machine itself."""
     return host.rstrip(".").lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""From one `federation.yaml` to a kit for each participant: keys, policies, settings, instructions.
+"""Makes a kit for each participant from one `federation.yaml`: keys, policies, settings, instructions.
 
 A second call with more sites makes the missing kits and leaves the others as they are.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from panorgan.config import Agreement, validated
+from panorgan.agreement import Agreement
 from panorgan.deployment.engine import network_engine
 from panorgan.deployment.folders import Kit, ServerKit, SiteKit
 from panorgan.deployment.kit_files import load_coordinator_file
@@ -26,7 +26,7 @@ from panorgan.federation.egress import default_policy, policy_text
 from panorgan.federation.engine import Participants, StartupKits
 from panorgan.federation.files import flush_folder, write_atomically
 from panorgan.methods.registry import find_method
-from panorgan.settings import Settings
+from panorgan.settings import Settings, validated
 from panorgan.workflows.starting_model import check_start, copy_start
 from panorgan.yaml_files import read_yaml
 
@@ -136,7 +136,7 @@ def _identity(settings: FederationSettings, experiment: Agreement) -> Identity:
 
 
 def _refuse_another_federation(place: _Folder, asked: Identity) -> None:
-    """Existing kits must keep matching each other."""
+    """Refuse changes after which existing kits would no longer match each other."""
     if not place.identity.is_file():
         if place.holds_kits():
             raise PanorganError(
@@ -213,7 +213,7 @@ def _sign(settings: FederationSettings, place: _Folder, sites: Iterable[str], sc
 def sign_again(
     settings: FederationSettings, experiment: Agreement, folder: Path, sites: Iterable[str]
 ) -> Iterator[StartupKits]:
-    """The same from the authority in `folder`, for kits that exist; the scratch folder goes afterwards."""
+    """The same for existing kits, from the authority in `folder`; the scratch folder is removed afterwards."""
     place = _Folder(folder)
     if not place.identity.is_file():
         raise PanorganError(
@@ -253,7 +253,7 @@ def _write(kit: Kit, texts: Mapping[str, str]) -> None:
 
 
 def _protect(kit: Kit) -> None:
-    """Only the owner may read a kit: it holds a key, and later data made from patients' scans."""
+    """Let only the owner read a kit: it holds a key, and later data derived from patients' scans."""
     kit.path.chmod(0o700)
     kit.startup.chmod(0o700)
     for path in kit.startup.iterdir():
@@ -311,7 +311,7 @@ def _update_coordinator(settings: FederationSettings, kit: ServerKit) -> list[st
 
 
 def _with_sites(text: str, block: str) -> str:
-    """The YAML text with another `sites:` part; comments and everything else stay."""
+    """The YAML text with another `sites:` part; comments and everything else stay as they are."""
     for key, value in yaml.compose(text, yaml.SafeLoader).value:
         if key.value == "sites":
             return text[: key.start_mark.index] + block + text[_end(value) :]
@@ -319,7 +319,7 @@ def _with_sites(text: str, block: str) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a node's own text ends. YAML counts comments after a block as part of it."""
+    """The end of a node's own text. YAML counts comments after a block as part of it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

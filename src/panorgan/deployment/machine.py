@@ -75,7 +75,7 @@ def _is_synchronised() -> bool | None:
 
 
 def check_folder(name: str, folder: Path, need_gb: float) -> Check:
-    """A folder that may not exist yet: is it writable, with enough room? Leaves nothing behind."""
+    """Check that a folder, which need not exist yet, is writable and has enough space. Leaves nothing behind."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -96,7 +96,7 @@ def check_folder(name: str, folder: Path, need_gb: float) -> Check:
 
 
 def check_device(hardware: HardwareSettings, need_gb: float) -> Check:
-    """Is the configured device available, with enough free memory?"""
+    """Check that the configured device is available, with enough free memory."""
     import torch
 
     name = "device"
@@ -129,7 +129,7 @@ def _cpu_use(hardware: HardwareSettings) -> str:
 
 
 def check_port(host: str, port: int, running: bool) -> Check:
-    """Can the server listen there? `running`: it does already."""
+    """Check that the server can listen there. `running`: it does already."""
     name = f"port {port}"
     if running:
         return Check(name, "ok", "in use by the running server of this kit")

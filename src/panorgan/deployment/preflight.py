@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, load_agreement
+from panorgan.config import load_agreement
 from panorgan.data_doctor import CODES, Severity, examine
 from panorgan.data_doctor.summary import Group, group_findings
 from panorgan.deployment.addresses import refuse_another_address

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.deployment.kits import SERVER, sign_again
 from panorgan.deployment.settings import FederationSettings
 from panorgan.errors import ConfigError, did_you_mean

@@ -8,9 +8,9 @@ import traceback
 import uuid
 from typing import Any
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
 from panorgan.checksums import sealed_json
-from panorgan.config import Agreement
 from panorgan.deployment.control import Control, JobNews, read_json
 from panorgan.deployment.disk_space import disk_full_message, is_disk_full
 from panorgan.deployment.folders import ServerKit

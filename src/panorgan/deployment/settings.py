@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from panorgan.agreement import organs_by_name
 from panorgan.anatomy import OwnOrgan
-from panorgan.config import HardwareSettings, SiteSettings, organs_by_name
+from panorgan.config import HardwareSettings, SiteSettings
 from panorgan.federation.limits import HospitalLimits
 from panorgan.settings import SettingError, Settings
 

@@ -9,8 +9,8 @@ from logging.handlers import RotatingFileHandler
 
 import torch
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement
 from panorgan.deployment.approval import require_approved
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kept_model import check_delivered, replace_model
@@ -42,7 +42,7 @@ Shapes = set[tuple[int, ...]]
 class SiteMachine:
     """Answers requests: asks the worker, guards what leaves, and turns errors into codes.
 
-    Settings, policy and experiment are read anew for every job, so a hospital's change holds from the next one on.
+    Settings, policy and experiment are read again for every job, so a hospital's change applies from the next job on.
     """
 
     def __init__(self, kit: SiteKit, name: str, check_abort: Callable[[], None] = lambda: None) -> None:
@@ -127,7 +127,7 @@ class SiteMachine:
         return SiteWorker(self.name, source, setup, folder, lambda site, step, steps: self._check_abort())
 
     def _guard(self, worker: SiteWorker, task: Task) -> Egress:
-        """What may leave as an answer to this task. The policy is read anew every time; it must be the approved one."""
+        """What may leave as an answer to this task. The policy is read every time, and must be the approved one."""
         require_approved(self.kit)
         weights, shapes = self._known_to(worker, task) if task.kind in ("train", "evaluate") else ({}, set())
         return Egress(self._policy(), weights, self._audit, shapes)

@@ -54,7 +54,7 @@ def write_scripts(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def standing_alone(source: str) -> str:
-    """The source of a module whose imports of panorgan lead to the files beside it."""
+    """The source of a module whose imports of panorgan lead to the files next to it."""
     return _IMPORT.sub(lambda found: f"from {_NEW_PLACES[found[1]]} import", source)
 
 

@@ -25,7 +25,7 @@ from panorgan.workflows.model_bundle import Model
 INPUT, OUTPUT = "image", "probabilities"
 _AXES = ("right", "anterior", "superior")
 _EMBEDDED = 1 << 30
-"""Weights up to this many bytes lie inside the file, more go into a file beside it: a file holds 2 GB at most."""
+"""Weights up to this many bytes lie inside the file, more go into a file next to it: a file holds 2 GB at most."""
 
 
 def write_onnx(model: Model, folder: Path) -> Agreement:
@@ -137,7 +137,7 @@ def _checked_shapes(model: Model) -> list[tuple[int, ...]]:
 
 
 def _onnxruntime() -> ModuleType:
-    """onnxruntime, with what the exporter needs beside it; or what to install."""
+    """Import onnxruntime and what else the exporter needs; an error says what to install."""
     try:
         import onnx  # noqa: F401
         import onnxruntime

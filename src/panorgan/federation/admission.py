@@ -152,7 +152,7 @@ class Admission:
 
 
 def agreed_plan(plan: PlanSettings | None, statistics: Mapping[str, SiteStatistics]) -> dict[str, object] | None:
-    """The plan that everybody follows: the one given, or what follows from the sites' numbers."""
+    """The plan of the run: the given one, or the one that follows from the sites' measurements."""
     return None if plan is None else plan.resolve(dict(sorted(statistics.items()))).as_json()
 
 
@@ -168,7 +168,7 @@ def drawn_network(
 def first_weights(
     method: Method, network: UNetSettings, federation: Federation, seed: int, *names: object
 ) -> dict[str, torch.Tensor]:
-    """Those weights."""
+    """The initial weights of that network."""
     return _copied(drawn_network(method, network, federation, seed, *names).state_dict())
 
 
@@ -200,7 +200,7 @@ def check_coverage(vocabulary: Vocabulary, sites: Mapping[str, SiteInfo], awaite
 
 
 def lacks(facts: SiteInfo) -> str:
-    """What a site lacks to take part in training; empty if nothing."""
+    """Why a site cannot take part in training; empty if it can."""
     if not facts.train_cases:
         return "has no training cases"
     return "" if facts.annotated else "annotates nothing of the vocabulary"

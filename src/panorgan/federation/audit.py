@@ -3,7 +3,7 @@
 One line is one JSON record: `n`, `time`, what happened, `previous` (the hash of the record before) and, last, `hash`:
 the SHA-256 of the line without that last field. Change, remove or insert a line, and the chain breaks there.
 
-The chain alone cannot show that lines are missing at its *end*. So a small file beside it (`egress-log.head`) holds
+The chain alone cannot show that lines are missing at its *end*. So a small file next to it (`egress-log.head`) holds
 number and hash of the newest record. Together they reveal every accident, and every edit that does not recompute both
 files. They contain no secret: write access to both files is enough to forge both. The only protection against that is
 to keep the newest hash elsewhere (`panorgan federation egress` shows it), or to ship the log to another machine.

@@ -1,4 +1,4 @@
-"""What stands in a kit's certificates: for whom, by whom, from when until when."""
+"""Reads a kit's certificates: subject, issuer and validity."""
 
 from __future__ import annotations
 

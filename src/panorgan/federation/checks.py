@@ -1,4 +1,4 @@
-"""What the coordinator accepts from a site. A bad answer is refused with its reason; the round continues."""
+"""Checks the answers of sites. A bad answer is refused with its reason; the round continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SiteFailedError(Exception):
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether reading an answer failed for lack of disk or memory here, for which no site is to blame.
+    """Whether reading an answer failed because this machine lacks disk space or memory, which is no site's fault.
 
     A site cannot cause it: answers are measured before they are read, and take no more memory than they have bytes.
     """
@@ -91,9 +91,9 @@ def extra_norms(file: MessageFile, expected: Mapping[str, torch.Tensor]) -> dict
 
 
 def outliers(norms: Mapping[str, float], factor: float | None) -> dict[str, str]:
-    """Sites whose update is absurdly larger than the others' (`factor` × the median), with the reason.
+    """Sites whose update is far larger than the others' (`factor` × the median), with the reason.
 
-    Of two sites it cannot be decided which is wrong, so it takes three.
+    It takes three sites: of two, it cannot be decided which is wrong.
     """
     if factor is None or len(norms) < 3:
         return {}

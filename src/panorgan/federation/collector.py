@@ -1,4 +1,4 @@
-"""One request to many sites: ask, wait, check, spool to disk, refuse by name. Rounds are built from it."""
+"""One request to many sites: send it, wait, check the answers, spool them to disk, refuse bad ones by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's half of a round: ask, check, aggregate, validate, checkpoint. Knows no formula and no image."""
+"""The server's half of a round: send requests, check answers, aggregate, validate, save. No formula, no image."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Coordinator:
     # -- who takes part ------------------------------------------------------------------------------------
 
     def _admit_newcomers(self) -> None:
-        """Sites that were absent at the start take part from the next round; the plan stays."""
+        """Admit sites that were absent at the start; they take part from the next round. The plan stays."""
         found = self._admission.newcomers(self.state.rounds_done, self.federation.sites, self.state.plan)
         for site, facts in found.items():
             self._admit(site, facts)
@@ -164,7 +164,7 @@ class Coordinator:
         self.events.record("late_join", number=state.rounds_done + 1, site=site, **facts.as_json())
 
     def _write_missed_events(self) -> None:
-        """After a kill between a checkpoint and its line in the log: the checkpoint holds the line."""
+        """Write the last checkpoint's line into the log, if a kill came in between; the checkpoint holds the line."""
         if self.events.path is None:
             return
         state, last_round = self.state, self.state.last_round
@@ -252,7 +252,7 @@ class Coordinator:
         return Task(kind, setup.run, round_info, known, setup.experiment, state.plan, card, state.answered)
 
     def _collect(self, round_info: RoundInfo, number: int, traffic: Traffic) -> dict[str, MessageFile]:
-        """The updates of one round. Too few of them end the rounds, but nothing is lost."""
+        """Collect the updates of one round. If there are too few, the run stops, but nothing is lost."""
         task, training = self._task("train", round_info), self.setup.training
         files, responses = self._collector.collect(
             self.members,
@@ -282,10 +282,10 @@ class Coordinator:
         return validation_due(self.setup.training, self._stages, round_info)
 
     def _validate(self, round_info: RoundInfo, traffic: Traffic) -> tuple[BySite, BySite]:
-        """Every site scores the new global model on what it annotates itself; a stage's best round is recorded.
+        """Let every site score the new global model on its own annotations; records the stage's best round.
 
-        Returns Dice and volume ratios. A site that does not answer counts with its last scores: its absence must not
-        make a round look better.
+        Returns Dice and volume ratios. A site that does not answer counts with its last scores, so that its absence
+        cannot make a round look better.
         """
         state = self.state
         scores: BySite = {}
@@ -315,7 +315,7 @@ class Coordinator:
 
 
 def _start_facts(setup: CoordinatorSetup, taken: Taken) -> dict[str, Any]:
-    """For the log: which model, and what was taken from it."""
+    """Facts for the log: the model that training starts from, and what was taken from it."""
     start = setup.training.start_from
     name, sha256 = (start.name, start.sha256) if start is not None else ("", "")
     text = f"Training starts from the model {name!r} (SHA-256 {sha256[:12]}…). {taken.in_words()}"

@@ -18,8 +18,8 @@ from panorgan.preparation.plan import PlanSettings
 class CoordinatorSetup:
     """What the federation trains, and how.
 
-    `experiment` is the fingerprint of what everybody agreed to. `plan` says how cases are prepared, or how that
-    follows from what the sites measure; none where the sites' cases are prepared already.
+    `experiment` is the fingerprint of the agreement. `plan` says how cases are prepared, or how that follows from the
+    sites' measurements; None if the sites' cases are prepared already.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""What may leave a site. Everything else is refused before it is sent; both are logged.
+"""Checks what leaves a site: what the policy does not allow is refused before it is sent. Both are logged.
 
 The guard checks a finished message just before it goes to the network. It knows the site's policy, the weights of the
 site's network and the shapes of its images. It stops what a method sends by mistake or undeclared. It has limits:
@@ -148,7 +148,7 @@ def _with_comment(line: str, comment: str) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """JSON is YAML, and quotes what needs it."""
+    """A value as JSON, which is valid YAML and quoted where needed."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -172,7 +172,7 @@ def image_shapes(cases: Iterable[StoredCase], patch_size: Iterable[int]) -> set[
 
 
 class _Objection(NamedTuple):
-    """Why something may not leave, as a code and a sentence, and what would permit it; `item` names it."""
+    """Why an item may not leave, as a code and a sentence, and what would permit it."""
 
     code: str
     why: str
@@ -181,7 +181,7 @@ class _Objection(NamedTuple):
 
 
 class Egress:
-    """Stands between a site's worker and the network.
+    """Checks every answer of a site's worker before it goes to the network.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class Egress:
         if code not in CODES:
             yield _Objection("unknown-failure", "it is not one of the failure codes", "", "meta 'failed'")
         if message.tensors or message.scalars:
-            why = "it carries tensors or numbers beside the code"
+            why = "it carries tensors or numbers besides the code"
             yield _Objection("failure-with-content", why, "", "the message about a failure")
 
     # -- numbers -------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Participants:
     coordinator: str
     sites: Mapping[str, str]
     heartbeat_seconds: int = 45
-    """A site that the server has not heard for so long counts as gone."""
+    """After this time without a message from a site, the server counts it as gone."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentStatus:
-    """What the engine says of a segment. How it ended says little: the checkpoint holds what was done."""
+    """The engine's report on a segment. How it ended means little: the checkpoint holds what was done."""
 
     phase: Literal["waiting", "running", "ended"]
     detail: str = ""
@@ -144,11 +144,11 @@ class SegmentStatus:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server sees. `started` changes when the server restarts, and all its segments are gone then."""
+    """The state of the server. `started` changes when the server restarts; all its segments are gone then."""
 
     started: str
     connected: Mapping[str, float]
-    """Connected sites, and when the server heard each last."""
+    """Connected sites, and the time of each one's last message."""
     running: frozenset[str]
     """Ids of the segments that run."""
 

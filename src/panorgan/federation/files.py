@@ -10,7 +10,7 @@ from panorgan.checksums import DamagedError, checksum, file_checksum
 
 
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview], durable: bool = False) -> None:
-    """Write beside the target, then rename over it. Content may come in pieces.
+    """Write next to the target, then rename over it. Content may come in pieces.
 
     A killed process leaves the old file. `durable` also survives a power cut, at the cost of a flush to disk.
     """
@@ -30,7 +30,7 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
 
 
 def write_with_checksum(path: Path, text: str) -> None:
-    """Write a file that has no place for a checksum (a table), and its checksum into `.<name>.crc32` beside it.
+    """Write a file that has no place for a checksum (a table), and its checksum into `.<name>.crc32` next to it.
 
     The checksum is written first, together with that of the previous version: so it matches after a kill at any time.
     """

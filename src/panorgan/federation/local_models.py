@@ -1,4 +1,4 @@
-"""Every site's model of one round on disk, before averaging, and the averaged one beside them."""
+"""Every site's model of one round on disk, before averaging, and the averaged one next to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A site's record of a run from its first round on: the plan, its own data, and the models that it has scored.
 
-It lies beside the state (`local_state`) and lets a site detect later differences: another plan, other cases, one more
+It lies next to the state (`local_state`) and lets a site detect later differences: another plan, other cases, one more
 scoring request. It holds names of cases, so it never leaves the site.
 """
 

@@ -1,4 +1,4 @@
-"""The site's half of a round: load the request, train, answer. Knows no formula and no network."""
+"""The site's half of a round: load the request, train, answer. No formula, no network connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OnStep = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """What a site must have in common with the others, and where it computes."""
+    """What a site has in common with the others, and where it computes."""
 
     vocabulary: Vocabulary
     method: Method
@@ -88,7 +88,7 @@ class SiteWorker:
         self._in_memory: tuple[str, int] | None = None
 
     def handle(self, request: bytes) -> bytes:
-        """Do what a request asks and return the answer."""
+        """Carry out a request and return the answer."""
         message = Message.from_bytes(request)
         task = Task.from_meta(message.meta)
         self.check(task)
@@ -150,7 +150,7 @@ class SiteWorker:
         return Message(payload.tensors, payload.scalars, answer_meta(task, self.name))
 
     def _describe(self, measured: bool) -> Payload:
-        """Counts, and the measurements for the plan unless there is one already."""
+        """The site's counts, and the measurements for the plan unless there is a plan already."""
         facts = self.facts()
         numbers = {f"annotated/{name}": float(count) for name, count in facts.annotated.items()}
         statistics = self.source.statistics() if measured else {}
@@ -205,7 +205,7 @@ class SiteWorker:
             rule.tools.optimizer.state.clear()
 
     def _saved_answer(self, task: Task) -> bytes:
-        """The same answer again, for the round that was just finished."""
+        """The stored answer of the round that was just finished."""
         if (answer := self._local.answer_to(task.run, task.label)) is None:
             raise RunError(
                 f"Site {self.name} has finished {task.label}, but its answer is gone or damaged.",
@@ -261,7 +261,7 @@ class SiteWorker:
             return setup.method.Site(setup.method.config, self.facts(), federation, tools)
 
     def _store_of_this_run(self) -> DiskTensorStore:
-        """Like its state, a site's tensor store belongs to one run: a new run removes that of an older one."""
+        """The tensor store of this run; like the state it belongs to one run, and those of older runs are removed."""
         stores = RunTensorStores(self._local.folder)
         stores.remove(but=self._run)
         return stores.of(self._run)
@@ -351,9 +351,9 @@ class SiteWorker:
             predictions.release()
 
     def _remember(self, rule: SiteRule, task: Task, answer: bytes, state: Payload, has_state: bool) -> None:
-        """Save state and answer. Without a state the round's name is enough: the same request gives the same answer.
+        """Save state and answer. Without a state, the round's name is enough: the same request gives the same answer.
 
-        An emptied state replaces the one on disk (`has_state`), so that the older one does not come back.
+        An empty state also replaces the one on disk (`has_state`); otherwise an old state would be restored.
         """
         keep_optimizer = self.setup.training.optimizer.keep_state
         optimizer = optimizer_state(rule.tools.optimizer) if keep_optimizer else {}
@@ -365,7 +365,7 @@ class SiteWorker:
     # -- validation ----------------------------------------------------------------------------------------
 
     def _validation_cases(self) -> Iterator[StoredCase]:
-        """One by one; tells how many are done."""
+        """Yield the validation cases, reporting progress."""
         cases = self.data.validation
         for done, case in enumerate(cases):
             self._on_validated(self.name, done, len(cases))

@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Fetched:
-    """A data set on this disk. `checked` says by what it was recognised; `licence_file` lies beside its folder."""
+    """A data set on this disk. `checked` says by what it was recognised; `licence_file` lies next to its folder."""
 
     folder: Path
     scans: int
@@ -49,7 +49,7 @@ def fetch(
     to : the data folder; `PANORGAN_DATA` or `data` if left out.
     source : another address of the same archive, or a file that was carried here; an archive that already lies in the
         data folder is used as well.
-    keep_archive : leave the downloaded archive beside the folder.
+    keep_archive : leave the downloaded archive next to the folder.
     """
     place = (to or data_folder()).expanduser().absolute()
     folder, archive = place / data_set.folder, place / data_set.archive

@@ -1,4 +1,4 @@
-"""Knowledge distillation for sigmoid channels: a teacher's probabilities stand in for labels that a case lacks."""
+"""Knowledge distillation for sigmoid channels: a teacher's probabilities replace the labels that a case lacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ except Exception:  # Triton comes with PyTorch for NVIDIA GPUs only; one that is
 def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Binary cross-entropy to soft targets, [B]: mean over voxels, then over the channels that count.
 
-    −(t·log σ(x) + (1 − t)·log(1 − σ(x))) for logits x and targets t [B, C, *S]; `counted` [B, C] bool. A sample of
-    which no channel counts has loss 0. FLKD's eqs. 7, 9 and 10, with the term of the absent voxels that a
-    binary cross-entropy has and the printed equations leave out.
+    −(t·log σ(x) + (1 − t)·log(1 − σ(x))) for logits x and targets t [B, C, *S]; `counted` [B, C] bool. A sample without
+    a counted channel has loss 0. These are FLKD's eqs. 7, 9 and 10, plus the second term of a binary cross-entropy,
+    which the printed equations leave out.
     """
     if soft_bce_kernel and soft_bce_kernel.can_run(logits, targets):
         loss = soft_bce_kernel.run(logits, targets, counted) / math.prod(logits.shape[2:])
     else:
-        # Filled before the formula, not masked after it: the gradient of a NaN that does not count would be 0 · NaN.
+        # Filled before the formula, not masked after it: an uncounted NaN would give the gradient 0 · NaN.
         aside = ~counted.view(*counted.shape, *(1,) * (logits.ndim - 2))
         logits, targets = logits.float().masked_fill(aside, 0.0), targets.float().masked_fill(aside, 0.0)
         # −log σ(x) = softplus(x) − x, so that all of it is softplus(x) − t·x: two passes over the voxels.
@@ -40,7 +40,7 @@ def soft_bce(logits: torch.Tensor, targets: torch.Tensor, counted: torch.Tensor)
 def distil_unlabelled(
     logits: torch.Tensor, received: torch.Tensor, batch: Batch, vocabulary: Vocabulary
 ) -> torch.Tensor:
-    """Cross-entropy to a frozen model's sigmoids on the organs that a sample does not label, [B]; FLKD's eq. 7.
+    """Cross-entropy with a frozen model's sigmoids on the organs that a sample does not label, [B]; FLKD's eq. 7.
 
     Logits of both models are [B, C, *S], their channels named by the vocabulary.
     """
@@ -48,9 +48,9 @@ def distil_unlabelled(
 
 
 def unlabelled(batch: Batch, vocabulary: Vocabulary) -> torch.Tensor:
-    """[B, C] bool: the organs that a sample's annotation says nothing about.
+    """[B, C] bool: the organs that a sample's annotation does not cover.
 
-    A union (`kidney`) says something about its parts; an organ says nothing about what lies inside it unmarked.
+    A union (`kidney`) covers its parts; an organ does not cover unmarked organs inside it.
     """
     says = on_device(labelled_organs(batch.structures, vocabulary), batch.annotated.device)
     return batch.annotated.float() @ says == 0

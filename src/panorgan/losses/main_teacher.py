@@ -28,7 +28,7 @@ class MainTeacher:
     disagreement: Disagreement = "left_out"
 
     def knows(self, organ: str) -> bool:
-        """Whether it is used for an organ."""
+        """Whether the main teacher is used for an organ."""
         return self.known is None or organ in self.known
 
 

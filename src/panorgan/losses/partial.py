@@ -76,7 +76,7 @@ def checked_members(batch: Batch, vocabulary: Vocabulary) -> tuple[tuple[bool, .
 def on_device(
     rows: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Cached, read-only: a copy in every step would make the device wait."""
+    """The rows as a cached, read-only tensor: copying them in every step would make the device wait."""
     return torch.tensor(rows, dtype=dtype, device=device)
 
 

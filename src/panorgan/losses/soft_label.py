@@ -1,7 +1,7 @@
 """Soft labels: at every voxel a probability of each channel, from the annotation and a teacher; Dice and cross-entropy.
 
-Where the annotation leaves one channel, the label is that channel. Where it leaves several, the teacher's probabilities
-share the voxel out among them.
+Where the annotation leaves one channel, the label is that channel. Where it leaves several, the voxel is divided among
+them by the teacher's probabilities.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SoftLabel:
 
 
 def soft_label(batch: Batch, vocabulary: Vocabulary, teacher: torch.Tensor | None) -> SoftLabel:
-    """What the annotation says, and in the rest the teacher's logits [B, C + 1, *S].
+    """Soft labels from the annotation and, where it leaves several channels, from the teacher's logits [B, C + 1, *S].
 
-    Without a teacher (where the annotation leaves nothing open) the shares of what is allowed are equal.
+    Without a teacher (where the annotation leaves nothing open) all allowed channels get equal shares.
     """
     allowed = allowed_channels(batch, vocabulary)
     counted = allowed.any(dim=1)
@@ -54,7 +54,7 @@ def soft_dice(logits: torch.Tensor, label: SoftLabel, taught: torch.Tensor) -> t
     over = (0, *range(2, p.ndim))
     overlap, predicted, labelled, squared = (p * q).sum(over), p.sum(over), q.sum(over), (q * q).sum(over)
     dice = (2 * overlap + 1) / (predicted + labelled + 1)
-    # An organ that fills less than a voxel is absent; what a teacher whispers about it must not become a label.
+    # An organ that fills less than a voxel is absent; a teacher's small probabilities of it must not become a label.
     sure = torch.where(labelled >= 1, squared / labelled.clamp(min=1), torch.zeros_like(labelled))
     return ((1 - dice) * sure).sum(), sure.sum()
 

@@ -1,4 +1,4 @@
-"""One label over background and all organs, from a sample's own annotation and the teachers of the other organs.
+"""A unified label over background and all organs, from a sample's annotation and the teachers of the other organs.
 
 UFPS's pseudo label (eqs. 4 and 5). Ground truth always wins: at every voxel the annotation allows some channels (those
 of `partial.marginal_cross_entropy`), and teachers only choose among them. `label_values` defines the values.
@@ -155,7 +155,7 @@ def _with_main_teacher(
 
 
 def _knows_all_parts(main: MainTeacher, batch: Batch, vocabulary: Vocabulary) -> bool:
-    """Whether it is used for all parts of the annotated unions: otherwise it cannot choose between them."""
+    """Whether the main teacher is used for all parts of the annotated unions; else it cannot choose between them."""
     rows = (row for row in labelled_organs(batch.structures, vocabulary) if sum(row) > 1)
     return all(main.knows(organ) for row in rows for organ, part in zip(vocabulary, row, strict=True) if part)
 
@@ -184,7 +184,7 @@ def pseudo_label(
 def _teachers_channels(
     names: tuple[str, ...], vocabulary: Vocabulary, order: tuple[str, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The channel of every teacher, and the same channels in painting order."""
+    """The channel of every teacher, and the same channels by overlap priority, the lowest first."""
     painted = (organ for organ in overlap_priority(vocabulary, order) if organ in names)
     return tuple(vocabulary.index(name) + 1 for name in names), tuple(vocabulary.index(organ) + 1 for organ in painted)
 
@@ -201,7 +201,7 @@ def without_own_teachers(batch: Batch, vocabulary: Vocabulary) -> Batch:
 
 
 def overlap_priority(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -> tuple[str, ...]:
-    """All organs in painting order, each over those before it.
+    """All organs by priority in overlaps: each wins over those before it.
 
     As given; organs not given follow in vocabulary order. Then what lies inside an organ is moved behind it. A
     vocabulary that lists large organs first needs no further order.
@@ -209,7 +209,7 @@ def overlap_priority(vocabulary: Vocabulary, larger_first: Sequence[str] = ()) -
     places = {organ: place for place, organ in enumerate(larger_first)}
     if unknown := [organ for organ in places if organ not in vocabulary]:
         raise AnatomyError(
-            f"The painting order names organs that are not in the vocabulary: {', '.join(unknown)}.",
+            f"The overlap priority names organs that are not in the vocabulary: {', '.join(unknown)}.",
             code="not-in-vocabulary",
             where="larger_first",
             fix=f"Use only: {', '.join(vocabulary)}.",
@@ -260,11 +260,11 @@ def _most_probable(
 
 
 def _paint_in_order(planes: torch.Tensor, channels: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """Paint channels one over the other, [B, *S] uint8: per voxel the last that is set; 0 where none is.
+    """Overlay channels, [B, *S] uint8: per voxel the last one that is set; 0 where none is.
 
     `planes` [B, K, *S] bool are those of `channels`; `order` has the same channels in the order of painting.
     """
-    # Ranks that grow in painting order: the last channel has the largest. Usually the channels are such ranks already.
+    # Ranks that grow with overlap priority: the last channel has the largest. Usually channels are such ranks already.
     numbers = dict(zip(order, sorted(channels), strict=True))
     weights = on_device((tuple(numbers[channel] for channel in channels),), planes.device, torch.uint8)
     values = (_bytes(planes) * weights.view(1, -1, *(1,) * (planes.ndim - 2))).amax(1)

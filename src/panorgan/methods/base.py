@@ -1,4 +1,4 @@
-"""The shape of a method: a config, a rule that runs at each site, a rule that runs at the server.
+"""The base classes of a method: its config, a rule that runs at each site, and a rule that runs at the server.
 
 Hooks, from most used to least: `loss(batch)` · `step(batch)` · `prepare(batch)` · `before_round` / `after_round` ·
 `update()` · `broadcast(site)` · `aggregate(updates)` · `stages()` · `build_network()`. The defaults are FedAvg.
@@ -41,40 +41,40 @@ from panorgan.settings import Settings
 
 
 def published(default: object, paper: str, description: str, **limits: Any) -> Any:
-    """A setting, and the value that the method's paper states for it."""
+    """A config field, with the value that the method's paper states for it."""
     return Field(default, description=description, json_schema_extra={"paper": paper}, **limits)
 
 
 class MethodConfig(Settings):
-    """Numbers every method has."""
+    """Settings that every method has."""
 
     dice_weight: float = Field(1.0, ge=0, description="weight of the Dice loss")
     ce_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy loss")
     weighting: Literal["cases", "uniform"] = Field("cases", description="a site's weight in the mean: n_i, or 1")
     dice_over: Literal["batch", "sample"] = Field(
         "batch",
-        description="the Dice loss of an organ: over the batch, where the batch shows the organ; or per sample, absent "
-        "organs included",
+        description="an organ's Dice loss is computed over the batch, if the organ is in it; or over each sample, also "
+        "where the organ is absent",
     )
     unlabelled: Literal["received", "marginal"] = Field(
         "marginal",
-        description="what a voxel is that the annotation leaves open: what the model received in this round makes of "
-        "it (EM; for sigmoid channels, distillation), or what the model in training makes of it (marginal loss)",
+        description="which model decides the voxels that the annotation leaves open: the one received in this round "
+        "(EM; for sigmoid channels, distillation), or the one in training (marginal loss)",
     )
     organ_parts: Literal["owners", "everyone"] = Field(
         "owners",
-        description="who trains and averages what serves single organs (rows of the output layer, or the parts that "
-        "network.organs names): the sites that annotate the organ, or every site",
+        description="who trains and averages the parameters of a single organ (its row of the output layer, or the "
+        "parts that network.organs names): the sites that annotate the organ, or every site",
     )
     server_step: PositiveFloat | Literal["fedexp"] = Field(
         "fedexp",
-        description="how far the server goes along the mean of the updates; fedexp: the farther, the less sites agree",
+        description="length of the server's step along the mean update; fedexp: longer where sites' updates disagree",
         json_schema_extra={"paper": "1"},
     )
 
 
 class SiteRule:
-    """Runs where the data is."""
+    """The half of a method that runs at a site, where the data is."""
 
     def __init__(self, config: MethodConfig, facts: SiteInfo, federation: Federation, tools: SiteTools) -> None:
         self.config = config
@@ -84,15 +84,15 @@ class SiteRule:
         self.tools = tools
         self.received = Payload()
         self.received_model: SegmentationNetwork | None = None
-        """Frozen; for `unlabelled: received`, and only where something is unlabelled."""
+        """A frozen copy of the received model, for `unlabelled: received`; None if the site labels every organ."""
         self.round_info = RoundInfo("", 1, 1)
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def before_round(self) -> None:
-        """Called once `self.received` and `self.round_info` are set; takes over the received weights.
+        """Load the received weights. Called once `self.received` and `self.round_info` are set.
 
-        Other tensors that came along (control variates, masks) stay in `self.received` for the method to use.
+        Other received tensors (control variates, masks) stay in `self.received`, where the method finds them.
         """
         own = self.model.state_dict().keys()
         self.model.load_state_dict({key: value for key, value in self.received.tensors.items() if key in own})
@@ -101,32 +101,32 @@ class SiteRule:
         self.received_model = copy.deepcopy(self.model).requires_grad_(False).eval() if self.held_organs else None
 
     def trains(self, parameter: str) -> bool:
-        """Whether this site trains a parameter, by its name: not the parts that only other sites may change."""
+        """Whether this site trains the parameter of this name. Parts of organs of other sites stay frozen."""
         if self.config.organ_parts == "everyone":
             return True
         return group_of_key(parameter) in (None, *groups_of(self.own_organs))
 
     def teacher_predictions(self) -> TeacherPredictions | None:
-        """Teachers' predictions for the training cases, cut and moved with them: `batch.soft_targets`.
+        """Teachers' predictions for the training cases; they become `batch.soft_targets`, augmented like the images.
 
-        Asked once per round, after `before_round`.
+        Called once per round, after `before_round`.
         """
         return None
 
     @property
     def in_training(self) -> bool:
-        """Whether this round trains the global model; not so where sites first train teachers."""
+        """Whether this round trains the global model; False while sites train their teachers."""
         return True
 
     def prepare(self, batch: Batch) -> None:
-        """What a batch is to be taught with: made once per training step, however often its loss is asked for."""
+        """Compute the targets of a batch. Called once per training step, even if `loss` is called several times."""
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The scalar to minimise on one batch."""
         return self.supervision(batch).mean()
 
     def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """One optimiser step; returns scalars to log, left on their device."""
+        """Take one optimiser step; returns scalars to log, as tensors on their device."""
         if self.in_training:
             self.prepare(batch)
         loss = self.compute_gradients(batch)
@@ -137,32 +137,32 @@ class SiteRule:
         """Called after the last step of a round, before `update`."""
 
     def update(self) -> Payload:
-        """What leaves the site: the weights that it trains."""
+        """The payload that the site sends: the weights that it trains."""
         weights = self.model.state_dict()
         if self.config.organ_parts == "owners":
             weights = weights_for(weights, self.own_organs)
         return Payload(weights, {"cases": float(self.facts.train_cases)})
 
     def state(self) -> Payload:
-        """What must survive until the next round. It stays on the site's disk and never travels.
+        """What the rule needs in the next round. It is stored on the site's disk and never sent.
 
-        Parts of the model that `before_round` does not take over belong here too.
+        It must include those parts of the model that `before_round` does not load.
         """
         return Payload()
 
     def load_state(self, state: Payload) -> None:
-        """Take back what `state` gave; its tensors lie on the model's device."""
+        """Restore what `state` returned; its tensors are on the model's device."""
 
     # -- shared by methods ---------------------------------------------------------------------------------
 
     @property
     def own_organs(self) -> tuple[str, ...]:
-        """The organs that this site teaches, in vocabulary order."""
+        """The organs that this site's annotation covers, in vocabulary order."""
         return self.federation.organs_of(self.facts.name)
 
     @property
     def sometimes_unlabelled(self) -> tuple[str, ...]:
-        """Organs that some case of this site has no label for, and that another site annotates."""
+        """Organs that at least one case of this site does not label, and that some site annotates."""
         whole, counts = self.federation.vocabulary, self.facts.annotated
         always = {
             organ
@@ -175,13 +175,13 @@ class SiteRule:
 
     @property
     def held_organs(self) -> tuple[str, ...]:
-        """Organs on which the received model speaks wherever an annotation does not; none outside of training."""
+        """Organs that the received model supervises where the annotation does not; none while teachers are trained."""
         if self.config.unlabelled != "received" or not self.in_training:
             return ()
         return tuple(organ for organ in self.sometimes_unlabelled if organ in self.model.vocabulary)
 
     def compute_gradients(self, batch: Batch) -> torch.Tensor:
-        """The first half of a step: fresh gradients of the loss, which is returned."""
+        """The first half of a step: clear the gradients, compute the loss and its gradients, return the loss."""
         self.tools.optimizer.zero_grad(set_to_none=True)
         with self.tools.autocast():
             loss = self.loss(batch)
@@ -189,22 +189,22 @@ class SiteRule:
         return loss.detach()
 
     def apply_gradients(self) -> None:
-        """The second half: clip the gradients, let the optimiser move."""
+        """The second half of a step: clip the gradients and update the weights."""
         optimizer = self.tools.optimizer
         if self.tools.clip_norm is not None:
-            # The optimiser has them in a list; to ask the model is to search all its modules, in every step.
+            # From the optimiser's lists: `model.parameters()` would walk all modules in every step.
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.tools.clip_norm)
         self.move()
 
     def move(self) -> None:
-        """The step itself, on gradients that are clipped; for methods with an optimiser of their own."""
+        """Update the weights from the clipped gradients. Methods with an optimiser of their own override it."""
         self.tools.optimizer.step()
 
     def supervision(self, batch: Batch) -> torch.Tensor:
-        """Per-sample partial Dice + cross-entropy of the model on what the batch annotates, [B].
+        """Partial Dice + cross-entropy of each sample on its annotated structures, [B].
 
-        Where the received model speaks (`held_organs`), it says what the annotation leaves open.
+        For `held_organs`, the received model decides the voxels that the annotation leaves open.
         """
         own, held = self.own_organs, () if self.received_model is None else self.held_organs
         logits, vocabulary = self.model.channels_for(batch.image, {*own, *held})
@@ -214,7 +214,7 @@ class SiteRule:
             received, organs = self.received_model.channels_for(batch.image, held)
         if self.model.activation == "softmax":
             return self.supervised(logits, vocabulary, batch, received)
-        # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
+        # Own channels only: otherwise a union's mask would supervise outputs that it does not show, such as a tumour's.
         loss = self.supervised(select_channels(logits, vocabulary, own), Vocabulary(own), batch)
         chosen = select_channels(logits, vocabulary, organs.organs)
         return loss + self.config.ce_weight * distil_unlabelled(chosen, received, batch, organs)
@@ -222,7 +222,7 @@ class SiteRule:
     def supervised(
         self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch, received: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The same for given logits [B, channels, *S] of a vocabulary, and perhaps those of the received model."""
+        """The same loss for given logits [B, channels, *S], optionally with those of the received model."""
         loss = partial_dice_ce(
             logits,
             batch,
@@ -238,7 +238,7 @@ class SiteRule:
 
 
 class ServerRule:
-    """Runs at the coordinator. Its types cannot hold an image."""
+    """The half of a method that runs at the coordinator. None of its types can hold an image."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class ServerRule:
         self.tensor_store: TensorStore = tensor_store if tensor_store is not None else MemoryTensorStore()
         self.round_info = RoundInfo("", 1, 1)
         self.starts_from_model = False
-        """Whether the first weights are those of another model, so that sites training alone should begin with them."""
+        """Whether the first weights come from an earlier model; models of single sites then start from them too."""
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
@@ -263,16 +263,16 @@ class ServerRule:
         return True
 
     def broadcast(self, site: str) -> Payload:
-        """What a site receives at the start of a round: the weights that it trains.
+        """The payload that a site receives at the start of a round: the weights that it trains.
 
-        With `unlabelled: received` also the parts of other sites' organs, for the received model to speak about them.
+        With `unlabelled: received`, also the parts of other sites' organs, which the received model predicts.
         """
         return Payload(self.weights if self.config.unlabelled == "received" else self.weights_of(site))
 
     def aggregate(self, updates: Updates) -> None:
-        """Turn the answers of a round into new global weights: per key, the mean over the sites that sent it.
+        """Compute the new global weights: per key, the mean over the sites that sent it.
 
-        What a method sends besides weights (see `expects`) is no business of the mean: read it from `updates`.
+        The mean leaves out tensors other than weights (see `expects`); a method reads those from `updates`.
         """
         means = updates.mean(lambda site, key: self.weight(site, key) if key in self.weights else 0.0)
         rows = {}
@@ -289,52 +289,52 @@ class ServerRule:
         return stepped(self.weights, means, step)
 
     def extrapolated(self, updates: Updates, means: Mapping[str, torch.Tensor]) -> float:
-        """How far `server_step: fedexp` goes along the means."""
+        """The length of the step that `server_step: fedexp` takes along the mean update."""
         return extrapolation(updates, self.weights, means)
 
     def weight(self, site: str, key: str) -> float:
-        """How much a site counts in the mean of a key."""
+        """A site's weight in the mean of a key."""
         return float(self.federation.sites[site].train_cases) if self.config.weighting == "cases" else 1.0
 
     def validated(self, scores: Mapping[str, Scalars]) -> None:
-        """Called after a validated round: by site, the Dice of `delivered()` on each structure it annotates."""
+        """Called after a validation, with each site's Dice of `delivered()` on the structures that it annotates."""
 
     def delivered(self) -> Mapping[str, torch.Tensor]:
-        """The weights that are validated and delivered; not those of `broadcast` when a method averages over rounds."""
+        """The weights to validate and deliver; not those of `broadcast` if a method averages over rounds."""
         return self.weights
 
     def expects(self, site: str) -> Mapping[str, torch.Tensor]:
-        """Keys a site may send, each with an example of its shape and type; anything else is refused.
+        """The keys that a site may send, each with an example of its shape and type; anything else is refused.
 
-        An example on the `meta` device has no values to compare with, and may be left out: where nothing else is
-        expected, an answer of numbers alone is accepted.
+        An example on the `meta` device has no values to compare with, and its key is optional: if all are, an answer
+        may consist of numbers only.
         """
         return self.weights_of(site)
 
     def notices(self) -> tuple[Notice, ...]:
-        """What people should know. Asked before every round; the log tells each sentence once."""
+        """Notices for the user. Called before every round; the log records each of them once."""
         return ()
 
     def weights_of(self, site: str) -> dict[str, torch.Tensor]:
-        """The weights that a site trains: all, but for parts of single organs that are none of its own."""
+        """The weights that a site trains: all except the parts of organs that are not its own."""
         if self.config.organ_parts == "everyone":
             return self.weights
         return weights_for(self.weights, self.federation.organs_of(site))
 
     def numbers(self) -> Scalars:
-        """What the log tells about the round that was just averaged. They are the server's own; no site sends them."""
+        """The server's own numbers for the log, about the round that was just averaged."""
         return {}
 
     def state(self) -> Payload:
-        """What the coordinator must keep besides the weights."""
+        """What the rule needs besides the weights; it is stored in the coordinator's checkpoint."""
         return Payload()
 
     def load_state(self, state: Payload) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 class Method:
-    """A published system or a baseline: two rules and what they need around them."""
+    """A published system or a baseline: its two rules, and how they are described and set up."""
 
     name: ClassVar[str]
     Config: ClassVar[type[MethodConfig]] = MethodConfig
@@ -342,51 +342,51 @@ class Method:
     Server: ClassVar[type[ServerRule]] = ServerRule
 
     text: ClassVar[str] = ""
-    """What it is: `Title — what it does`, then more. Where empty, it is the docstring of the method's file."""
+    """The description: `Title — what it does`, then details. If empty, the docstring of the method's file."""
     group: ClassVar[str] = "rules"
-    """Where lists of methods show it, one of `about.words.GROUPS`."""
+    """Its group in lists of methods, one of `about.words.GROUPS`."""
     paper: ClassVar[str] = ""
-    """Where it was published: a title, or a link that stays."""
+    """The publication: a title, or a permanent link."""
     equations: ClassVar[Mapping[str, str]] = {}
-    """Equation number in that paper → the field, function or hook that computes it."""
+    """Equation number in the paper → the setting, function or hook that implements it."""
     recipe: ClassVar[Mapping[str, object]] = {}
-    """How the paper trained, as settings of an experiment file: `training.rounds` → 1000."""
+    """The paper's training, as settings of an experiment file: `training.rounds` → 1000."""
     organs: ClassVar[OrganParts | None] = None
-    """How its network tells organs apart, where the method itself decides that (`network.organs` else)."""
+    """How its network separates organs, if the method fixes that; otherwise `network.organs` decides."""
     activation: ClassVar[Activation | None] = None
-    """Softmax or sigmoid channels, where the method itself decides that (`network.activation` else)."""
+    """Softmax or sigmoid channels, if the method fixes that; otherwise `network.activation` decides."""
     pooled: ClassVar[bool] = False
-    """All sites' cases in one place. Possible only on a benchmark."""
+    """Whether all sites' cases are pooled in one place, which is possible only on a benchmark."""
     labels: ClassVar[Literal["annotated", "withheld"]] = "annotated"
     """`withheld`: train on the full labels that a benchmark holds back for scoring."""
     numbers: ClassVar[Mapping[str, str]] = {
         "loss": "mean loss of the round",
-        "cases": "how many cases a result rests on",
+        "cases": "number of cases behind a result",
     }
-    """The numbers in a site's updates, what `step` logs and `update` adds: name or pattern (`loss/*`) → what it is, in
-    plain words for the hospital that reads its policy. A method that sends more begins with `**Method.numbers`."""
+    """The numbers in a site's updates, logged by `step` or added by `update`: name or pattern (`loss/*`) → meaning, in
+    plain words for the hospital that reads its policy. A method that sends more starts from `**Method.numbers`."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Of those that the server rule computes with, the least and the most that they can be: name or pattern → range.
-    An update with a number outside is refused before the rule sees it, so that no site gains weight with one."""
+    """Smallest and largest possible value of the numbers that the server rule computes with, by name or pattern. An
+    update with a number outside its range is refused, so that no site can gain weight by sending one."""
     tensors: ClassVar[Mapping[str, str]] = {}
-    """What leaves a site besides weights: key or pattern → a plain sentence for the hospital that reads its policy."""
+    """Tensors that a site sends besides weights: key or pattern → a plain sentence for the hospital's policy."""
     report_section: ClassVar[str] = ""
-    """A module with a section of its own for a run's page: `section(record, cases)`, see `report.sections`. Only the
-    report imports it, so that it may know what lies above this room."""
+    """A module whose `section(record, cases)` adds a section to a run's report, see `report.sections`. Only the report
+    imports it, so it may itself import rooms above this one."""
     ablation: ClassVar[tuple[AblationRow, ...]] = ()
-    """The paper's module table, plainest row first: what `panorgan ablate` runs."""
+    """The paper's ablation table, simplest row first, for `panorgan ablate`."""
 
     def __init__(self, config: MethodConfig) -> None:
         self.config = config
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """What happens in which order; `rounds` is the experiment's number of training rounds."""
+        """The stages in order; `rounds` is the experiment's number of training rounds."""
         return (Stage("train", rounds),)
 
     def module_starts(self, rounds: int) -> Mapping[str, int]:
-        """The training round, of `rounds`, in which each module that is on acts first, where that is not the first one.
+        """The training round, out of `rounds`, in which each active module starts, unless it is the first round.
 
-        A run that delivers an earlier round says so.
+        A run that delivers an earlier round reports that.
         """
         return {}
 
@@ -400,8 +400,8 @@ class Method:
     ) -> SegmentationNetwork:
         """The network that a site trains, or with `site=None` the one that the federation delivers.
 
-        Where organs have parts of their own, a site that trains only its own needs no others, and not even their names;
-        but for `unlabelled: received`, where the received model speaks about the others.
+        If organs have parts of their own, a site that trains only those of its own organs gets no others and need not
+        know their names; except with `unlabelled: received`, where the received model predicts the other organs too.
         """
         settings = self.network_settings(settings)
         if settings.organs == "channels":
@@ -411,23 +411,23 @@ class Method:
         return organ_network(federation.vocabulary, settings, federation.labelled_organs())
 
     def rate_factors(self, optimizer: str) -> Mapping[str, float]:
-        """How much faster or slower parts of the network learn than the experiment's learning rate says.
+        """Factors on the experiment's learning rate for parts of the network, by the prefix of their parameters' names.
 
-        By the beginning of their parameters' names, for the optimiser of that name (`adamw`, `sgd`).
+        `optimizer` is the optimiser's name (`adamw`, `sgd`).
         """
         return {}
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
-        """Models of single sites inside the delivered network, by site; scored one by one besides the whole."""
+        """Models of single sites inside the delivered network, by site; each is scored, as is the whole network."""
         return {}
 
 
 LOSS_IN_PARTS: Mapping[str, str] = {
     "loss": Method.numbers["loss"],
-    "loss/*": "parts of that loss",
+    "loss/*": "terms of that loss",
     **Method.numbers,
 }
-"""`Method.numbers` where `step` logs the parts of the loss too, in the order in which people read them."""
+"""`Method.numbers` for methods whose `step` also logs the terms of the loss, in the order in which they are shown."""
 
 
 __all__ = [

@@ -1,20 +1,20 @@
-"""Chorus — every site learns all organs, from its own labels and from what the federation's model makes of the rest.
+"""Chorus — every site learns all organs, from its own labels and from the received model's predictions of the rest.
 
-What a hospital leaves unlabelled, the model that it received at the beginning of the round outlines for it; its own
-labels always win. No model of a single site teaches another: nothing leaves a site but its weights.
+The model that a site receives at the start of a round segments the organs that the site does not label; the site's own
+labels always take precedence. No site's own model is a teacher for another: only weights leave a site.
 
-- *Soft labels*: a voxel that the annotation leaves open is shared out among the channels that it allows, by the
+- *Soft labels*: a voxel that the annotation leaves open is divided among the channels that it allows, by the
   received model's probabilities.
-- *Teacher's Dice*: the Dice loss counts the received model's organs too, each by how sure that model is of it, once the
-  model knows the organ: its validation Dice, which sites send anyway, has reached `known_from`. Before, an organ that
-  the model still mistakes for another (a stomach for a liver) would be kept from being learned. (Without validation,
-  `training.validate_every: 0`, it never begins.)
-- *CutMix*: to every two patches of a batch comes a third, one of them with a box of the other, image and label. The
+- *Teacher's Dice*: the Dice loss also covers the organs that the received model segments, weighted by its confidence,
+  once the model knows the organ: once its validation Dice, which sites send anyway, has reached `known_from`. Earlier,
+  this would keep the model from learning an organ that it still mistakes for another (a stomach for a liver). (Without
+  validation, `training.validate_every: 0`, it never begins.)
+- *CutMix*: every two patches of a batch give a third, one of them with a box of the other, image and label. The
   received model sees both patches whole: what it recognises by the surroundings, the model in training must recognise
-  without them. That is where unlabelled voxels teach something new: without it, a label made by the model itself only
-  holds it in place. (A batch of one patch has nothing to mix.)
-- *Momentum at the server*: what a site learns about its own organ is new to that site alone; the others hold what they
-  received, and the mean takes back all but its share. But a site learns it in round after round, so that it adds up in
+  without them. That is how unlabelled voxels add information: without it, a model's own labels only keep it where it
+  is. (A batch of one patch has nothing to mix.)
+- *Momentum at the server*: what a site learns about its own organ, only that site learns; the others stay where they
+  were, and the mean keeps only the site's share of it. But a site learns it round after round, so that it adds up in
   the momentum, while the noise of single rounds does not.
 
 The server averages as FedAvg's does, and names the organs that its model knows.
@@ -43,15 +43,15 @@ from panorgan.preparation.batch import Batch
 
 
 class ChorusConfig(MomentumSettings, MethodConfig):
-    """Each ingredient is one switch."""
+    """One switch per ingredient."""
 
     dice_over: Literal["batch"] = Field("batch", description="the Dice loss of an organ: over the batch")
     unlabelled: Literal["received"] = Field(
-        "received", description="what a voxel is that the annotation leaves open: what the received model makes of it"
+        "received", description="which model decides the voxels that the annotation leaves open: the received one"
     )
     teacher_dice: bool = Field(True, description="whether Dice counts organs that only the received model outlines")
     known_from: float = Field(
-        0.5, ge=0, le=1, description="validation Dice of an organ from which the received model knows it; 0 for at once"
+        0.5, ge=0, le=1, description="validation Dice from which on the received model knows an organ; 0: at once"
     )
     cutmix: float = Field(
         1.0, ge=0, le=1, description="share of the batches that get a mixed patch for every two; 0 for none"
@@ -68,7 +68,7 @@ KNOWN = "known/"
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the model in training sees with its annotation, and what it should say at every voxel."""
+    """The images that the model in training sees, their annotation, and the soft label of every voxel."""
 
     annotation: Batch
     label: SoftLabel
@@ -81,7 +81,7 @@ class Chorus(Method):
     group: ClassVar[str] = "systems"
     paper: ClassVar[str] = "panorgan's own; CutMix: arXiv:1905.04899"
     organs: ClassVar[OrganParts] = "channels"
-    activation: ClassVar[Activation] = "softmax"  # a voxel is shared out among all channels
+    activation: ClassVar[Activation] = "softmax"  # a voxel is divided among all channels
     config: ChorusConfig
     ablation: ClassVar[tuple[AblationRow, ...]] = (
         AblationRow("FedAvg", (), method="fedavg"),
@@ -104,14 +104,14 @@ class Chorus(Method):
             return () if all(counts.get(organ) == self.facts.train_cases for organ in organs) else organs
 
         def before_round(self) -> None:
-            """Take over the received model. The boxes of a round depend on nothing but its seed."""
+            """Load the received model. The boxes of a round depend only on its seed."""
             super().before_round()
             known = [f"{KNOWN}{organ}" in self.received.scalars for organ in self.federation.vocabulary]
             self.known = torch.tensor(known, device=next(self.model.parameters()).device)
             self.draws = torch.Generator().manual_seed(torch.initial_seed() ^ 2)
 
         def prepare(self, batch: Batch) -> None:
-            """Label the patches as they are, then add mixed ones."""
+            """Label the patches, then add mixed ones."""
             teacher = None
             if self.received_model is not None:
                 with torch.no_grad(), self.tools.autocast():
@@ -122,14 +122,14 @@ class Chorus(Method):
                 self.lesson = with_mixed(self.lesson, random_box(batch.image.shape[2:], self.draws))
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Dice + cross-entropy to the soft label."""
+            """Dice + cross-entropy with the soft label."""
             config, label = self.config, self.lesson.label
             logits = self.model(self.lesson.annotation.image)
             loss = config.ce_weight * soft_cross_entropy(logits, label).mean()
             return loss + config.dice_weight * self._dice(logits, self.lesson.annotation, label)
 
         def _dice(self, logits: torch.Tensor, annotation: Batch, label: SoftLabel) -> torch.Tensor:
-            """The mean over what is annotated, as in FedAvg, and over the organs that the received model teaches."""
+            """The mean over annotated structures, as in FedAvg, and over organs that the received model supervises."""
             vocabulary = self.federation.vocabulary
             probabilities = structure_probabilities(logits.float(), annotation, vocabulary, "softmax")
             own = partial_dice(probabilities, annotation.masks, annotation.annotated, "batch").mean()
@@ -175,20 +175,19 @@ class Chorus(Method):
 
 
 class CentralChorusConfig(ChorusConfig):
-    """There is one site: no mean takes back what it has learned."""
+    """Without momentum: with one site, the mean keeps all that it has learned."""
 
     server_momentum: float = Field(0.0, ge=0, lt=1, description="share of earlier updates that is added; 0 for none")
 
 
 @register("central_chorus", config=CentralChorusConfig)
 class CentralChorus(Chorus):
-    """chorus on all labels in one place: the bound of a federation that needs no teacher."""
+    """Chorus on all labels in one place: an upper bound, without teachers."""
 
     group: ClassVar[str] = "bounds"
     text: ClassVar[str] = (
-        "Central chorus — CutMix on full labels, all cases in one place: what chorus itself could reach at best, where "
-        "`central_full` has\nnone of its extras. With every organ labelled there is nothing for a teacher to say. "
-        "Possible only on a benchmark."
+        "Central chorus — CutMix on full labels, all cases in one place: the upper bound of chorus, as `central_full` "
+        "is that of\nFedAvg. With every organ labelled, no teacher is needed. Possible only on a benchmark."
     )
     pooled: ClassVar[bool] = True
     labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
@@ -196,7 +195,7 @@ class CentralChorus(Chorus):
 
 
 def random_box(shape: torch.Size, draws: torch.Generator) -> tuple[slice, ...]:
-    """A box of half to four fifths of the length of each axis, anywhere inside."""
+    """A box with half to four fifths of the length of each axis, at a random place."""
     box = []
     for length in shape:
         size = max(1, round(length * (0.5 + 0.3 * float(torch.rand((), generator=draws)))))

@@ -36,7 +36,7 @@ class ConDistConfig(MomentumSettings, MethodConfig):
     weighting: Literal["cases", "uniform"] = published(
         "cases", "uniform (released code)", "a site's weight in the mean: n_i, or 1"
     )
-    unlabelled: Literal["marginal"] = Field("marginal", description="the marginal loss; distillation is beside it")
+    unlabelled: Literal["marginal"] = Field("marginal", description="the marginal loss, besides the distillation")
     server_step: Literal[1] = Field(1, description="the server has momentum instead")
 
 

@@ -48,8 +48,8 @@ class Condition(nn.Module):
 
     def forward(self, features: torch.Tensor, number: float) -> torch.Tensor:
         """[B, width, *S] → the same shape."""
-        told = torch.cat([features, torch.full_like(features[:, :1], number)], dim=1)
-        return F.leaky_relu(self.mix(told), SLOPE)
+        conditioned = torch.cat([features, torch.full_like(features[:, :1], number)], dim=1)
+        return F.leaky_relu(self.mix(conditioned), SLOPE)
 
 
 class ConditionalNetwork(SelectiveNetwork):
@@ -82,23 +82,23 @@ class ConditionalNetwork(SelectiveNetwork):
 
         def answer(group: str) -> torch.Tensor:
             if once is None:
-                *encoder, bottleneck = self._told([*self.encoder, self.bottleneck], group)
+                *encoder, bottleneck = self._conditioned([*self.encoder, self.bottleneck], group)
                 features = decode(self.decoder, encode(encoder, bottleneck, image))
             else:
-                features = decode(self._told(self.decoder, group), once)
+                features = decode(self._conditioned(self.decoder, group), once)
             logits: torch.Tensor = self.output(features)
             return logits
 
         return stack_outputs([group_of(organ) for organ in organs], answer)
 
-    def _told(self, levels: Iterable[nn.Module], group: str) -> list[Level]:
+    def _conditioned(self, levels: Iterable[nn.Module], group: str) -> list[Level]:
         """Blocks, each with the group's number behind it."""
 
-        def told(block: nn.Module, condition: nn.Module, *features: torch.Tensor) -> torch.Tensor:
+        def conditioned(block: nn.Module, condition: nn.Module, *features: torch.Tensor) -> torch.Tensor:
             x: torch.Tensor = condition(block(*features), self.number(group))
             return x
 
-        return [partial(told, *pair) for pair in zip(levels, self.conditions, strict=True)]
+        return [partial(conditioned, *pair) for pair in zip(levels, self.conditions, strict=True)]
 
 
 class Conditional(Method):

@@ -1,4 +1,4 @@
-"""CPS* — two networks that began differently teach each other, beside the other sites' teachers. arXiv:2106.01226
+"""CPS* — two networks begun differently teach each other, besides the other sites' teachers. arXiv:2106.01226
 
 Cross pseudo supervision on pseudo labels, one of UFPS's starred baselines. Both networks learn the unified label (eq. 4
 of UFPS). Beside it, each learns the other's hard label: at every voxel the channel that the other finds most probable.
@@ -40,7 +40,7 @@ _TWIN = "twin."
 
 
 class TwinUNet(UNet):
-    """A U-Net, and beside it another with first weights of its own, which only training uses."""
+    """A U-Net, and a second one with different first weights, which only training uses."""
 
     def __init__(self, vocabulary: Vocabulary, settings: UNetSettings) -> None:
         super().__init__(vocabulary, settings)

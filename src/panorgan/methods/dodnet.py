@@ -1,4 +1,4 @@
-"""DoDNet — one network for all organs, whose last layers are written anew for every scan and organ. arXiv:2011.10217
+"""DoDNet — one network for all organs, whose last layers are generated for every scan and organ. arXiv:2011.10217
 
 A controller reads the bottleneck's features, averaged over space, and the code of an organ (one-hot), and gives the 162
 weights of a head of three 1×1 convolutions 8 → 8 → 8 → 2 (organ and tumour). Published for pooled data with partial

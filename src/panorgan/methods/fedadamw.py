@@ -7,7 +7,7 @@ direction in which all moved together; the server sends it along. The server tak
 - A block is one tensor of the network, as usual for convolutions; the paper cuts transformers finer.
 - The local update as printed subtracts λ·x from the step, which would let weights grow: it is added, as in AdamW.
 - v′ = v/(1 − β₂ᵗ) needs the number t of all steps so far, which sites with other numbers of steps, and parts that join
-  late, do not share. 1 − β₂ᵗ is the second moment of a gradient that is always 1, and travels beside v.
+  late, do not share. 1 − β₂ᵗ is the second moment of a gradient that is always 1, and travels with v.
 - K·η is the sum of a site's learning rates in its last round, as they follow a schedule; in its first, Δ_G is left out.
 - η and λ are those of the experiment's optimiser, whichever it is (λ = 0.01 in the paper).
 """

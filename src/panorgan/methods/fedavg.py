@@ -2,10 +2,11 @@
 
 The site's loss covers annotated structures only, so organs that a site does not label are not taught as background.
 
-Three things differ from the paper, because sites here label different organs. What a site's annotation leaves open, the
-model that it received decides (see `losses.expected`; `unlabelled: marginal` leaves it to the model in training). An
-organ's output row is averaged over the sites that annotate it (`organ_parts: everyone` averages it over all), and the
-server goes farther than the mean where sites move apart (`server_step: 1` is the plain mean); see `server_average`.
+Three things differ from the paper, because sites here label different organs. Voxels that a site's annotation leaves
+open are decided by the model that it received (see `losses.expected`; with `unlabelled: marginal`, by the model in
+training). An organ's output row is averaged over the sites that annotate it (`organ_parts: everyone` averages it over
+all). And the server steps beyond the mean where the sites' updates disagree (`server_step: 1` is the plain mean); see
+`server_average`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from panorgan.methods.registry import register
 
 
 class FedAvgConfig(MethodConfig):
-    """FedAvg has no numbers of its own."""
+    """FedAvg has no settings of its own."""
 
     weighting: Literal["cases", "uniform"] = published("cases", "cases", "a site's weight in the mean: n_i, or 1")
     unlabelled: Literal["received", "marginal"] = published(
         "received",
         "every organ is labelled",
-        "what a voxel is that the annotation leaves open: what the model received in this round makes of it (EM), or "
-        "what the model in training makes of it (marginal loss)",
+        "which model decides the voxels that the annotation leaves open: the one received in this round (EM), or the "
+        "one in training (marginal loss)",
     )
 
 
 @register("fedavg", config=FedAvgConfig)
 class FedAvg(Method):
-    """Weighted average of all weights after local training on partial labels."""
+    """The weighted mean of all weights after local training on partial labels."""
 
     paper: ClassVar[str] = "arXiv:1602.05629"
     equations: ClassVar[Mapping[str, str]] = {

@@ -24,7 +24,7 @@ from panorgan.methods.base import Method, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.fedprox import squared_distance
 from panorgan.methods.registry import register
-from panorgan.methods.shared.heard import HeardSite, HearingServer
+from panorgan.methods.shared.acknowledged import AcknowledgedSite, AcknowledgingServer
 from panorgan.methods.shared.memory import Remembers
 from panorgan.methods.shared.server_average import STATISTICS
 from panorgan.networks.unet import OUTPUT_KEYS
@@ -45,7 +45,7 @@ class FedDynConfig(DynamicSettings, FedAvgConfig):
     server_step: Literal[1] = Field(1, description="h takes the place of a longer step")
 
 
-class DynamicSite(Remembers, HeardSite):
+class DynamicSite(Remembers, AcknowledgedSite):
     """Adds −⟨h_i, w⟩ + α/2·‖w − w₀‖² to the loss. Teachers are trained without."""
 
     memory: ClassVar[Mapping[str, str]] = {"h": "feddyn/", "next_h": "feddyn_next/"}
@@ -56,10 +56,10 @@ class DynamicSite(Remembers, HeardSite):
     """The new h_i once the server confirms the last answer."""
 
     def before_round(self) -> None:
-        """Take over the received weights, and h_i of the last answer if that arrived."""
+        """Load the received weights, and apply the last answer's h_i if the server acknowledged it."""
         super().before_round()
         if self.in_training:
-            self.h, self.next_h = self.next_h if self.next_h and self.was_heard else self.h, {}
+            self.h, self.next_h = self.next_h if self.next_h and self.was_acknowledged else self.h, {}
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """The loss of the rule it extends, and the regulariser."""
@@ -97,7 +97,7 @@ class FedDyn(Method):
     class Site(DynamicSite):
         """Local steps on the regularised loss."""
 
-    class Server(Remembers, HearingServer):
+    class Server(Remembers, AcknowledgingServer):
         """The mean − h/α."""
 
         memory: ClassVar[Mapping[str, str]] = {"total": "feddyn/"}

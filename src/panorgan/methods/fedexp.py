@@ -27,7 +27,7 @@ from panorgan.methods.shared.server_average import published_extrapolation, step
 class FedExPConfig(FedAvgConfig):
     """The settings of FedAvg, and ε."""
 
-    epsilon: float = published(1e-3, "10⁻³", "ε beside ‖Δ‖², which keeps the step from growing without bound", ge=0)
+    epsilon: float = published(1e-3, "10⁻³", "ε added to ‖Δ‖², which keeps the step from growing without bound", ge=0)
     server_step: Literal["fedexp"] = Field("fedexp", description="the step as published")
 
 

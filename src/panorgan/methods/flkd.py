@@ -1,10 +1,10 @@
-"""FLKD — the global model and the other sites' teachers stand in for the labels that a site lacks.
+"""FLKD — the global model and the other sites' teachers replace the labels that a site lacks.
 
 Kim et al., "Federated learning with knowledge distillation for multi-organ segmentation with partially labeled
-datasets". Local training on a few organs makes a site's model forget the others. Two distillation losses hold it:
-*global KD* towards the round's frozen global model (eq. 7), *local KD* towards models of single sites, trained alone
-beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ (section 3.5) and every site sends all
-of it, since every head is now trained everywhere; the mean is unweighted (eq. 6).
+datasets". Local training on a few organs makes a site's model forget the others. Two distillation losses prevent that:
+*global KD* from the round's frozen global model (eq. 7), and *local KD* from models of single sites, trained alone
+beforehand and exchanged once (eqs. 9 and 10). The network has a head per organ (section 3.5). Every site trains every
+head, and so sends the whole network; the mean is unweighted (eq. 6).
 
 Stages: pretrain → exchange → train, see `teacher_stages`.
 
@@ -41,7 +41,7 @@ from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class FLKDConfig(MethodConfig):
-    """FLKD's numbers."""
+    """FLKD's settings."""
 
     weighting: Literal["cases", "uniform"] = published(
         "uniform", "uniform", "a site's weight in the mean: n_i, or 1 (eq. 6)"
@@ -49,7 +49,7 @@ class FLKDConfig(MethodConfig):
     organ_parts: Literal["everyone"] = published(
         "everyone",
         "everyone",
-        "every site trains and averages every head: distillation teaches those it has no label for (eq. 6)",
+        "every site trains and averages every head: distillation trains those that it has no labels for (eq. 6)",
     )
     unlabelled: Literal["marginal"] = Field(
         "marginal", description="what unlabelled organs learn follows from `global_weight` and `local_weight`"
@@ -63,13 +63,13 @@ class FLKDConfig(MethodConfig):
         0.5, "not stated", "rounds that a site trains its teacher, as a share of training.rounds", gt=0
     )
     teacher_cache: bool = published(
-        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checking"
+        True, "off", "predict every scan once and store it in 8 bit; off: predict every patch again, as a check"
     )
 
 
 @register("flkd", config=FLKDConfig)
 class FLKD(Method):
-    """Multi-head network with global and local knowledge distillation."""
+    """A multi-head network with global and local knowledge distillation."""
 
     group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
@@ -135,11 +135,11 @@ class FLKD(Method):
 
         @property
         def held_organs(self) -> tuple[str, ...]:
-            """What global KD holds: the organs that some case here does not label."""
+            """The organs that global KD distils: those that at least one case here does not label."""
             return self.sometimes_unlabelled if self.in_training and self.config.global_weight else ()
 
         def teacher_predictions(self) -> TeacherPredictions | None:
-            """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
+            """Exchange: predict every scan. Train: the stored predictions, augmented like the labels."""
             if self.round_info.stage == PRETRAIN or not self.config.local_weight or not self.teachers.known():
                 return None
             return self.teachers.predictions(
@@ -147,22 +147,22 @@ class FLKD(Method):
             )
 
         def after_round(self) -> None:
-            """The copy of the global model has served."""
+            """Release the copy of the global model."""
             super().after_round()
             self.received_model = None
 
         # -- formulas
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """One optimiser step; the parts of the loss are logged beside it."""
+            """Take one optimiser step; logs the terms of the loss too."""
             self.logged = {}
             return {**super().step(batch), **self.logged}
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Eq. 8: supervision, and distillation of what is held and of what teachers came along with the batch."""
+            """Eq. 8: supervision, distillation from the global model, and from the teachers' predictions."""
             own, held = self.own_organs, self.held_organs
             logits, vocabulary = self.model.channels_for(batch.image, {*own, *held, *batch.soft_target_organs})
-            # Own channels alone: a union's mask would else reach for outputs that it does not show, such as a tumour's.
+            # Own channels only: else a union's mask would supervise outputs that it does not show, such as a tumour's.
             loss = self.supervised(select_channels(logits, vocabulary, own), Vocabulary(own), batch).mean()
             if held:
                 part = self.global_distillation(logits, vocabulary, batch).mean()
@@ -175,14 +175,14 @@ class FLKD(Method):
             return loss
 
         def global_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
-            """Eq. 7, [B]: cross-entropy to the frozen global model on the organs that a sample does not label."""
+            """Eq. 7, [B]: cross-entropy with the frozen global model on the organs that a sample does not label."""
             assert self.received_model is not None
             with torch.no_grad():
                 received, organs = self.received_model.channels_for(batch.image, self.held_organs)
             return distil_unlabelled(select_channels(logits, vocabulary, organs.organs), received, batch, organs)
 
         def local_distillation(self, logits: torch.Tensor, vocabulary: Vocabulary, batch: Batch) -> torch.Tensor:
-            """Eq. 10 (eq. 9 with every organ), [B]: cross-entropy to the teachers of the organs that were drawn."""
+            """Eq. 10 (eq. 9 with every organ), [B]: cross-entropy with the teachers of the drawn organs."""
             assert batch.soft_targets is not None
             assert batch.soft_targets_valid is not None
             chosen = select_channels(logits, vocabulary, batch.soft_target_organs)
@@ -193,12 +193,12 @@ class FLKD(Method):
 
         @property
         def teachers_are_needed(self) -> bool:
-            """For local KD only."""
+            """Whether local KD is on: only it uses teachers."""
             assert isinstance(self.config, FLKDConfig)
             return bool(self.config.local_weight)
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Teachers are needed for local KD only."""
+        """Pretraining and exchange only where local KD needs teachers; then training."""
         assert isinstance(self.config, FLKDConfig)
         if not self.config.local_weight:
             return (Stage(TRAIN, rounds),)

@@ -31,7 +31,7 @@ class MeanTeacherConfig(MethodConfig):
     consistency: float = published(10.0, "100 on CIFAR-10", "weight of the squared difference after its ramp", ge=0)
     ramp: float = published(0.4, "0.27", "share of the rounds in which that weight rises", gt=0, le=1)
     noise: float = published(0.1, "0.15", "standard deviation of the student's noise; images span [-1, 1]", ge=0)
-    unlabelled: Literal["marginal"] = Field("marginal", description="the marginal loss; consistency is beside it")
+    unlabelled: Literal["marginal"] = Field("marginal", description="the marginal loss, besides the consistency loss")
 
 
 @register("mean_teacher", config=MeanTeacherConfig)

@@ -36,28 +36,28 @@ from panorgan.settings import Settings
 
 
 class HeldPartsConfig(MethodConfig):
-    """Parts of single organs; a site holds those of other organs, frozen, to what they said when the round began."""
+    """Parts of single organs; a site distils the frozen parts of other organs that it received in the round."""
 
     unlabelled: Literal["received", "marginal"] = published(
         "received",
         "marginal",
-        "what a site's features owe to organs without a label here: the other sites' parts, frozen, should go on "
-        "saying what they said when the round began; or nothing",
+        "whether a site distils the organs that it does not label: from the other sites' frozen parts, as they "
+        "predict at the start of the round; or not at all",
     )
 
 
 class ReceivedConfig(MethodConfig):
-    """The received model shares out what is open, as in FedAvg; the server takes no longer step of its own."""
+    """The received model decides what is left open, as in FedAvg; the server takes the plain mean."""
 
     unlabelled: Literal["received", "marginal"] = Field(
-        "received", description="what a voxel is that the annotation leaves open, see `fedavg`"
+        "received", description="which model decides the voxels that the annotation leaves open, see `fedavg`"
     )
     server_step: Literal[1] = Field(1, description="momentum takes the place of a longer step")
 
 
 class MarginalConfig(MethodConfig):
-    """Partial labels as most of the literature has them: the model in training shares out what is open, every site
-    averages everything, the server takes the plain mean."""
+    """Partial labels as in most of the literature: the model in training decides what is left open, all weights are
+    averaged over all sites, and the server takes the plain mean."""
 
     unlabelled: Literal["marginal"] = Field("marginal", description="unlabelled organs are merged into the background")
     organ_parts: Literal["everyone"] = Field("everyone", description="every site averages every output row")
@@ -82,7 +82,7 @@ class LeafDiceConfig(MarginalConfig):
 
 
 class SoftmaxChannels(Method):
-    """One softmax over background and all organs, whatever the experiment says."""
+    """One softmax over background and all organs, regardless of the experiment."""
 
     group: ClassVar[str] = "losses"
     organs: ClassVar[OrganParts | None] = "channels"
@@ -120,15 +120,15 @@ class LeafDice(SiteRule):
 
 
 class UnlabelledIsBackground(SiteRule):
-    """Sees every unknown organ as absent."""
+    """Treats every unknown organ as absent."""
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """The ordinary loss on labels that deny what they do not know."""
+        """The ordinary loss, with unknown organs labelled as background."""
         return super().loss(batch.assuming_unknown_is_absent())
 
 
 class WithheldLabels(Method):
-    """With every organ annotated the partial loss is the ordinary one."""
+    """Trains on the withheld full labels; with every organ annotated, the partial loss is the ordinary one."""
 
     group: ClassVar[str] = "bounds"
     labels: ClassVar[Literal["annotated", "withheld"]] = "withheld"
@@ -237,7 +237,7 @@ PRESETS: tuple[Preset, ...] = (
         title="Leaf-Dice",
         description="FedAvg on a Dice loss of label sets: a voxel that may be background or an unlabelled organ counts "
         "for no\nclass, and against those that are labelled.\n\n"
-        "The cross-entropy beside it is the marginal one, as in `tal`. A class that a patch does not show by itself "
+        "The cross-entropy with it is the marginal one, as in `tal`. A class that a patch does not show by itself "
         "adds a\nconstant: nothing pushes it to 0.",
         summary="Dice over voxels whose class is known, marginal cross-entropy, plain mean.",
         paper="arXiv:2107.03846",

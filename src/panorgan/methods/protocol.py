@@ -1,4 +1,4 @@
-"""The types that the two halves of a method share with each other and with the federation.
+"""The types that a method's two halves exchange with each other and with the federation.
 
 A site rule sees images and never a transport. A server rule sees these types only: none of them can hold an image
 loader, a case or a batch.
@@ -20,7 +20,7 @@ Scalars = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Payload:
-    """What a rule puts into a message: tensors by key, scalars by name."""
+    """The content of a message to or from a rule: tensors by key, scalars by name."""
 
     tensors: Tensors = field(default_factory=dict)
     scalars: Scalars = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that people should know about a run: a sentence, and a fixed code for programs."""
+    """A notice about a run: a sentence for people, and a stable code for programs."""
 
     code: str
     text: str
@@ -55,7 +55,7 @@ class SiteInfo:
 
 @dataclass(frozen=True)
 class Federation:
-    """The participating sites and the vocabulary; sites sorted by name, whatever the order of joining."""
+    """The vocabulary and the participating sites, sorted by name."""
 
     vocabulary: Vocabulary
     sites: Mapping[str, SiteInfo]
@@ -66,12 +66,12 @@ class Federation:
     def organs_of(self, site: str) -> tuple[str, ...]:
         """The vocabulary organs that a site's annotation covers, in vocabulary order.
 
-        What it annotates, or for a union its parts; not what lies inside unmarked (a liver mask contains its tumours,
-        but does not show them).
+        These are the organs that it annotates, and the parts of an annotated union; not what lies unmarked inside an
+        organ (a liver mask contains its tumours but does not show them).
         """
         whole = self.vocabulary
-        taught = {o for s in self.sites[site].annotated for o in whole.members(s) if o not in whole.inside(s)}
-        return tuple(organ for organ in whole if organ in taught)
+        covered = {o for s in self.sites[site].annotated for o in whole.members(s) if o not in whole.inside(s)}
+        return tuple(organ for organ in whole if organ in covered)
 
     def labelled_organs(self) -> tuple[str, ...]:
         """The vocabulary organs that some site's annotation covers, in vocabulary order."""
@@ -84,7 +84,7 @@ class Stage:
     """A named sequence of rounds (`pretrain`, `train`).
 
     `validate=False`: there is no meaningful global model yet, so none is scored. `local_steps`: optimiser steps per
-    site and round instead of the experiment's number; 0 for a mere exchange.
+    site and round instead of the experiment's number; 0 if the stage only exchanges tensors.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """The rule's position in the run: `round` counts from 1."""
+    """The current stage and round; `round` counts from 1."""
 
     stage: str
     round: int
@@ -113,10 +113,10 @@ class RoundInfo:
 
 
 class TensorStore(Protocol):
-    """Tensors written once and read often (teachers). The caller of a rule keeps them on disk."""
+    """Tensors that are written once and read often (teachers). The caller of a rule stores them on disk."""
 
     def put(self, name: str, tensors: Tensors) -> None:
-        """Store tensors under a name; replaces earlier ones as a whole."""
+        """Store tensors under a name, in place of all earlier ones."""
 
     def get(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors stored under a name, on the CPU; read-only."""
@@ -149,13 +149,13 @@ class Updates(Protocol):
 
     @property
     def sites(self) -> Sequence[str]:
-        """Who answered."""
+        """The sites that answered."""
 
     def scalars(self, site: str) -> Scalars:
-        """The numbers a site sent."""
+        """The numbers that a site sent."""
 
     def keys(self, site: str) -> Sequence[str]:
-        """The tensors a site sent."""
+        """The keys of the tensors that a site sent."""
 
     def tensor(self, site: str, key: str) -> torch.Tensor:
         """One tensor of one site."""

@@ -21,7 +21,7 @@ import torch
 from panorgan.methods.base import Method, Payload, Updates, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.heard import HeardSite, HearingServer
+from panorgan.methods.shared.acknowledged import AcknowledgedSite, AcknowledgingServer
 from panorgan.methods.shared.prefixed import prefixed, under
 from panorgan.preparation.batch import Batch
 
@@ -49,7 +49,7 @@ class Scaffold(Method):
         f"{_PREFIX}*": "how the site's mean gradient of this round differs from that of the round before."
     }
 
-    class Site(HeardSite):
+    class Site(AcknowledgedSite):
         """Steps with the drift removed."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -63,11 +63,11 @@ class Scaffold(Method):
             self.steps = 0
 
         def before_round(self) -> None:
-            """Take over the weights and c; reset the gradients of the last round."""
+            """Load the weights and c; reset the gradients of the last round."""
             super().before_round()
             if not self.in_training:
                 return
-            if self.next_control and self.was_heard:
+            if self.next_control and self.was_acknowledged:
                 self.control = self.next_control
             self.next_control = {}
             self.drift = {
@@ -129,7 +129,7 @@ class Scaffold(Method):
             parameters = self.model.named_parameters()
             return {name: torch.zeros_like(value.detach()) for name, value in parameters if self.trains(name)}
 
-    class Server(HearingServer):
+    class Server(AcknowledgingServer):
         """The mean of the weights, and of the control variates."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:

@@ -3,12 +3,12 @@
 Kanhere et al., "Privacy-Preserving Collaboration for Multi-Organ Segmentation via Federated Learning from Sites with
 Partial Labels". The *representation block* is the U-Net without its last two convolutions; the server averages it,
 unweighted, after every round (`training.local_epochs: 10` in the paper). The *task block* is those two convolutions.
-It is never averaged with that of another organ: a site sends its own, and only sites that annotate the same organ share
-one. The delivered model is one representation block with all task blocks attached.
+A task block is averaged only over the sites that annotate its organ; a site sends only those of its own organs. The
+delivered model is one representation block with all task blocks attached.
 
-In the paper a site knows its own task blocks only, and nothing at the other sites minds what they need: on little data
-the representation moves on without them, and organs get lost. So here a site also receives the others' task blocks,
-frozen, and its representation is held to what they said when the round began (`unlabelled: marginal` is the paper's).
+In the paper a site has its own task blocks only, so local training ignores what other sites' task blocks need: with
+little data, the representation drifts away from them, and organs get lost. Here a site also receives the others' task
+blocks, frozen, and distils their predictions from the start of the round (`unlabelled: marginal` is the paper's way).
 Either way a site with a new organ may join at any round: it receives the representation block and brings a task block.
 """
 
@@ -28,14 +28,14 @@ FINETUNE = "finetune"
 
 
 class SegVizConfig(MethodConfig):
-    """SegViz's numbers."""
+    """SegViz's settings."""
 
     weighting: Literal["cases", "uniform"] = published("uniform", "uniform", "a site's weight in the mean: n_i, or 1")
     unlabelled: Literal["received", "marginal"] = published(
         "received",
         "marginal",
-        "what a site's representation owes to organs without a label here: the other sites' task blocks, frozen, "
-        "should go on saying what they said when the round began; or nothing",
+        "whether a site distils the organs that it does not label: from the other sites' frozen task blocks, as they "
+        "predict at the start of the round; or not at all",
     )
     finetune_rounds: int = published(
         0, "0", "rounds at the end in which only task blocks train, on the frozen representation block", ge=0
@@ -44,7 +44,7 @@ class SegVizConfig(MethodConfig):
 
 @register("segviz", config=SegVizConfig)
 class SegViz(Method):
-    """Selective weight synchronisation: shared representation, task blocks of single organs."""
+    """Selective weight synchronisation: a shared representation block, and a task block per organ."""
 
     group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
@@ -77,10 +77,10 @@ class SegViz(Method):
     organs: ClassVar[OrganParts] = "task_blocks"
 
     class Site(SiteRule):
-        """Local steps on the partial loss of its own organs; the others' task blocks are held."""
+        """Local steps on the partial loss of its own organs; the others' task blocks are frozen and distilled."""
 
         def before_round(self) -> None:
-            """Take over the received weights; when fine-tuning, freeze the representation block."""
+            """Load the received weights; when fine-tuning, freeze the representation block."""
             super().before_round()
             for name, module in self.model.named_modules():
                 if self.tuning and name and group_of_key(f"{name}.") is None:
@@ -93,15 +93,15 @@ class SegViz(Method):
 
         @property
         def held_organs(self) -> tuple[str, ...]:
-            """None when fine-tuning: nothing that others' task blocks read moves then."""
+            """None when fine-tuning: the representation that the others' task blocks read does not change then."""
             return () if self.tuning else super().held_organs
 
         def trains(self, parameter: str) -> bool:
-            """When fine-tuning, own task blocks only."""
+            """When fine-tuning, only the own task blocks."""
             return super().trains(parameter) and not (self.tuning and group_of_key(parameter) is None)
 
         def update(self) -> Payload:
-            """Everything it trained: when fine-tuning, only task blocks."""
+            """The weights that it trained: when fine-tuning, only task blocks."""
             whole = super().update()
             if not self.tuning:
                 return whole
@@ -118,7 +118,7 @@ class SegViz(Method):
             return {key: value for key, value in whole.items() if group_of_key(key) is not None}
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Training, and fine-tuning where it is asked for."""
+        """Training, then the fine-tuning rounds if there are any."""
         assert isinstance(self.config, SegVizConfig)
         train = Stage("train", rounds)
         return (train, Stage(FINETUNE, self.config.finetune_rounds)) if self.config.finetune_rounds else (train,)

@@ -22,7 +22,7 @@ from panorgan.methods.base import (
     SiteRule,
 )
 from panorgan.methods.registry import register
-from panorgan.methods.shared.merged_predictions import heard_on, merge_predictions
+from panorgan.methods.shared.merged_predictions import merge_predictions, trusted_models
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 
 _PREFIX = "site-"
@@ -112,7 +112,7 @@ class MergedMembers(SegmentationNetwork):
         super().__init__(vocabulary, settings.activation)
         self.members = nn.ModuleDict(members)
         able = {name: tuple(one.vocabulary) for name, one in members.items()}  # type: ignore[arg-type]
-        self._heard = heard_on(vocabulary, able, taught)
+        self._trusted = trusted_models(vocabulary, able, taught)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → merged logits [B, channels, *S]."""
@@ -126,4 +126,4 @@ class MergedMembers(SegmentationNetwork):
     def _merged(self, image: torch.Tensor) -> tuple[torch.Tensor]:
         shared = self.shared(image)
         predictions = ((name, member(shared), member.vocabulary) for name, member in self.members.items())
-        return (merge_predictions(predictions, self._heard, self.activation),)  # type: ignore[arg-type]
+        return (merge_predictions(predictions, self._trusted, self.activation),)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ class SegmentationNetwork(nn.Module):
 
 
 class SelectiveNetwork(SegmentationNetwork):
-    """A network that computes just the organs that it is asked for; their channels are independent of each other."""
+    """A network that computes only the requested organs; their channels are independent of each other."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """[B, C, *S] → logits [B, organs, *S]."""

@@ -1,4 +1,4 @@
-"""The building blocks of every U-Net here, from MONAI, by the network's settings."""
+"""The building blocks of all U-Nets here, built from MONAI's by the network's settings."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def decode(decoder: Iterable[Level], levels: list[torch.Tensor]) -> torch.Tensor
 
 
 def decode_levels(decoder: Iterable[Level], levels: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What `decode` makes at every level, from the deepest, which it leaves as it is, to full resolution."""
+    """The features of `decode` at every level, from the deepest, which it leaves as it is, to full resolution."""
     decoded = [levels[-1]]
     for level, skip in zip(decoder, reversed(levels[:-1]), strict=True):
         decoded.append(level(decoded[-1], skip))
@@ -133,7 +133,7 @@ def decode_levels(decoder: Iterable[Level], levels: list[torch.Tensor]) -> list[
 
 
 def finish(network: nn.Module, settings: UNetSettings) -> None:
-    """First weights, weight standardisation where it is asked for, and normalisation that is fast on a GPU."""
+    """Initialise the weights, add weight standardisation if requested, and use normalisation that is fast on a GPU."""
     network.apply(_initialise)
     use_whole_gpu(network)
     if settings.weight_standardisation:

@@ -103,7 +103,7 @@ def retry_without_graphs(device: torch.device, call: Callable[[], Result]) -> Re
         pass
     # Outside the except block, nothing keeps the failed attempt's tensors alive.
     if _memory_of(device).give_up():
-        _warn("The memory of this GPU does not suffice for CUDA graphs beside everything else")
+        _warn("The memory of this GPU does not suffice for CUDA graphs besides everything else")
     return call()
 
 

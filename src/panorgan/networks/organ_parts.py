@@ -40,7 +40,7 @@ def group_of(organ: str) -> tuple[str, int]:
 
 
 def refuse_part_names(organs: Iterable[str]) -> None:
-    """Refuse names of organs that no network could give a part to: torch uses them itself."""
+    """Refuse organ names that cannot name a part of a network, because torch uses them itself."""
     for name in organs:
         if hasattr(nn.ModuleDict, name):
             raise AnatomyError(
@@ -70,7 +70,7 @@ def weights_for(weights: Mapping[str, torch.Tensor], organs: Iterable[str]) -> d
 
 
 def stack_outputs(chosen: Sequence[tuple[str, int]], outputs_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """Logits [B, len(chosen), *S] of some groups' outputs; `outputs_of` a group, [B, 2, *S], is asked for once."""
+    """Logits [B, len(chosen), *S] of some groups' outputs; calls `outputs_of`, [B, 2, *S], once per group."""
     groups = {group: outputs_of(group) for group in sorted({group for group, _ in chosen})}
     return torch.stack([groups[group][:, output] for group, output in chosen], dim=1)
 
@@ -97,11 +97,11 @@ class OrganNetwork(SelectiveNetwork):
 
     @abstractmethod
     def _build_shared(self, blocks: Blocks) -> None:
-        """Build what serves all organs."""
+        """Build the layers that serve all organs."""
 
     @abstractmethod
     def _build_part(self, blocks: Blocks) -> nn.Module:
-        """Build what serves one group."""
+        """Build the part of one group."""
 
     def _output_parts(self) -> Iterable[nn.Module]:
         """The modules whose last convolutions produce the logits."""

@@ -1,4 +1,4 @@
-"""The shape of a U-Net that suits scans: how large a patch is, and which axes each level halves.
+"""Chooses the shape of a U-Net for given scans: the size of a patch, and the axes that each level halves.
 
 nnU-Net's rules (Isensee et al., Nature Methods 2021), in short: a patch has the scans' proportions in millimetres; an
 axis is halved while at least four voxels remain, and only once the other axes are as coarse as it is.
@@ -30,7 +30,7 @@ class Topology:
 
     @property
     def halves_all(self) -> bool:
-        """Whether every level halves every axis, as a U-Net does when nothing is said."""
+        """Whether every level halves every axis, as a U-Net does by default."""
         return all(set(level) == {2} for level in self.strides[1:])
 
     @property

@@ -39,7 +39,7 @@ class UNet(SegmentationNetwork):
         return features
 
     def around_bottleneck(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, C, *S] → what enters the deepest level, and what leaves it, [B, F, *S']."""
+        """[B, C, *S] → the input and the output of the deepest level, [B, F, *S']."""
         levels = encode(self.encoder, self.bottleneck, image)
         return levels[-2], levels[-1]
 
@@ -47,7 +47,7 @@ class UNet(SegmentationNetwork):
         return (encode(self.encoder, self.bottleneck, image)[-1].flatten(2).mean(2),)
 
     def logits_and_features(self, image: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Logits, and the features of every level on the way down and up, each [B, F, *S]."""
+        """Logits, and the features of every level of encoder and decoder, each [B, F, *S]."""
         logits, *features = self.run_pass("features", self._logits_and_features, image)
         return logits, tuple(features)
 

@@ -52,7 +52,7 @@ class Frame:
         front = np.clip(-self.y / 90, 0, 1)
         wall = 17 - 7 * front - 4 * (1 - front) * np.clip(z / 80, 0, 1)
         inner = self.lean + wall
-        # Psoas grows downwards, quadratus lumborum lies beside it, erector spinae behind.
+        # Psoas grows downwards, quadratus lumborum lies next to it, erector spinae behind.
         size = np.clip((35 - z) / 110, 0.05, 1)
         psoas = np.hypot((x - 24 - 15 * size) / 1.0, y - 6 - 4 * size) - (6 + 15 * size)
         quadratus = np.hypot((x - 60) / 1.3, (y - 28) / 0.9) - 13 * np.clip((50 - z) / 60, 0, 1)

@@ -83,7 +83,7 @@ def _canonical_name(name: str, where: str) -> str:
 
 
 class PhantomSite(Settings):
-    """One hospital: what it labels, how it scans, and whom."""
+    """One hospital: its labels, its scanner and its patients."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     annotated: tuple[str, ...] = ()

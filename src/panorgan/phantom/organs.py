@@ -104,7 +104,7 @@ def _paint_liver_vessels(canvas: Canvas, liver: Patch, surface: Array) -> None:
 
 
 def paint_spleen(canvas: Canvas, frame: Frame) -> None:
-    """A crescent along the wall, behind and beside the stomach."""
+    """A crescent along the wall, behind and next to the stomach."""
     x, y, z = canvas.jitter(92, 36, 46, spread=3)
     size = canvas.vary(1.0, 0.09)
     patch = canvas.grid.around((x, y, z), (56, 70, 80))

@@ -1,4 +1,4 @@
-"""Put a phantom federation on disk: an nnU-Net v2 raw folder per site, the withheld labels beside them."""
+"""Writes a phantom federation to disk: an nnU-Net v2 raw folder per site, and the withheld labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DamagedPhantomError(DataError):
             "A generated scan or its description is gone or damaged.",
             code="phantom-damaged",
             where=str(path),
-            fix="Delete the folder and generate it anew.",
+            fix="Delete the folder and generate it again.",
         )
 
 
@@ -57,7 +57,7 @@ def write_federation(
     """Generate every site's cases into `folder`, or reuse them if they are already there.
 
     The folder appears only once it is complete. `on_case` hears (case id, cases done, cases in all). `plain`: folders
-    are called as the sites are, not as nnU-Net numbers its data sets. `remake`: what is damaged is generated anew
+    are called as the sites are, not as nnU-Net numbers its data sets. `remake`: what is damaged is generated again
     instead of being refused. Returns each site's folder by site name.
     """
     folder = Path(folder)
@@ -136,7 +136,7 @@ def _is_there(wanted: dict[str, Any], folder: Path) -> bool:
     """Whether `folder` already holds exactly what the recipe says; refuses a folder that holds something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
-    fix = "choose another folder, or delete this one to generate it anew"
+    fix = "choose another folder, or delete this one to generate it again"
     try:
         found = read_json((folder / RECIPE).read_bytes())
     except DamagedError as error:

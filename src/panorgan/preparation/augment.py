@@ -32,7 +32,7 @@ _THICK = 3.0
 
 
 class AugmentSettings(Settings):
-    """Ranges of the random changes; zero switches one off."""
+    """Ranges of the random changes; 0 disables a change."""
 
     rotation_degrees: float = Field(12.0, ge=0, description="about each axis")
     scale: float = Field(0.15, ge=0, lt=1, description="scale drawn from 1 ± this")
@@ -62,7 +62,7 @@ def refuse_swapped_sides(settings: AugmentSettings | None, organs: Iterable[str]
 
 
 class Draws:
-    """Where augmentation gets its random numbers from.
+    """The random numbers of augmentation.
 
     How much each sample is turned, scaled or brightened is a handful of numbers: they are drawn on the CPU, and reach
     the images in one copy. Drawn on a GPU they would cost a hundred tiny kernels per batch, and the CPU would not
@@ -76,11 +76,11 @@ class Draws:
         self.noise = torch.Generator(device).manual_seed(seed ^ 4)
 
     def uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
-        """Numbers between two others, on the CPU."""
+        """Uniform random numbers, on the CPU."""
         return torch.rand(shape, generator=self.numbers) * (high - low) + low
 
     def chance(self, shape: tuple[int, ...], probability: float) -> torch.Tensor:
-        """Whether something happens to each of so many samples, bool."""
+        """Random booleans of a shape, true with this probability."""
         return self.uniform(shape, 0, 1) < probability
 
     def noise_like(self, image: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Draws:
 
 @dataclass
 class _Changes:
-    """What is done to each sample of a batch; None where it is done to none."""
+    """The changes of each sample of a batch; None for a change that no sample gets."""
 
     turned: torch.Tensor | None = None
     """[B] bool, which samples are rotated and scaled; `theta` of all others is the identity."""
@@ -122,7 +122,7 @@ def _spacing(batch: PackedBatch) -> torch.Tensor:
 
 
 def _drawn(batch: PackedBatch, spacing: torch.Tensor, settings: AugmentSettings, draws: Draws) -> _Changes:
-    """All that is random but for the noise itself, on the CPU."""
+    """Draw all random numbers except the noise itself, on the CPU."""
     count, changes = len(batch), _Changes()
     angle = math.radians(settings.rotation_degrees)
     if settings.geometry_probability and (angle or settings.scale):
@@ -152,7 +152,7 @@ def _drawn(batch: PackedBatch, spacing: torch.Tensor, settings: AugmentSettings,
 
 
 def _there(changes: _Changes, device: torch.device) -> _Changes:
-    """The numbers that images are multiplied with, on their device, in one copy; flags stay where they can be asked."""
+    """The factors for the images on their device, in one copy; flags stay on the CPU, where reading them is cheap."""
     names = [
         name for name, value in vars(changes).items() if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]

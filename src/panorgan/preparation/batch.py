@@ -1,4 +1,4 @@
-"""What is trained on: a few patches, or slices, with what is known about them.
+"""Training batches: a few patches, or slices, with their annotation.
 
 A batch has two forms, because it has two kinds of reader. Up to the end of augmentation the labels of a voxel are the
 bits of one small integer (`PackedBatch`): cutting, copying and resampling cost the same for one structure as for eight.
@@ -48,7 +48,7 @@ class Batch:
     depths: torch.Tensor | None = None
 
     def assuming_unknown_is_absent(self) -> Batch:
-        """Every structure counts as annotated, unknown ones as empty: what a naive pooling of labels does."""
+        """The batch with every structure annotated and unknown ones empty, as in a naive pooling of labels."""
         masks = self.masks & self.annotated[(...,) + (None,) * (self.masks.ndim - 2)]
         return replace(self, masks=masks, annotated=torch.ones_like(self.annotated))
 
@@ -96,7 +96,7 @@ class PackedBatch:
         return replace(moved, spacing=self.spacing)
 
     def pinned(self) -> PackedBatch:
-        """The same batch in memory that CUDA copies from without waiting; nothing to do if it is there already."""
+        """The batch in pinned memory, from which CUDA copies asynchronously; unchanged if it is pinned already."""
         if self.image.is_pinned():
             return self
         return self._mapped(lambda tensor: tensor.pin_memory() if tensor.numel() else tensor)

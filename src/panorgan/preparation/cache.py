@@ -1,6 +1,6 @@
-"""What lies in the cache, and what is removed when it is full: the entries that were unused for longest.
+"""Lists the entries of the cache, and removes the least recently used ones when it is full.
 
-Entries are prepared cases (`store/<key>`, with the predictions of teachers beside them) and generated hospitals
+Entries are prepared cases (`store/<key>`, with the predictions of teachers next to them) and generated hospitals
 (`phantom/<key>`). All of them can be made again. What a running process uses stays.
 """
 
@@ -44,7 +44,7 @@ def read_cache(cache: Path) -> list[CacheEntry]:
 
 
 def size_of(cache: Path) -> int:
-    """Bytes of all that lies in the cache."""
+    """The size of the cache in bytes."""
     return _size(cache)
 
 
@@ -62,7 +62,7 @@ def trim(cache: Path, limit: int) -> list[CacheEntry]:
 
 
 def clear(cache: Path, unused_days: float = 0.0) -> list[CacheEntry]:
-    """Remove all that was not used for so many days, except what a running process uses."""
+    """Remove all entries that were unused for this many days, except those that a running process uses."""
     before = time.time() - 86400 * unused_days
     gone = remove(cache, lambda entry: entry.used <= before)
     for note in (path for pattern in _NOTES for path in (cache / STORE).glob(pattern)):
@@ -73,7 +73,7 @@ def clear(cache: Path, unused_days: float = 0.0) -> list[CacheEntry]:
 
 
 def remove(cache: Path, wanted: Callable[[CacheEntry], bool]) -> list[CacheEntry]:
-    """Remove what is wanted and not in use; asked in the order of last use, the oldest first."""
+    """Remove the entries for which `wanted` is true and that are not in use, the least recently used first."""
     going: list[tuple[CacheEntry, Path]] = []
     with contextlib.suppress(OSError), _in_use(cache) as in_use:  # without locks, or owned by another user: it stays
         for entry in reversed(read_cache(cache)):

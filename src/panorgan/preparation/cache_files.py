@@ -1,4 +1,4 @@
-"""How files of the cache are written: flushed before they get their name, each with a checksum."""
+"""Writes files of the cache: flushed before they get their name, each with a checksum."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def arrays_bytes(arrays: Mapping[str, NDArray[Any]]) -> Piece:
 
 
 def mark_used(path: Path, every: float = 0.0) -> None:
-    """Set the time of a file or folder if that is `every` seconds old: what was unused for longest is removed first."""
+    """Update the time of a file or folder if it is `every` seconds old: the least recently used is removed first."""
     with contextlib.suppress(OSError):  # a shared cache may belong to another user
         if time.time() - path.stat().st_mtime >= every:
             os.utime(path)

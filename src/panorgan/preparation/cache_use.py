@@ -1,6 +1,6 @@
-"""Which process uses which entries of the cache: nothing is removed from under a process that runs.
+"""Records which process uses which entries of the cache, so that no entry in use is removed.
 
-Every process has a file in `.in-use` beside the entries, holds its lock as long as it lives, and lists what it uses.
+Every process has a file in `.in-use` next to the entries, holds its lock as long as it lives, and lists what it uses.
 A process that removes something asks for those locks: what a dead process used is free. Without locks (Windows, some
 network disks) only the time of the last use protects an entry.
 """
@@ -29,7 +29,7 @@ _thread_lock = threading.Lock()
 
 
 def mark_in_use(entry: Path) -> None:
-    """Say that this process uses an entry, from now on until it ends."""
+    """Mark an entry as used by this process until the process ends."""
     with _thread_lock, contextlib.suppress(OSError):  # a cache that may only be read cannot be emptied either
         if entry in _listed and (entry.parent, os.getpid()) in _own:
             return
@@ -76,7 +76,7 @@ def _own_file(folder: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _gate(folder: Path, exclusive: bool) -> Iterator[None]:
-    """Many processes may mark at a time, or one may look for what can be removed."""
+    """Lock for marking entries (shared by many processes) or for removing entries (exclusive)."""
     (folder / IN_USE).mkdir(parents=True, exist_ok=True)
     with (folder / IN_USE / _GATE).open("a") as file:
         _lock(file, exclusive, wait=True)

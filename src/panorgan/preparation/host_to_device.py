@@ -1,4 +1,4 @@
-"""Many small tensors to a device in one copy."""
+"""Copies many small tensors to a device at once."""
 
 from __future__ import annotations
 

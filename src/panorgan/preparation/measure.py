@@ -1,4 +1,4 @@
-"""Read a case and measure what a plan may be pooled from."""
+"""Measures a case for the plan that is pooled over sites."""
 
 from __future__ import annotations
 

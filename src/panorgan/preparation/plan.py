@@ -1,4 +1,4 @@
-"""What every site does to a scan before the network sees it.
+"""The preprocessing plan: what every site does to a scan before the network sees it.
 
 `PlanSettings` is what the experiment says; it may leave voxel size and intensities to be pooled from what the sites
 measure. `Plan` is the same with nothing left open. It travels with requests and with the model, so that every site and
@@ -31,7 +31,7 @@ _PATCH_VOXELS = 128**3
 
 
 class PlanSettings(Settings):
-    """The experiment's `plan`: what is said holds for every site, what is `pooled` is measured at the sites."""
+    """The experiment's `plan`: set values apply at every site, and `pooled` ones are measured at the sites."""
 
     crop: Literal["none", "body"] = Field(
         "none", description="body: cut off the air (and the table) around the patient before anything else"
@@ -72,7 +72,7 @@ class PlanSettings(Settings):
         return POOLED in (self.spacing_mm, self.intensity) or open_window
 
     def resolve(self, sites: Mapping[str, SiteStatistics]) -> Plan:
-        """The plan that follows from what the sites measured; `sites` may be empty where nothing is pooled."""
+        """The plan that follows from the sites' measurements; `sites` may be empty if nothing is pooled."""
         settled: dict[str, Any] = self.model_dump(exclude=set(MEASURABLE))
         settled["spacing_mm"] = self.spacing_mm if self.spacing_mm != POOLED else pooled_spacing(sites)
         settled["intensity"] = self.intensity if self.intensity != POOLED else pooled_intensity(sites)
@@ -93,7 +93,7 @@ class Plan(PlanSettings):
     )
 
     def resolve(self, sites: Mapping[str, SiteStatistics]) -> Plan:
-        """The plan itself: nothing is left open."""
+        """The plan itself, as it is complete already."""
         return self
 
 

@@ -1,18 +1,18 @@
-"""Numbers of several sites become one, and no single site decides: capped weights, medians."""
+"""Pools numbers of several sites so that no single site decides: capped weights, medians."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 FEWEST = 3
-"""Sites among which one can be outvoted; of two, either may be wrong."""
+"""The smallest number of sites among which one can be outvoted; of two, either may be wrong."""
 
 MINORITY = 0.49
 """The largest share with which a site cannot decide a weighted median alone."""
 
 
 def capped(weights: Sequence[float], largest_share: float) -> list[float]:
-    """Weights of which none has more than a share of their sum; as they are where none has.
+    """Weights reduced so that none exceeds a share of their sum.
 
     The others share what is taken away in their own proportions. With fewer than three weights above zero, or a share
     below 1/n, there is nothing to take, or no other weight to give it to: then all count alike at most.

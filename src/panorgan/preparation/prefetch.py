@@ -1,4 +1,4 @@
-"""Batches that are cut in the background while the device computes."""
+"""Cuts batches in the background while the device computes."""
 
 from __future__ import annotations
 

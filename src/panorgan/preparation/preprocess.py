@@ -130,7 +130,7 @@ def to_scan_grid(scores: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 
 def _turned(per_axis: Sequence[Number], to_ras: NDArray[Any]) -> list[Number]:
-    """What belongs to the array's axes, in the order of the RAS axes."""
+    """Values per array axis, reordered to the RAS axes."""
     order = np.argsort(to_ras[:, 0])
     return [per_axis[int(axis)] for axis in order]
 
@@ -178,7 +178,7 @@ def _standardised(voxels: torch.Tensor) -> torch.Tensor:
 
 
 def _resample(voxels: torch.Tensor, shape: tuple[int, int, int], order: int = 1) -> torch.Tensor:
-    """To another shape, the outer faces of both grids coincide. `order` 0: nearest, 1: linear, 3: cubic spline.
+    """Resample to another shape; the grids' outer faces coincide. `order` 0: nearest, 1: linear, 3: cubic spline.
 
     Axes that shrink more than twofold are smoothed first (not for nearest): interpolation looks at few neighbours and
     skips the rest, so fine noise would stay, and small lesions come and go. The mean over a block of f voxels has

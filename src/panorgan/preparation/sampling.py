@@ -49,7 +49,7 @@ def sliced_axis(patch_size: tuple[int, ...]) -> int | None:
 
 
 def patches_per_pass(cases: Sequence[StoredCase], patch_size: tuple[int, ...]) -> int:
-    """How many patches are one pass over the cases: one of each case, or all slices of all of them."""
+    """The number of patches in one pass over the cases: one per case, or all slices."""
     axis = sliced_axis(patch_size)
     return len(cases) if axis is None else sum(case.shape[axis] for case in cases)
 
@@ -58,7 +58,7 @@ def patches_per_pass(cases: Sequence[StoredCase], patch_size: tuple[int, ...]) -
 _TRIES = 256
 
 Place = tuple[tuple[slice, ...], tuple[slice, ...]]
-"""Where a patch lies in its case, and where what was found of it lies in the patch."""
+"""The part of a case that a patch covers, and where that part lies in the patch."""
 
 
 class PatchSampler:
@@ -122,7 +122,7 @@ class PatchSampler:
     def _with_depth(
         self, batch: PackedBatch, axis: int, chosen: Sequence[StoredCase], places: Sequence[Place]
     ) -> PackedBatch:
-        """The batch with where along `axis` each sample lies."""
+        """The batch with each sample's slice number along `axis`."""
         slices = torch.tensor([int(window[axis].start) for window, _ in places])
         return replace(batch, slices=slices, depths=torch.tensor([case.shape[axis] for case in chosen]))
 
@@ -175,7 +175,7 @@ class PatchSampler:
     def _centre(
         self, case: StoredCase, random: np.random.Generator, size: NDArray[Any], shape: NDArray[Any]
     ) -> NDArray[Any]:
-        """Where a patch is to be centred, before it is moved inside its case."""
+        """The centre of a patch, before the patch is moved inside its case."""
         if self.settings.foreground_is == "tissue":
             return _voxel_of_tissue(case, random, shape, wanted=bool(random.random() < self.settings.foreground))
         present = [name for name in case.foreground if name in self.structures]
@@ -201,7 +201,7 @@ class PatchSampler:
 
 
 def _voxel_of_tissue(case: StoredCase, random: np.random.Generator, shape: NDArray[Any], wanted: bool) -> NDArray[Any]:
-    """A voxel above the middle of the window, or one that is not: drawn until it fits, any of them if none does."""
+    """Draw a voxel that is above the middle of the window (or is not); any voxel if several draws fail."""
     drawn = random.integers(0, shape, size=(_TRIES, 3))
     for voxel in drawn:
         if bool(np.any(case.part(voxel) > 0)) == wanted:
@@ -242,7 +242,7 @@ def whole_scan(case: StoredCase, patch_size: tuple[int, int, int]) -> PackedBatc
 
 
 def _middle(length: int, wanted: int) -> tuple[slice, slice]:
-    """Where the middle of something lies in it, and in a frame that is shorter or longer."""
+    """Slices that align the centres of an axis and of a shorter or longer frame."""
     common = min(length, wanted)
     start, inside = (length - common) // 2, (wanted - common) // 2
     return slice(start, start + common), slice(inside, inside + common)

@@ -1,4 +1,4 @@
-"""Numbers that each site measures on its own training cases, and what those of all sites amount to.
+"""Statistics that each site measures on its own training cases, and how those of all sites are pooled.
 
 A site sends how many cases it has, how many of them are CT, their median voxel size and extent, and per structure the
 range of Hounsfield units inside it. No image leaves; the numbers are pooled, and the plan follows from them: a median
@@ -40,7 +40,7 @@ class CaseMeasurements:
     hu_counts: Mapping[str, NDArray[np.int64]]
 
     def as_json(self) -> dict[str, Any]:
-        """For the site's own cache."""
+        """Plain JSON types, for the site's own cache."""
         return {
             "spacing_mm": self.spacing_mm,
             "extent_mm": self.extent_mm,
@@ -94,7 +94,7 @@ class SiteStatistics:
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, float], site: str = "") -> SiteStatistics:
-        """The inverse of `as_numbers`; refuses what no site can have measured."""
+        """The inverse of `as_numbers`; refuses impossible measurements."""
         try:
             sx, sy, sz = (numbers[f"plan/spacing_mm/{axis}"] for axis in "RAS")
             ex, ey, ez = (numbers[f"plan/extent_mm/{axis}"] for axis in "RAS")
@@ -126,13 +126,13 @@ def _nonsense(site: str, why: str) -> DataError:
 
 
 def hu_histogram(values: NDArray[Any]) -> NDArray[np.int64]:
-    """How many of the values lie in each bin of Hounsfield units."""
+    """A histogram of the values over bins of Hounsfield units."""
     bins = np.clip((values - _FIRST_HU) // _BIN_HU, 0, _BINS - 1).astype(np.int64)
     return np.bincount(bins, minlength=_BINS)
 
 
 def pooled_spacing(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, float]:
-    """The median of the sites' median voxel sizes, each site counting by its cases, but none for half of them all."""
+    """The median of the sites' median voxel sizes, weighted by cases, with no site above half of the weight."""
     return _median([site.spacing_mm for site in sites.values()], _weights(sites))
 
 
@@ -142,12 +142,12 @@ def pooled_extent(sites: Mapping[str, SiteStatistics]) -> tuple[float, float, fl
 
 
 def _weights(sites: Mapping[str, SiteStatistics]) -> list[float]:
-    """By cases. A site that has, or claims, most of them does not decide alone where there are three or more."""
+    """Weights by cases. With three or more sites, one that has, or claims, most cases does not decide alone."""
     return capped([float(site.cases) for site in sites.values()], MINORITY)
 
 
 def pooled_intensity(sites: Mapping[str, SiteStatistics]) -> Literal["window", "zscore"]:
-    """Window where all is CT, z-score where nothing is; a mixture needs a person's decision."""
+    """A window if all scans are CT, z-score if none is; for a mixture, the user must decide."""
     shares = {name: site.ct_cases / site.cases for name, site in sites.items()}
     if all(share == 1 for share in shares.values()):
         return "window"
@@ -186,7 +186,7 @@ def pooled_window(sites: Mapping[str, SiteStatistics]) -> tuple[float, float]:
 
 
 def _tissue_range(structure: str, counts: NDArray[np.int64]) -> tuple[float, float]:
-    """The range of a structure's voxels; where gas is not what it is made of, without the gas that it holds."""
+    """The range of a structure's voxels, without gas inside it unless the structure itself is gas."""
     low, high = _range(counts)
     if low >= _GAS_HU or high <= _GAS_HU or is_aerated(structure):
         return low, high
@@ -196,7 +196,7 @@ def _tissue_range(structure: str, counts: NDArray[np.int64]) -> tuple[float, flo
 
 
 def _range(counts: NDArray[np.int64]) -> tuple[float, float]:
-    """Where all but half a percent of the voxels lie at either end; whole bins."""
+    """The range that leaves out half a percent of the voxels at either end, in whole bins."""
     below, total = np.cumsum(counts), int(counts.sum())
     low = int(np.searchsorted(below, _LEFT_OUT * total, side="right"))
     high = int(np.searchsorted(below, (1 - _LEFT_OUT) * total, side="left"))
@@ -204,7 +204,7 @@ def _range(counts: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def _coarse(extent_mm: float) -> float:
-    """To whole centimetres, at least one: enough for a patch, too little to know a patient by."""
+    """Round to whole centimetres, at least one: enough to choose a patch, too little to identify a patient."""
     return max(10.0, round(extent_mm / 10) * 10.0)
 
 

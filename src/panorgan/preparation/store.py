@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 INCOMPLETE = ".incomplete-"
 _ATTEMPTS = 5
 _ABANDONED_SECONDS = 24 * 3600
-# Files beside a case that can be made again (see `teacher_predictions`) begin so; they are kept while they are used.
+# Files next to a case that can be made again (see `teacher_predictions`) begin so; they are kept while they are used.
 PREDICTION = "companion-"
 _UNUSED_SECONDS = 14 * 24 * 3600
 # Foreground voxels remembered per structure, for sampling patches near them.
@@ -84,7 +84,7 @@ class StoredCase:
 
     @property
     def channels(self) -> int:
-        """How many channels the image has."""
+        """The number of channels of the image."""
         return self.image.shape[0] if self.image.ndim == 4 else 1
 
     @cached_property
@@ -140,7 +140,7 @@ class Store:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _put_in_place(self, scratch: Path, target: Path, name: str) -> None:
-        """Rename, where other processes may do the same: a whole entry of theirs is as good, and stays."""
+        """Move a new entry into place; if another process was faster, its entry stays."""
         for attempt in range(_ATTEMPTS):
             if _is_whole(target):
                 return
@@ -158,7 +158,7 @@ class Store:
                 shutil.rmtree(old, ignore_errors=True)
 
     def check(self, case: Case) -> None:
-        """Read a case that is only scored, once, so that what is wrong with it shows before training."""
+        """Read a case that is only scored, once, so that its errors show before training."""
         marker = self.folder / f"{self.content_of(case)}.checked"
         if not marker.is_file():
             for _ in case.iter_masks(case.read_image()):
@@ -167,7 +167,7 @@ class Store:
             marker.touch()
 
     def measure(self, case: Case, settings: PlanSettings) -> CaseMeasurements:
-        """What a plan needs to know of a case; measured once."""
+        """A case's measurements for the plan, made once."""
         memory = self.folder / f"{self._key(case, f'format {_FORMAT} measure {settings.crop}')}.measured"
         try:
             return CaseMeasurements.from_json(read_json(memory.read_bytes()))
@@ -180,18 +180,18 @@ class Store:
         return measured
 
     def content_of(self, case: Case) -> str:
-        """A key of what a case holds and how it is read, whatever is made of it by whichever version."""
+        """A key of a case's content and how it is read, independent of plan and version."""
         return self._key(case, "content")
 
     def scan_of(self, case: Case) -> str:
-        """A key of the scan alone, whatever is annotated; slices count as a set, because their names may differ."""
+        """A key of the scan, without its annotation; slices count as a set, because their names may differ."""
         digest = hashlib.sha256()
         for one in sorted(self._hashes.of(path) for path in case.image_files):
             digest.update(one)
         return digest.hexdigest()[:32]
 
     def sweep(self) -> None:
-        """Remove what killed processes have left, and predictions of teachers that were unused for two weeks."""
+        """Remove leftovers of killed processes, and teachers' predictions that were unused for two weeks."""
         for path in _entries(self.folder):
             if path.name.startswith(INCOMPLETE):
                 _remove_older(path, _ABANDONED_SECONDS)
@@ -203,7 +203,7 @@ class Store:
                     _remove_older(inside, _UNUSED_SECONDS)
 
     def _scratch(self) -> Path:
-        """A name of its own. `tempfile` would do, but only its owner may read what it makes: a cache may be shared."""
+        """A unique path for a new entry; not by `tempfile`, whose folders only their owner may read."""
         return self.folder / f"{INCOMPLETE}{uuid.uuid4().hex}"
 
     def _key(self, case: Case, recipe: str) -> str:
@@ -228,7 +228,7 @@ class Store:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether an entry is there and holds what was written."""
+    """Whether an entry exists and is undamaged."""
     try:
         files = dict(read_json((entry / "case.json").read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -240,7 +240,7 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing if it is none, is not ours to read, or is gone: a store has many users."""
+    """The content of a folder; empty if it is not a folder, not readable, or gone: a store has many users."""
     try:
         return list(folder.iterdir())
     except OSError:

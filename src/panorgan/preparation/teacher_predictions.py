@@ -1,6 +1,6 @@
 """Predictions of frozen teachers for the training cases, cut and moved together with image and label.
 
-A frozen teacher always says the same about a volume. So it is asked once, its probabilities are stored in 8 bit beside
+A frozen teacher always predicts the same for a volume. So it predicts once, its probabilities are stored in 8 bit with
 the preprocessed case, and patches are sliced from a memory map. q = round(255 p): |q / 255 − p| ≤ 1/510.
 Behind the array, where numpy does not look, the file ends in its checksum.
 """
@@ -36,7 +36,7 @@ OnCase = Callable[[int, int], None]
 
 
 class TeacherPredictions:
-    """What teachers predict for a site's training cases, one channel per name.
+    """Teachers' predictions for a site's training cases, one channel per name.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ class TeacherPredictions:
     key : hash of everything that the volumes depend on besides the case and the channels' names.
     names_of : the channels of a case; none where it annotates an organ itself, say.
     predict : makes the volumes.
-    cached : stored on disk, in 8 bit; otherwise predicted anew for every patch, in float32.
+    cached : stored on disk, in 8 bit; otherwise predicted again for every patch, in float32.
     per_step : how many of `names` are drawn for a batch; all if None.
-    release : lets go of what predicting needed (networks on a device).
+    release : frees what predicting needed (networks on a device).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TeacherPredictions:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """What volumes are made of: levels if stored, probabilities if not."""
+        """The type of the volumes: levels if stored, else probabilities."""
         return np.uint8 if self.cached else np.float32
 
     def names_of(self, case: StoredCase) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class TeacherPredictions:
         return self._names[case.folder]
 
     def ensure(self, on_case: OnCase = lambda done, total: None) -> None:
-        """Predict what is to be stored and is not; called again it only marks the files as used."""
+        """Predict and store what is missing; called again, it only marks the files as used."""
         if not self.cached:
             return
         wanted = [case for case in self.cases if self.names_of(case)]
@@ -118,7 +118,7 @@ class TeacherPredictions:
     # -- on disk -------------------------------------------------------------------------------------------
 
     def path(self, case: StoredCase) -> Path:
-        """Where a case's volume lies."""
+        """The path of a case's volume."""
         channels = hashlib.sha256("\n".join(self.names_of(case)).encode()).hexdigest()[:16]
         return case.folder / f"{PREDICTION}{self.key}-{channels}.npy"
 

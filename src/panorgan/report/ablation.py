@@ -49,7 +49,7 @@ def places(comparison: Comparison) -> list[Place]:
 
 
 def ticks(ablation: Ablation, label: str) -> dict[str, int]:
-    """A column per module for programs: 1 where it is on."""
+    """A column per module, 1 where it is on, for programs."""
     (row,) = (row for row in ablation.rows if row.label == label)
     return {f"module_{module}": int(module in row.modules) for module in ablation.modules}
 
@@ -60,7 +60,7 @@ def shows_paper(ablation: Ablation) -> bool:
 
 
 def difference(comparison: Comparison, label: str) -> str:
-    """Against the reference, in the federation if it was scored: ``+0.021 ▲``; a word for the reference itself."""
+    """The difference from the reference, in the federation if it was scored: ``+0.021 ▲``; a word for the reference."""
     if label == comparison.reference:
         return "reference"
     figure = comparison.figure(label)
@@ -73,7 +73,7 @@ def p_number(figure: Figure | None) -> str:
 
 
 def metric_cell(results: Results, metric: Metric, label: str) -> str:
-    """A metric besides Dice over all organs, in the federation if it was scored."""
+    """A metric other than Dice over all organs, in the federation if it was scored."""
     found = results.means[metric.name].get((label, ALL_ORGANS, results.comparison.first_place))
     return with_left_out(found, metric, "ablation")
 
@@ -100,7 +100,7 @@ def markdown_lines(ablation: Ablation, results: Results) -> list[str]:
 
 
 def as_json(ablation: Ablation, results: Results) -> dict[str, Any]:
-    """What a comparison writes, and the table: the modules that are on in each row, and the paper's results."""
+    """The text of a comparison, and the ablation table: the active modules of each row, and the paper's results."""
     rows = [{"label": row.label, "modules": list(row.modules), "paper": row.paper} for row in ablation.rows]
     table = {"method": ablation.method, "modules": list(ablation.modules), "rows": rows}
     return {**tables.as_json(results), "ablation": table}

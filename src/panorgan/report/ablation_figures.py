@@ -55,7 +55,7 @@ def _dot(axes: Axes, figure: Figure | None, height: float, marker: str, colour: 
 
 
 def _limits(figures: list[Figure]) -> tuple[float, float]:
-    """Both ends of the Dice axis: all bars and some margin, hardly beyond the range of Dice."""
+    """Both ends of the Dice axis: all bars with a margin, limited to the range of Dice."""
     spreads = [0.0 if math.isnan(figure.sd) else figure.sd for figure in figures]
     low = min(figure.mean - spread for figure, spread in zip(figures, spreads, strict=True))
     high = max(figure.mean + spread for figure, spread in zip(figures, spreads, strict=True))

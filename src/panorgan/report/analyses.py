@@ -41,7 +41,7 @@ class CurvatureRow:
 
 @dataclass(frozen=True)
 class AnalysisSection:
-    """What the page shows. `landscapes` and `heat_maps` are by heading."""
+    """The section's content; `landscapes` and `heat_maps` by heading."""
 
     analysis: Analysis
     rows: tuple[CurvatureRow, ...]
@@ -52,7 +52,7 @@ class AnalysisSection:
 
 
 def analysis_section(run: Run) -> AnalysisSection | None:
-    """The section of a run; None where nothing was analysed."""
+    """The section of a run; None if nothing was analysed."""
     analysis = read_analysis(run)
     if analysis is None:
         return None
@@ -67,7 +67,7 @@ def analysis_section(run: Run) -> AnalysisSection | None:
 
 
 def write_figures(run: Run) -> list[str]:
-    """Write every figure as an SVG file beside the tables, and return their names."""
+    """Write every figure as an SVG file next to the tables, and return their names."""
     section = analysis_section(run)
     if section is None:
         return []

@@ -74,7 +74,7 @@ def _organ_cells(organ: str, models: Sequence[BaselineModel]) -> list[BaselineCe
 
 @dataclass(frozen=True)
 class Gain:
-    """A baseline beside this run's model, on the organs that the baseline knows: both means, and who is ahead."""
+    """A baseline against this run's model, on the organs that the baseline knows: both means, and which is ahead."""
 
     name: str
     words: str
@@ -84,12 +84,12 @@ class Gain:
 
     @property
     def difference(self) -> float:
-        """What this run's model is ahead by, in the two digits that are shown."""
+        """The lead of this run's model, in the two digits that are shown."""
         return round(round(self.this_run, 2) - round(self.baseline, 2), 2)
 
 
 def gains(models: Sequence[BaselineModel]) -> list[Gain]:
-    """Every baseline beside this run's model on the same organs of the same cases; sites alone come first."""
+    """Every baseline against this run's model on the same organs of the same cases; sites alone come first."""
     if not models:
         return []
     own, *others = models

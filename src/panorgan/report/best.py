@@ -1,4 +1,4 @@
-"""Which of several values is the best: by the metric's direction, and only beyond rounding."""
+"""The best of several values, by the metric's direction and the digits shown."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class CaseTable:
     best: bool = False
 
     def as_script(self) -> Markup:
-        """The table as JSON that may stand in a page: words once, rows as numbers; no name can end the element."""
+        """The table as JSON for a page: words once, rows as numbers; escaped, so that no name can close the element."""
         coded = [_coded(column, [row[i] for row in self.rows]) for i, column in enumerate(self.columns)]
         content = {
             "leading": self.leading,
@@ -76,7 +76,7 @@ class CaseTable:
 
 
 def _coded(column: Column, values: Iterable[Cell]) -> tuple[dict[str, Any], list[Any]]:
-    """What the script must know of a column, and its values: numbers, or places in its list of words."""
+    """A column for the script: its description, and its values as numbers or as indices into its list of words."""
     about: dict[str, Any] = {"name": column.name}
     about |= {name: True for name in ("choose", "hidden") if getattr(column, name)}
     about |= {name: getattr(column, name) for name in ("better", "role") if getattr(column, name)}

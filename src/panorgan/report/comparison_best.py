@@ -17,7 +17,7 @@ DIGITS = 3
 
 
 def best_values(results: Results) -> dict[str, Any]:
-    """For the template: which methods are best per organ and place, per metric, and in what sites forget."""
+    """For the template: the best methods per organ and place, per metric, and in what sites forget."""
     pooled = {entry.label for entry in results.plan.entries if describe_method(entry.method).pooled}
     methods = [label for label in results.plan.labels if label not in pooled]
 

@@ -70,7 +70,7 @@ class ComparisonCases:
         return CaseTable(columns, rows, leading, place, best=len(results.plan.labels) > 1)
 
     def plots(self, styles: Mapping[str, Look]) -> dict[str, PointPlot]:
-        """By organ: a box per method over the federation, external cases beside it."""
+        """By organ: a box per method over the federation, external cases next to it."""
         return {organ: self._plot(organ, styles) for organ in self._results.comparison.organs if self._rows_of(organ)}
 
     def _plot(self, organ: str, styles: Mapping[str, Look]) -> PointPlot:
@@ -84,8 +84,8 @@ class ComparisonCases:
             lanes += [Lane(outside, LINE_COLOURS[-1], column, square=True, boxed=False)] if outside else []
             if found:
                 bands.append(Band(method, [lane for lane in lanes if lane.points]))
-                middle = float(np.median([point.value for point in inside])) if inside else math.nan
-                medians.append(f"{method} {number(middle)}")
+                median = float(np.median([point.value for point in inside])) if inside else math.nan
+                medians.append(f"{method} {number(median)}")
         words = f"{title(organ)}: median Dice over the cases of the federation: {', '.join(medians)}."
         return draw_points(bands, words)
 
@@ -96,7 +96,7 @@ class ComparisonCases:
         return self._first[key].split == EXTERNAL_SPLIT
 
     def _runs(self, label: str) -> list[str | None]:
-        """The folders of a method's runs, seed by seed, as seen from the page."""
+        """The folders of a method's runs, seed by seed, relative to the page."""
         plan = self._results.plan
         folders = {run.seed: run.folder.path for run in plan.finished if run.entry.label == label}
         return [_below(folders[seed], plan.folder) if seed in folders else None for seed in plan.seeds]

@@ -29,15 +29,15 @@ def note(metric: Metric) -> str:
     if metric.undefined == "one mask empty":
         text += (
             "Where one of prediction and truth is empty there is no value: such a score is not in the mean and is "
-            "counted as missed, over all cases and seeds. A mean beside many missed ones looks better than it is. "
+            "counted as missed, over all cases and seeds. A mean with many missed ones looks better than it is. "
         )
     elif metric.undefined != "never":
-        text += "A score without a value is not in the mean and is counted beside it. "
+        text += "A score without a value is not in the mean and is counted separately. "
     return text + f"All tests here are of Dice; {metric.title} was not tested."
 
 
 def metric_groups(comparison: Comparison) -> dict[Place, str]:
-    """The parts of a table with their headings: the federation, and external sites apart; only what was scored."""
+    """The parts of a table with their headings: the federation, and external sites; only what was scored."""
     groups = {FEDERATION: "Sites of the federation", EXTERNAL: "External sites"}
     return {place: heading for place, heading in groups.items() if comparison.scored_at(place)}
 

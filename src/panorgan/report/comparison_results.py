@@ -198,7 +198,7 @@ def compare_runs(plan: ComparisonPlan, failures: Sequence[Failure] = (), cache: 
 
 
 def gains_over_alone(plan: ComparisonPlan, scores: Mapping[str, Sequence[Score]]) -> dict[str, Gain]:
-    """By method, what it gains over `solo`, and how much of the gap to `central_full` it closes.
+    """By method, its gain over `solo`, and how much of the gap to `central_full` it closes.
 
     Both as the experiment has them: entries with settings of their own are not the bounds of the others.
     """

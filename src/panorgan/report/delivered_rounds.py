@@ -1,4 +1,4 @@
-"""The round that each run delivers. The best validated one may lie far before the last, and before a module began."""
+"""The round that each run delivers: the best validated one may come long before the last, or before a module begins."""
 
 from __future__ import annotations
 

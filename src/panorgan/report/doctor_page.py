@@ -131,7 +131,7 @@ def verdict(checkup: Checkup) -> str:
 
 
 def organ_matrix(summaries: Sequence[SourceSummary]) -> list[tuple[str, list[StructureCount | None]]]:
-    """Per organ, in catalogue order, what each source annotates; None where it does not."""
+    """Per organ, in catalogue order, each source's annotation; None if it does not annotate the organ."""
     names = {name for summary in summaries for name in summary.structures}
     places = {name: number for number, name in enumerate(catalogue())}
     ordered = sorted(names, key=lambda name: (places.get(name, len(places)), name))

@@ -1,4 +1,4 @@
-"""What the log of a federation says about its sites, pauses and troubles: the content of the coordinator's page."""
+"""Sites, pauses and incidents in the log of a federation: the content of the coordinator's page."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ def score_table(rounds: Sequence[RoundRecord], delivered: int | None) -> ScoreTa
 
 
 def troubles(events: Iterable[Event]) -> list[Happening]:
-    """Refused updates, drop-outs and late joins. That a segment ended and the next began is no trouble."""
+    """Refused updates, drop-outs and late joins; not the end of one segment and the start of the next."""
     return [_happening(event) for event in events if event.kind in _TOLD]
 
 
 def notices(events: Iterable[Event]) -> list[Happening]:
-    """What the method, the watchdog or the coordinator had to say."""
+    """Notices of the method, the watchdog and the coordinator."""
     return [_happening(event) for event in events if event.kind == "notice"]
 
 

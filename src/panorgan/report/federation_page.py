@@ -38,7 +38,7 @@ def write_federation_report(run: Run, state: str = "") -> Path:
 
 
 def is_federation(run: Run) -> bool:
-    """Whether a run folder is that of a server: its manifest knows the federation, and nothing of the sites' data."""
+    """Whether a run folder is that of a server, whose manifest describes the federation but not the sites' data."""
     return "federation" in run.manifest and "sites" not in run.manifest
 
 

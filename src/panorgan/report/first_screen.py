@@ -1,4 +1,4 @@
-"""What a reader of a run's page wants to know first besides the mean: where it is worst, and what to do next."""
+"""The first screen of a run's page, besides the mean: where it is worst, and what to do next."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def worst_site(scores: Scores) -> Worst | None:
 
 
 def next_steps(run: Run, scores: Scores, has_baselines: bool, pooled: bool) -> list[Step]:
-    """The most useful first; none is a must."""
+    """Suggestions, the most useful first."""
     steps = []
     poor = [organ for organ in run.organs if (s := scores.dice.organs.get(organ)) and s.n and s.mean < _POOR]
     if poor:
@@ -66,7 +66,7 @@ def next_steps(run: Run, scores: Scores, has_baselines: bool, pooled: bool) -> l
 
 
 def last_step(scores: Scores) -> str:
-    """What to look at, in any case."""
+    """The commands to look at a run, which are always suggested."""
     missed = scores.dice.overall.missed + scores.dice.external.missed
     return f"Look at {'what was missed' if missed else 'the worst cases'} first:"
 

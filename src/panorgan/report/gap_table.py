@@ -24,13 +24,13 @@ _WORST = (
 
 
 def gap_note(results: Results) -> str:
-    """What the columns mean that are there."""
+    """The meaning of the columns that are present."""
     has_gap = any(gain.inside or gain.outside for gain in results.gains.values())
     return (_GAP if has_gap else "") + _WORST
 
 
 def gain_headings(results: Results) -> list[str]:
-    """The columns that there is something for."""
+    """The columns that have values."""
     return [heading for heading, _ in _columns(results)]
 
 

@@ -16,7 +16,7 @@ _OPENING = (
 _CLOSING = (
     "Surfaces are the mask voxels with a face neighbour outside the mask; beyond the image border counts as outside. "
     "Where both masks are empty the scores are perfect. Where exactly one is, the organ was *missed*: overlaps are 0, "
-    "and what is not defined is NaN, is left out of means and counted beside them."
+    "and what is not defined is NaN, is left out of means and counted separately."
 )
 
 

@@ -100,8 +100,8 @@ def choose(rows: Iterable[Row], organ: str) -> list[_Choice]:
         return []
     if len(ranked) == 1:
         return [_Choice("Only case", ranked[0])]
-    middle = [_Choice("Median", ranked[len(ranked) // 2])] if len(ranked) > 2 else []
-    return [_Choice("Best", ranked[0]), *middle, _Choice("Worst", ranked[-1])]
+    median = [_Choice("Median", ranked[len(ranked) // 2])] if len(ranked) > 2 else []
+    return [_Choice("Best", ranked[0]), *median, _Choice("Worst", ranked[-1])]
 
 
 def _draw_case(run: Run, cases: Mapping[CaseKey, Case], key: CaseKey, wanted: Sequence[_Choice]) -> Iterator[Overlay]:

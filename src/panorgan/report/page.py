@@ -31,7 +31,7 @@ from panorgan.workflows.site_cases import cache_folder, read_sites
 
 
 def write_report(run: str | os.PathLike[str] | Run, cache: str | os.PathLike[str] | None = None) -> Path:
-    """Write the report of a scored run into its folder and return its path; beside it, its tables as `report.tex`.
+    """Write the report of a scored run into its folder and return its path; next to it, its tables as `report.tex`.
 
     If the scans can no longer be read, the page says so instead of showing pictures. The run of a federation's server
     has no scans and no test scores: its page is about rounds, sites and troubles, and may be written at any time.

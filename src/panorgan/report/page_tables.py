@@ -38,7 +38,7 @@ PACKAGES = r"% \usepackage{booktabs,amssymb}"
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, and what stands in small print. `span`: columns it goes over; 0 where the cell to the left covers it."""
+    """A cell: its text, and its small print. `span`: its number of columns; 0 if the cell to the left covers it."""
 
     main: str = ""
     small: str = ""
@@ -86,7 +86,7 @@ def latex(table: PageTable) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text in which nothing is a command."""
+    """Text escaped for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
@@ -109,7 +109,7 @@ def _comment(text: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Collects the tables that stand in a `.table` box; those of pictures (`.looks`) are none."""
+    """Collects the tables in a `.table` box, except those of pictures (`.looks`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Reader(HTMLParser):
             self._cell = replace(self._cell, main=self._cell.main + data)
 
     def _place(self, cell: Cell) -> None:
-        """Into the next free slots of the row; slots below a cell of several rows are empty."""
+        """Put a cell into the next free slots of the row; slots below a cell of several rows are empty."""
         assert self._table is not None
         rows = self._table.parts[self._part]
         row, at = rows[-1], len(rows) - 1

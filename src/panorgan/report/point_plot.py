@@ -105,7 +105,7 @@ def draw_points(bands: Sequence[Band], alt: str) -> PointPlot:
 
 
 def x_of(value: float) -> float:
-    """Where a value from 0 to 1 lies."""
+    """The position of a value from 0 to 1."""
     return LEFT + value * (WIDTH - LEFT - RIGHT)
 
 

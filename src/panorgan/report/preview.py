@@ -24,7 +24,7 @@ _LEGEND_COLUMNS = 4
 
 
 def write_preview(prediction: Prediction, volume: Volume, path: Path, is_ct: bool) -> Path:
-    """Write the picture as PNG. Each plane is where most of the organs is, the patient's right on the left."""
+    """Write the picture as PNG. Each plane shows most of the organs, the patient's right on the left."""
     grid = Grid.of(volume)
     scan, labels = grid.turn_to_ras(volume.voxels), grid.turn_to_ras(prediction.labels)
     figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white", layout="constrained")

@@ -73,7 +73,7 @@ def _in_order(run: Run) -> list[Row]:
 
 
 def _label(run: Run, row: Row) -> str:
-    """Whether the site taught this organ."""
+    """Whether the site labels this organ in training."""
     if row["split"] == EXTERNAL_SPLIT:
         return "external site"
     return "labelled here" if run.labelled_itself(row["site"], row["organ"]) else "not labelled here"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import catalogue
-from panorgan.config import Agreement, load_agreement
+from panorgan.config import load_agreement
 from panorgan.data.case import Case
 from panorgan.deployment.folders import SiteKit
 from panorgan.deployment.kit_files import load_site_file

@@ -99,7 +99,7 @@ def _strip(
     row_of: Mapping[tuple[str, str], int],
     title_of: Callable[[str], str] | None = None,
 ) -> Strip | None:
-    """None where nothing can be compared: too few dots, or all equal."""
+    """One plot; None if there is nothing to compare: too few dots, or equal values."""
     kept = {name: [(case, value) for case, value in own if math.isfinite(value)] for name, own in values.items()}
     kept = {name: own for name, own in list(kept.items())[:_MOST_ROWS] if own}
     numbers = [value for own in kept.values() for _, value in own]

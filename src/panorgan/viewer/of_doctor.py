@@ -26,7 +26,7 @@ def has_findings(page: Path) -> bool:
 
 
 def view_checkup(page: Path) -> Study:
-    """Every case that was checked, those with findings first; a duplicate is beside its twin."""
+    """Every case that was checked, those with findings first; a duplicate is next to its twin."""
     content = _content(page)
     if content is None:
         raise DataError(

@@ -60,7 +60,7 @@ def _prediction(file: Path, about: Mapping[str, Any], scan: Path | None) -> View
             "The label map of a prediction is missing.",
             code="label-missing",
             where=str(file),
-            fix="Put it beside its JSON file, or predict the scan again.",
+            fix="Put it next to its JSON file, or predict the scan again.",
         )
     ids = {str(name): int(number) for name, number in about["labels"].items()}
     doubts = tuple(
@@ -82,7 +82,7 @@ def _inclusive(ids: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def _scan_of(about: Mapping[str, Any], map_file: Path, given: Path | None) -> Scan:
-    """The scan of a label map: where its JSON file says, beside it, or where the user says."""
+    """The scan of a label map: where its JSON file says, next to it, or where the user says."""
     name = str(about["scan"])
     noted = [Path(str(about["scan_path"]))] if about.get("scan_path") else []
     here = [map_file.parent / name, map_file.parent.parent / name]

@@ -1,4 +1,4 @@
-"""A method's module table (`Method.ablation`) as a comparison whose entries are its rows."""
+"""Ablations: a comparison whose entries are the rows of a method's table (`Method.ablation`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from panorgan.config import Experiment
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.methods.registry import find_method, methods
 from panorgan.methods.shared.ablation import AblationRow, all_modules
-from panorgan.workflows.compare import ComparisonPlan, Entry, Kind, parse_seeds, plan_runs
+from panorgan.workflows.compare import ComparisonPlan, plan_runs
+from panorgan.workflows.compare_entries import Entry, Kind, parse_seeds
 
 ABLATION = Kind(
     "ablation", "row", "--rows", "Remove the module's switch from the experiment's method section, or choose --rows."
@@ -19,7 +20,7 @@ ABLATION = Kind(
 
 @dataclass(frozen=True)
 class Ablation:
-    """The requested rows of a method's table, plainest first, and the runs that they need."""
+    """The requested rows of a method's table, simplest first, and the runs that they need."""
 
     method: str
     rows: tuple[AblationRow, ...]
@@ -43,8 +44,8 @@ def plan_ablation(
     """Everything that an ablation will run, checked as far as possible without data.
 
     `method` defaults to the experiment's own; `rows` are labels as on the command line, all of them if left out.
-    The reference is the first row that is the method itself: its plainest form. Every row delivers its last round:
-    the best one may come before a module begins, and would then equal another row's.
+    The reference is the first row that is the method itself, in its simplest form. Every row delivers its last round:
+    the best round may lie before a module begins, and would then equal that of another row.
     """
     experiment = experiment.model_copy(update={"training": experiment.training.model_copy(update={"select": "last"})})
     name = method or str(experiment.method["name"])
@@ -97,7 +98,7 @@ def _find(rows: Sequence[AblationRow], label: str, option: str) -> AblationRow:
 
 
 def _near(label: str, known: Mapping[str, AblationRow]) -> str:
-    """A hint at rows with similar names, as written."""
+    """A hint at rows with similar names."""
     hint = did_you_mean(label, known)
     for small, row in known.items():
         hint = hint.replace(repr(small), repr(row.label))

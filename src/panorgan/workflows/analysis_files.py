@@ -72,7 +72,7 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All results. `about` describes their origin: run, round, parameters, patches, settings, device, versions."""
+    """All results; `about` holds run, round, parameters, patches, settings, device and versions."""
 
     about: dict[str, Any]
     curvature: tuple[PlaceCurvature, ...]
@@ -99,7 +99,7 @@ def write_analysis(run: Run, analysis: Analysis) -> None:
 
 
 def read_analysis(run: Run) -> Analysis | None:
-    """Earlier results; None where nothing was analysed."""
+    """Earlier results; None if there are none."""
     try:
         content = read_json(run.analysis_file.read_bytes())
     except FileNotFoundError:

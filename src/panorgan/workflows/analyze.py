@@ -1,7 +1,7 @@
 """Analyses of a finished run: sharpness of its minimum, the loss around it, similarity of its layers to other models.
 
-The loss is the same for every method, so that runs compare: partial Dice + cross-entropy on what each case annotates.
-It is taken on fixed patches, which depend on data, settings and seed alone.
+The loss is the same for every method, so that runs are comparable: partial Dice + cross-entropy on annotated
+structures, computed on fixed patches, which depend only on data, settings and seed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from panorgan.workflows.run import Run
 
 
 class AnalysisSettings(Settings):
-    """What to analyse, and how closely. 0 leaves something out."""
+    """What to analyse, and how precisely; 0 leaves a part out."""
 
     eigenvalues: int = Field(5, ge=0, description="largest eigenvalues of the Hessian; λ_max/λ_5 needs five")
     probes: int = Field(16, ge=0, description="random vectors for the Hessian's trace")
@@ -178,7 +178,7 @@ def _patches(
     settings: AnalysisSettings,
     device: torch.device,
 ) -> list[Batch]:
-    """A site's batches: the same every time, for any method."""
+    """A site's batches, the same in every analysis and for every method."""
     cases = site.validation if settings.split == "validation" else site.train
     if not cases:
         raise DataError(
@@ -202,7 +202,7 @@ def _loss(network: SegmentationNetwork, batch: Batch, organs: tuple[str, ...]) -
 
 @contextmanager
 def _all_digits() -> Iterator[None]:
-    """Second derivatives need all digits of float32: the ten bits of TF32 would hide small eigenvalues."""
+    """Compute in full float32: the ten bits of TF32 would hide small eigenvalues."""
     kept, cudnn.allow_tf32 = cudnn.allow_tf32, False
     try:
         yield

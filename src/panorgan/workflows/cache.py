@@ -34,6 +34,6 @@ def cache_limit(own_gb: float | None = None) -> int | None:
 
 
 def trim_cache(cache: Path, own_gb: float | None = None) -> list[CacheEntry]:
-    """Let go of what was not used for longest; what this process and others use stays, even if it is too much."""
+    """Remove the least recently used entries; entries in use by any process stay, even beyond the limit."""
     limit = cache_limit(own_gb)
     return [] if limit is None else trim(cache, limit)

@@ -1,4 +1,4 @@
-"""Which files are the channels of which scan, when a model of several channels is to segment them."""
+"""Groups files into scans of several channels, for a model that takes several channels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_file(path: Path, channels: Sequence[str]) -> tuple[Channel, ...]:
 
 
 def is_paths(scan: object) -> bool:
-    """Whether a scan is given as a file, or as several, rather than by its voxels."""
+    """Whether a scan is given as one or several files, rather than as voxels."""
     several = scan.values() if isinstance(scan, Mapping) else scan if isinstance(scan, list | tuple) else (scan,)
     return all(isinstance(one, str | os.PathLike) for one in several)
 
@@ -69,10 +69,10 @@ def _other_number(count: int, channels: Sequence[str]) -> DataError:
 def group_files(
     files: Sequence[Path], channels: Sequence[str], leave_out: bool
 ) -> tuple[dict[str, tuple[Channel, ...]], int]:
-    """Scans by name with their channels, and how many files belong to none.
+    """Scans by name with their channels, and the number of files that belong to none.
 
-    Names say which channel a file is: `case_0001` or `case_t1ce`, or `t1ce` in a folder of its own for each case; a 4-D
-    file holds them all. With `leave_out`, files that say nothing are counted; without, they are refused.
+    The name of a file gives its channel: `case_0001` or `case_t1ce`, or `t1ce` in a folder per case; a 4-D file has all
+    channels. With `leave_out`, other files are counted; without, they are refused.
     """
     scans: dict[str, dict[str, Path]] = {}
     whole: dict[str, tuple[Channel, ...]] = {}
@@ -115,7 +115,7 @@ def group_files(
 
 
 def _images_in(path: Path) -> int:
-    """How many images a NIfTI file holds, by its header; 1 where that is not known."""
+    """The number of images in a NIfTI file, by its header; 1 if unknown."""
     try:
         image: Any = nib.load(path)
         shape = image.shape
@@ -134,7 +134,7 @@ def _place(path: Path, channels: Sequence[str]) -> tuple[str, str] | None:
 
 
 def channel_of(path: Path, channels: Sequence[str]) -> tuple[str, str] | None:
-    """Case and channel of a file whose name ends in a channel's."""
+    """Case and channel of a file whose name ends with that of a channel."""
     stem = _stem(path)
     if (name := find_channel(stem, channels)) is not None:
         return path.resolve().parent.name, name
@@ -149,7 +149,7 @@ def _stem(path: Path) -> str:
 
 
 def named_files(texts: Sequence[Path], channels: Sequence[str]) -> dict[str, Path]:
-    """What is given as `t1=FILE`; empty where nothing is."""
+    """Files given as `t1=FILE`, by channel; empty if none are."""
     pairs = [str(text).partition("=") for text in texts]
     known = {plain_name(name): name for name in channels}
     found: dict[str, Path] = {}

@@ -1,76 +1,24 @@
-"""Several methods × several seeds in one folder: parse the request, check it, run what is missing."""
+"""Several methods × several seeds in one folder: plan the runs, check them, run what is missing."""
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
-from panorgan.config import Experiment, parse_experiment
+from panorgan.config import Experiment
 from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.federation.events import Listener
 from panorgan.federation.files import write_atomically
+from panorgan.workflows.compare_entries import COMPARISON, Entry, Kind, parse_methods, parse_seeds
 from panorgan.workflows.execute import check_folder, check_run, train
 from panorgan.workflows.run import Run
 
-SECTIONS = ("network", "training")
-"""Sections of an experiment that a method entry may set besides the method's own settings."""
 _USUAL_REFERENCE = "fedavg"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is compared: the names of its files, what one entry is, and the command-line option.
-
-    `mend` says how to resolve two equal entries, `naming` how an entry gets a name.
-    """
-
-    name: str
-    thing: str
-    option: str
-    mend: str
-    naming: str = ""
-
-
-COMPARISON = Kind("comparison", "method", "--methods", "Leave one out.", ": name=method+setting=value")
-
-_LABEL = r"[A-Za-z0-9][A-Za-z0-9_. -]*"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One method of a comparison, as written: `flkd`, `flkd+local_weight=0`, `global_only=flkd+local_weight=0`."""
-
-    label: str
-    method: str
-    settings: Mapping[str, Any]
-
-    @property
-    def folder(self) -> str:
-        """A name for the file system."""
-        return re.sub(r"[^A-Za-z0-9_.+=-]", "_", self.label)
-
-    def applied_to(self, experiment: Experiment, option: str = COMPARISON.option) -> Experiment:
-        """The experiment with this method; the file's own settings apply where it names the same method."""
-        content = experiment.model_dump()
-        same = experiment.method if experiment.method["name"] == self.method else {}
-        content["method"] = {**same, "name": self.method}
-        for key, value in self.settings.items():
-            section, dot, rest = key.partition(".")
-            place, last = (content[section], rest) if dot and section in SECTIONS else (content["method"], key)
-            *parents, last = last.split(".")
-            for name in parents:
-                place[name] = dict(place[name]) if isinstance(place.get(name), Mapping) else {}
-                place = place[name]
-            place[last] = value
-        return parse_experiment(content, f"{option} {self.label}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +37,7 @@ class Planned:
 
     @property
     def traceback(self) -> Path:
-        """The traceback of an unforeseen error; beside the run's folder, which holds only its own files."""
+        """The file for the traceback of an unforeseen error, next to the run's folder."""
         return self.folder.path.with_name(f"{self.folder.path.name}.traceback.txt")
 
     @property
@@ -98,7 +46,7 @@ class Planned:
         return self.folder.manifest.get("hardware", {}).get("threads") if self.folder.started else None
 
     def with_threads(self, otherwise: int | None = None) -> Experiment:
-        """The experiment with the threads the run began with: another number would change its bits.
+        """The experiment with the number of threads that the run began with: another would change its bits.
 
         A new run takes those of the experiment, or `otherwise`.
         """
@@ -116,7 +64,7 @@ class Failure:
 
     @classmethod
     def of(cls, run: Planned, error: Exception) -> Failure:
-        """Any error, as text alone: an exception would keep the memory of its run alive."""
+        """A failure with the error as text: the exception itself would keep the memory of its run alive."""
         if isinstance(error, PanorganError):
             return cls(run, RunError(error.what, code=error.code, where=error.where, why=error.why, fix=error.fix))
         message = str(error).strip()
@@ -164,7 +112,7 @@ class ComparisonPlan:
 
     @property
     def missing(self) -> tuple[Planned, ...]:
-        """The runs that are not."""
+        """The runs that are not finished."""
         return tuple(run for run in self.runs if not run.folder.complete)
 
 
@@ -175,7 +123,7 @@ def plan_comparison(
     reference: str | None = None,
     folder: Path | None = None,
 ) -> ComparisonPlan:
-    """Everything that a comparison will run, checked as far as possible without data.
+    """Plan all runs of a comparison, and check them as far as possible without data.
 
     `methods` and `seeds` are lists, or separated by commas as on the command line. Only the seed differs between the
     runs of a method: phantoms stay the same.
@@ -196,7 +144,7 @@ def plan_runs(
     folder: Path,
     kind: Kind = COMPARISON,
 ) -> ComparisonPlan:
-    """Every entry with every seed, checked as far as possible without data."""
+    """Plan every entry with every seed, and check them as far as possible without data."""
     labels = [entry.label for entry in entries]
     if reference not in labels:
         raise ConfigError(
@@ -230,79 +178,6 @@ def plan_runs(
     return ComparisonPlan(experiment.name, folder, tuple(entries), seeds, reference, runs, kind)
 
 
-def parse_methods(methods: str | Sequence[str]) -> list[Entry]:
-    """`a,b+key=value,label=c`, or a list of such, as entries. Commas inside brackets belong to a value."""
-    text = methods if isinstance(methods, str) else ",".join(methods)
-    pieces = [piece.strip() for piece in _split_at_commas(text) if piece.strip()]
-    if not pieces:
-        raise ConfigError(
-            "No method is named.",
-            code="no-method",
-            where="--methods",
-            fix="Separate them by commas: --methods solo,fedavg.",
-        )
-    return [_parse_entry(piece) for piece in pieces]
-
-
-def _split_at_commas(text: str) -> list[str]:
-    pieces, depth = [""], 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return pieces
-
-
-def _parse_entry(text: str) -> Entry:
-    head, *changes = re.split(r"\+(?=[A-Za-z_])", text)  # not the plus of 1e+3
-    label, equals, method = head.partition("=")
-    if equals and (not re.fullmatch(_LABEL, label) or not method):
-        raise ConfigError(
-            f"A method cannot be written {text!r}.",
-            code="method-not-understood",
-            where="--methods",
-            fix="Use method, method+setting=value or name=method+setting=value.",
-        )
-    settings = {}
-    for change in changes:
-        key, equals_here, value = change.partition("=")
-        if not key or not equals_here:
-            raise ConfigError(
-                f"A setting must look like name=value, not {change!r}.",
-                code="setting-not-understood",
-                where=f"--methods {text}",
-                fix="Write it without spaces: flkd+local_weight=0.",
-            )
-        try:
-            settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"The value of a setting is not valid YAML: {value!r}.",
-                code="invalid-yaml",
-                where=f"--methods {text}",
-                why=str(error),
-                fix="Close its brackets and quotes.",
-            ) from error
-    return Entry(label if equals else text, method if equals else head, settings)
-
-
-def parse_seeds(seeds: str | Sequence[int]) -> tuple[int, ...]:
-    """`0,1,2`, or a list, as numbers."""
-    text = seeds if isinstance(seeds, str) else ",".join(map(str, seeds))
-    pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
-    if not pieces or not all(piece.isdecimal() for piece in pieces) or len(set(map(int, pieces))) < len(pieces):
-        raise ConfigError(
-            f"Seeds cannot be written {text!r}.",
-            code="seeds-not-understood",
-            where="--seeds",
-            why="they are different whole numbers from 0 on",
-            fix="Separate them by commas: --seeds 0,1,2.",
-        )
-    return tuple(int(piece) for piece in pieces)
-
-
 def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
     taken: dict[str, str] = {}
     for entry in entries:
@@ -320,7 +195,7 @@ def _refuse_shared_folders(entries: Sequence[Entry], kind: Kind) -> None:
 
 
 def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
-    """Two names for the same thing are a mistake."""
+    """Refuse two entries with equal settings."""
     known: dict[str, str] = {}
     for label, experiment in experiments.items():
         # A setting that the method overrides makes no difference.
@@ -337,7 +212,7 @@ def _refuse_twins(experiments: Mapping[str, Experiment], kind: Kind) -> None:
 
 
 def check_comparison(plan: ComparisonPlan, cache: Path | None = None, data: bool = True) -> None:
-    """Errors that can be found before hours of training: folders, settings, lists of cases, other test cases.
+    """Find errors before hours of training: in folders, settings and lists of cases, and differing test cases.
 
     Without `data`, only finished runs are checked.
     """

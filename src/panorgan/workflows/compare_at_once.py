@@ -35,7 +35,7 @@ OnEnd = Callable[[Planned, PanorganError | None], None]
 
 
 def shared_machine(folder: Run) -> bool:
-    """Whether a run, or a part of it, was trained beside others: its times are then not comparable."""
+    """Whether a run, or a part of it, was trained in parallel with others: its times are then not comparable."""
     return (folder.path / _SHARED_MARK).is_file()
 
 

@@ -1,4 +1,4 @@
-"""Detects changes of a site's cases: checked before every round, so it must cost next to nothing."""
+"""Detects changes in a site's cases. It runs before every round, so it must cost next to nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DataWatch:
 
 
 def _identity(case: Case) -> Identity | None:
-    """Shows whether a case's files are untouched; None if one is missing, or too recent to tell."""
+    """Size, times and inode of a case's files; None if one is missing, or too recently changed to tell."""
     try:
         labels = [file for path in (case.labels.paths if case.labels else ()) for file in files_of(path)]
         found = [_stat(path) for path in (*case.image_files, *labels)]

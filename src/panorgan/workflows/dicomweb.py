@@ -37,7 +37,7 @@ class RemoteSeries:
     instances: int | None
 
     def is_called(self, text: str) -> bool:
-        """Whether a person may mean it by this number, description or UID."""
+        """Whether it has this number, description or UID."""
         return text.strip().casefold() in {
             name.casefold() for name in (self.uid, self.number, self.description) if name
         }
@@ -121,7 +121,7 @@ class DicomWebServer:
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[Any]:
-        """A client, whose failures become errors that a person can act on."""
+        """A client whose failures become our errors."""
         web, requests = _import_dicomweb()
         session = self.access.session(requests)
         failed = requests.exceptions
@@ -142,7 +142,7 @@ class DicomWebServer:
             session.close()
 
     def _disturbed(self, doing: str, error: Exception, kinds: Any) -> DataError:
-        """No answer, or none that could be believed."""
+        """The server did not answer, or its certificate could not be verified."""
         what = f"The DICOMweb server did not {doing}."
         if isinstance(error, kinds.SSLError):  # before ConnectionError, which it is too
             fix = "Name the file of your hospital's certificate authority as 'ca' in the file of --credentials."
@@ -232,7 +232,7 @@ def _reason(item: Any) -> str:
 
 
 def _failures(response: Any) -> str:
-    """The reasons of a server that has stored nothing; empty where it names none."""
+    """The reasons why a server has stored nothing; empty if it names none."""
     try:
         failed = import_pydicom().Dataset.from_json(response.json()).get("FailedSOPSequence") or []
     except (ValueError, KeyError, TypeError, AttributeError):

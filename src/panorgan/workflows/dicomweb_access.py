@@ -1,4 +1,4 @@
-"""How panorgan proves to a DICOMweb server who it is: from the environment or a file, never from a command line."""
+"""Credentials for a DICOMweb server, from the environment or a file, never from the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Access(Settings):
         return bool(self.user or self.token)
 
     def session(self, requests: Any) -> Any:
-        """A session of `requests` that proves itself and verifies the server's certificate."""
+        """A session of `requests` that sends the credentials and verifies the server's certificate."""
         session = requests.Session()
         if self.ca is not None:
             session.verify = str(self.ca)
@@ -56,7 +56,7 @@ class Access(Settings):
 
 
 def _bearer(token: str) -> Any:
-    """As an authentication and not as a header: a `.netrc` would replace the header."""
+    """Bearer authentication as an auth object: a `.netrc` would replace a plain header."""
 
     def add(request: Any) -> Any:
         request.headers["Authorization"] = f"Bearer {token}"
@@ -120,7 +120,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def check_address(url: str, access: Access) -> None:
-    """Refuse addresses that are none, that hold a password, or that would send one in the clear."""
+    """Refuse an address that is invalid, contains a password, or would send one unencrypted."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port

@@ -1,4 +1,4 @@
-"""Check data folders and experiments before anything is trained on them. torch is imported for experiments alone."""
+"""Check data folders and experiments before training. Imports torch only for experiments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def doctor(
 def find_sources(
     subjects: Sequence[Path | Experiment], layout: str = "auto", on_progress: OnProgress | None = None
 ) -> tuple[Source, ...]:
-    """What to check: data folders, tables of cases, and all sites of experiments."""
+    """The sources to check: data folders, tables of cases, and all sites of experiments."""
     found: list[Source] = []
     for subject in subjects:
         if isinstance(subject, Path) and not subject.exists():
@@ -98,7 +98,7 @@ def with_unique_names(sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def _refusals(subjects: Sequence[Path | Experiment]) -> Iterator[Finding]:
-    """What training would refuse although every folder is fine: an organ that no site labels, a misspelled case."""
+    """Errors that training would raise although every folder is fine: an unlabelled organ, a misspelled case."""
     for subject in subjects:
         if (experiment := _experiment(subject)) is not None:
             from panorgan.workflows.sources import refusal_of

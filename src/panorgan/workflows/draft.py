@@ -1,4 +1,4 @@
-"""From surveyed folders to a table of cases and an experiment file, with what is known about every label beside it."""
+"""Drafts a table of cases and an experiment file from surveyed folders, with comments on every label."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from panorgan.workflows.survey import LabelFacts, SiteSurvey
 
 EXPERIMENT, TABLE = "experiment.yaml", "cases.csv"
 LEAVE_OUT = ("ignore", "-", "")
-# Named so, an organ is one that the catalogue does not know.
+# Prefix of an organ that the catalogue does not have.
 OWN = "+"
-# With fewer patients at a site, shares by chance may leave a split empty.
+# With fewer patients at a site, a random split may leave a part empty.
 _FEW_PATIENTS = 10
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What was written. `refusal` says what training would refuse, and is empty where it would begin."""
+    """The written files; `refusal` is the error that training would raise, or empty."""
 
     experiment: Path
     tables: Mapping[str, Path]
@@ -59,7 +59,7 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
             name, equals, organ = (part.strip() for part in entry.partition("="))
             if not name or not equals:
                 raise ConfigError(
-                    f"{entry!r} does not say what a label is.",
+                    f"{entry!r} does not name a label and its organ.",
                     code="bad-labels",
                     where=f"--labels {text}",
                     fix="Write --labels 1=liver,2=spleen, with ids or names of labels on the left.",
@@ -76,7 +76,7 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
 
 
 def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, str]]) -> tuple[SiteSurvey, ...]:
-    """The surveys with the organs that a person gave, by site and label; an organ that is left out is empty."""
+    """The surveys with the organs given by the user, by site and label; an empty organ leaves the label out."""
     matched: set[str] = set()
     found = []
     for survey in surveys:
@@ -101,7 +101,7 @@ def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, s
 
 
 def organ_of(text: str) -> str:
-    """The organ that a person named; `+name` is one that the catalogue lacks; empty to leave the label out."""
+    """The organ that the user named; `+name` is one that the catalogue lacks, empty leaves the label out."""
     if text.lower() in LEAVE_OUT:
         return ""
     if text.startswith(OWN):
@@ -136,7 +136,7 @@ def refuse_existing(out: Path, surveys: Iterable[str]) -> None:
 
 
 def write_draft(surveys: Sequence[SiteSurvey], out: Path, organs: Sequence[str] = ()) -> Draft:
-    """Write tables and experiment file into `out`; `organs` are those to segment, all that are known if empty."""
+    """Write tables and experiment file into `out`; `organs` are the organs to segment, by default all known ones."""
     refuse_existing(out, [survey.site for survey in surveys])
     for survey in surveys:
         if not survey.organs:
@@ -174,7 +174,7 @@ def _nothing_named(survey: SiteSurvey, several: bool) -> DataError:
     labels = ", ".join(f"{_shown(label)} ({in_ml(label.volume_ml)} ml)" for label in survey.labels if label.cases)
     keys = [str(label.ids[0]) if label.ids else label.name for label in survey.labels if label.cases]
     return DataError(
-        f"It is not known what the labels of site {survey.site} are.",
+        f"The labels of site {survey.site} are not recognised.",
         code="labels-unknown",
         where=str(survey.folder),
         why=f"{labels or 'no label is drawn in any case'}"
@@ -185,7 +185,7 @@ def _nothing_named(survey: SiteSurvey, several: bool) -> DataError:
 
 
 def vocabulary_of(organs: Iterable[str], wanted: Sequence[str] = ()) -> tuple[str, ...]:
-    """What the federation segments: a union that some site separates is replaced by its parts."""
+    """The organs that the federation segments: a union is replaced by its parts if some site separates them."""
     found = dict.fromkeys(organs)
     if wanted:
         chosen = dict.fromkeys(find_organ(name).name for name in wanted)
@@ -221,7 +221,7 @@ def _leaves(organ: str) -> list[str]:
 
 
 def table_of(survey: SiteSurvey, beside: Path) -> str:
-    """`cases.csv`: paths relative to it where the data lies below, so that both can be moved."""
+    """The text of `cases.csv`; paths below its folder are relative, so that both can be moved together."""
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
     writer.writerow(["case", "image", "label", "annotated", "patient"])
@@ -239,7 +239,7 @@ def table_of(survey: SiteSurvey, beside: Path) -> str:
 
 
 def place(path: Path, beside: Path) -> str:
-    """Relative to a folder where the path lies below it, else absolute."""
+    """The path relative to a folder if it lies below it, else absolute."""
     # Not resolved: a link is where the user keeps the scan.
     whole, start = Path(os.path.abspath(path)), Path(os.path.abspath(beside))
     return os.path.relpath(whole, start) if whole.is_relative_to(start) else str(whole)
@@ -304,7 +304,7 @@ def _site(survey: SiteSurvey, table: Path | None, out: Path, external: bool) -> 
 
 
 def _comment(label: LabelFacts) -> str:
-    """Volume and cases, and why it is taken for what it is."""
+    """Volume and cases of a label, and how its organ was recognised."""
     seen = f"{in_ml(label.volume_ml)} ml, in {label.cases} of {label.looked_at} cases"
     guessed = f"guessed ({label.why}): check it"
     said = {"guess": guessed, "given": "as given" if label.organ else "left out as asked", "": "not recognised"}

@@ -16,14 +16,14 @@ from panorgan.workflows.prepare import PreparedFederation
 from panorgan.workflows.rehearsal import Speed
 
 LONG_SECONDS = 2 * 3600.0
-"""From here on it is worth to look for settings that suit the machine better."""
+"""Above this, it is worth looking for settings that suit the machine better."""
 _PER_SCORED_CASE = 2.0
 """Seconds for reading, resampling and the metrics of one test case; the network's time comes on top."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds by what they are spent on. `steps` are those of all sites, which take turns on the machine."""
+    """Seconds by kind of work; `steps` are those of all sites, which take turns on the machine."""
 
     training: float
     validation: float
@@ -34,12 +34,12 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The total."""
         return self.training + self.validation + self.scoring
 
     @property
     def is_long(self) -> bool:
-        """Whether it is hours."""
+        """Whether it takes hours."""
         return self.seconds > LONG_SECONDS
 
     def as_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Work:
-    """What has to be done: steps per round in training, and windows per validation and for scoring."""
+    """The work of a run: training steps per round, and windows per validation and for scoring."""
 
     sites: int
     steps_per_round: int
@@ -68,7 +68,7 @@ class Work:
 
     @classmethod
     def of(cls, experiment: Experiment, prepared: PreparedFederation, workers: Mapping[str, SiteWorker]) -> Work:
-        """Counted in the prepared cases; test cases are taken to be as large as the others of their site."""
+        """Count it from the prepared cases; test cases are assumed to be as large as the site's other cases."""
         training = experiment.training
         patch, overlap = training.sampling.patch_size, training.overlap
         steps = sum(
@@ -106,7 +106,7 @@ def estimate(experiment: Experiment, work: Work, speed: Speed, rounds_done: int 
 
 
 def count_windows(shape: Sequence[int], patch: Sequence[int], overlap: float) -> int:
-    """How many windows cover a scan."""
+    """The number of windows that cover a scan."""
     step = [max(1, int(size * (1 - overlap))) for size in patch]
     along = (math.ceil(max(n - p, 0) / s) + 1 for n, p, s in zip(shape, patch, step, strict=True))
     return math.prod(along)

@@ -1,4 +1,4 @@
-"""Events of a run in words: the same in the terminal, in logs and on pages."""
+"""Events of a run as text, the same in the terminal, in logs and on pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def event_line(event: Event) -> str:
 
 
 def mean_validation(facts: Mapping[str, Any]) -> float | None:
-    """Mean over sites of the mean over their structures, by which the coordinator selects."""
+    """Mean over sites of the mean over their structures, by which the coordinator selects the best round."""
     scores = [sum(s.values()) / len(s) for s in (facts.get("validation") or {}).values() if s]
     return sum(scores) / len(scores) if scores else None
 
@@ -104,7 +104,7 @@ def _driver_line(facts: dict[str, Any]) -> str:
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "started": lambda facts: "a new run",
-    "resumed": lambda facts: "the run goes on with more rounds" if facts.get("extended") else "the run continues",
+    "resumed": lambda facts: "the run continues with more rounds" if facts.get("extended") else "the run continues",
     "split": lambda facts: f"split: {split_in_words(facts)}",
     "shared_scans": shared_in_words,
     "joined": lambda facts: f"joined: {joined_in_words(facts)}",

@@ -117,7 +117,7 @@ def _train_and_score(
     resumed: bool,
     extended: bool = False,
 ) -> Run:
-    """The remaining rounds, the model, the scores. `extended`: the run was complete, and gets more rounds."""
+    """Train the remaining rounds, deliver the model, score it. `extended`: more rounds for a complete run."""
     mend_tail(run.events_file)
     events = EventLog(run.events_file, (*listeners, tensorboard_listener(run.tensorboard_folder)))
     how = {"extended": True} if extended else {}
@@ -168,7 +168,7 @@ def evaluate(
 
 
 def _with_scores(run: Run) -> Run:
-    """The run, with its scores read: damage must not show later."""
+    """Read the run's scores, so that damage shows now and not later."""
     _ = run.scores
     return run
 
@@ -260,7 +260,7 @@ def _coordinator_setup(experiment: Experiment, folder: Run, run: str, plan: Plan
 
 
 def _limits(experiment: Experiment, method: Method) -> LimitSettings:
-    """The limits of the experiment; a pooled place may have the cases of all sites."""
+    """The limits of the experiment; a pooled site may have the cases of all sites."""
     if not method.pooled:
         return experiment.limits
     sites = len(experiment.sites if experiment.phantom is None else experiment.phantom.sites)
@@ -268,7 +268,7 @@ def _limits(experiment: Experiment, method: Method) -> LimitSettings:
 
 
 def check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: bool = False) -> None:
-    """A new run needs an empty place; a resumed one must be the same experiment, or the same with more rounds."""
+    """Check that a new run's folder is empty, and that a resumed run is of the same experiment, or with more rounds."""
     if not run.started:
         if run.path.exists() and not _is_vacant(run.path):
             raise RunError(
@@ -303,7 +303,7 @@ def check_folder(run: Run, experiment: Experiment, resume: bool, may_extend: boo
 def check_run(
     experiment: Experiment, folder: Path, resume: bool, cache: Path | None = None, may_extend: bool = False
 ) -> None:
-    """Errors that can be found before hours of training: the folder, the experiment, the lists of cases."""
+    """Find errors before hours of training: in the folder, the experiment and the lists of cases."""
     check_folder(Run(folder), experiment, resume, may_extend)
     if not Run(folder).started:
         check_start(experiment)
@@ -335,7 +335,7 @@ def _short(value: Any) -> str:
 
 
 def _is_vacant(path: Path) -> bool:
-    """An empty folder, or one in which a run was killed before its manifest was written."""
+    """Whether a folder is empty, or holds a run that was killed before its manifest was written."""
     return path.is_dir() and all(child.name.endswith(".incomplete") for child in path.iterdir())
 
 
@@ -353,7 +353,7 @@ def _start_or_check(
 
 
 def check_data(run: Run, manifest: dict[str, Any], prepared: PreparedFederation) -> None:
-    """Other data, or another rule to split it, would score training cases as test cases."""
+    """Refuse changed data or another rule to split it: training cases might be scored as test cases."""
     if manifest.get("split_rule") != RULE and manifest["data_fingerprint"] != data_fingerprint(prepared):
         raise RunError(
             "This run was split by an older panorgan version, in another way.",

@@ -1,4 +1,4 @@
-"""Before a run begins: how long it will take on this machine, and where that is long, what would suit it."""
+"""Estimates before a run begins how long it will take here, and proposes settings if that is too long."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def duration_facts(
 
 
 def _data(prepared: PreparedFederation, facts: Mapping[str, Any]) -> Data:
-    """The prepared cases in the words of a proposal."""
+    """The prepared cases as `machine_size.propose` takes them."""
     cases = [case for site in prepared.training for case in (*site.train, *site.validation)]
     shape = np.median([case.shape for case in cases], axis=0)
     validation = sum(len(site.validation) for site in prepared.sites)

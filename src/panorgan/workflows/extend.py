@@ -15,7 +15,7 @@ from panorgan.workflows.run import Run
 
 
 def only_more_rounds(known: Experiment, experiment: Experiment) -> bool:
-    """Whether two experiments differ in their number of rounds alone, and the second has more."""
+    """Whether two experiments differ only in their number of rounds, and the second has more."""
     if experiment.training.rounds <= known.training.rounds:
         return False
     training = known.training.model_copy(update={"rounds": experiment.training.rounds})
@@ -38,7 +38,7 @@ def refuse_other_stages(run: Run, experiment: Experiment) -> None:
 def extend(run: Run, experiment: Experiment) -> dict[str, Any]:
     """Write the new number of rounds into the manifest, which keeps the old one; returns the event for the log.
 
-    Scores of the shorter run are set aside: they belong to its model, and their place says that a run is complete.
+    The scores of the shorter run are moved away: they belong to its model, and `metrics.csv` marks a run as complete.
     """
     old = run.experiment.training
     done = (Checkpoints(run.path / "checkpoints").peek() or (0, ()))[0]
@@ -62,7 +62,7 @@ def extend(run: Run, experiment: Experiment) -> dict[str, Any]:
 
 
 def in_words(before: int, done: int, experiment: Experiment) -> str:
-    """What an extension does to what depends on the number of rounds."""
+    """A sentence about how the extension affects what depends on the number of rounds."""
     training = experiment.training
     rate, rounds = training.optimizer, training.rounds
     text = f"The run is extended from {before} to {rounds} rounds; {done} are done."

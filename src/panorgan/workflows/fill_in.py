@@ -1,4 +1,4 @@
-"""Put settings into the text of a YAML file: comments, order and everything else stay as they are."""
+"""Writes settings into the text of a YAML file; comments, order and everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from panorgan.overrides import as_assignments, overridden
 
 
 def is_set(content: Mapping[str, Any], name: str) -> bool:
-    """Whether a file's content says something about a setting, by its dotted name."""
+    """Whether a file sets a setting, given by its dotted name."""
     place: Any = content
     for key in name.split("."):
         if not isinstance(place, Mapping) or key not in place:
@@ -23,7 +23,7 @@ def is_set(content: Mapping[str, Any], name: str) -> bool:
 
 
 def filled_in(text: str, settings: Mapping[str, Any], where: Path) -> str:
-    """The text with these settings by dotted name; a value that is there is replaced. Checked before it is returned."""
+    """The text with these settings (by dotted name) added or replaced; it is checked before it is returned."""
     expected = overridden(_unshared(yaml.safe_load(text) or {}), as_assignments(settings))
     changed = text
     for name, value in settings.items():
@@ -58,7 +58,7 @@ def _with(text: str, path: Sequence[str], value: Any) -> str:
 
 
 def _unshared(content: Any) -> Any:
-    """A copy in which nothing is there twice: an alias must not change what it repeats."""
+    """A copy without shared objects: changing an aliased value must not change the value that it repeats."""
     if isinstance(content, dict):
         return {key: _unshared(value) for key, value in content.items()}
     return [_unshared(value) for value in content] if isinstance(content, list) else content
@@ -96,7 +96,7 @@ def _plain(value: Any) -> str:
 
 
 def _end(node: yaml.Node) -> int:
-    """Where a node's own text ends. YAML counts comments after a block as part of it."""
+    """The end of a node's own text. YAML counts comments after a block as part of it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

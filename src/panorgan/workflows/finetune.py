@@ -1,4 +1,4 @@
-"""Fine-tune a delivered model with one site's own cases: an experiment with that site alone that starts from it."""
+"""Fine-tunes a delivered model on one site's own cases: an experiment with that site only, starting from the model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, Experiment, HardwareSettings, SiteSettings, load_experiment
+from panorgan.config import Experiment, HardwareSettings, SiteSettings, load_experiment
 from panorgan.errors import ConfigError, did_you_mean
 from panorgan.federation.start_settings import model_folder
 from panorgan.methods.protocol import Federation, SiteInfo
@@ -24,7 +25,7 @@ START_SCORES = "start_metrics.csv"
 
 
 def of_run(run: Run, site: str | None, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment that fine-tunes a run's model at one of its sites; there is no need to name the only one."""
+    """The experiment that fine-tunes a run's model at one of its sites; `site` may be None if there is only one."""
     known = run.experiment
     sites = site_settings(known, cache_folder(), lambda what, done, total: None)
     name = next(iter(sites)) if site is None and len(sites) == 1 else site
@@ -47,7 +48,7 @@ def finetuning(
     hardware: HardwareSettings,
     overrides: Sequence[str] = (),
 ) -> Experiment:
-    """The agreement's experiment with one site: its organs, the model's own plan, a tenth of rounds and of rate."""
+    """The agreement's experiment with one site: its organs, the model's plan, a tenth of rounds and learning rate."""
     model = load_model(folder, "cpu")
     alone = site.model_copy(update={"external": False, "joins_at": None})
     training = agreement.training
@@ -78,7 +79,7 @@ def finetuning(
 def score_start(run: Run) -> Table:
     """Score the model that a finished run started from on the run's own test cases; `start_metrics.csv` in its folder.
 
-    Scored are the organs of the run, whatever else the model knows.
+    Only the organs of the run are scored, even if the model knows others.
     """
     experiment = run.experiment
     start = experiment.training.start_from
@@ -92,7 +93,7 @@ def score_start(run: Run) -> Table:
 
 
 def _method(model: Model) -> dict[str, Any]:
-    """The model's method where one site can go on with it; plain averaging, of one site, where it needs others."""
+    """The model's method if it works with a single site; otherwise plain averaging, over one site."""
     card: Mapping[str, Any] = model.card["method"]
     kind = find_method(card["name"])
     method = kind(kind.Config(**{key: value for key, value in card.items() if key != "name"}))
@@ -100,7 +101,7 @@ def _method(model: Model) -> dict[str, Any]:
 
 
 def _network(agreement: Agreement, method: Mapping[str, Any]) -> dict[str, Any]:
-    """The network's section; what another method decided by itself is written down."""
+    """The `network` section, including what the model's own method fixed."""
     if method["name"] == agreement.method["name"]:
         return agreement.network.as_json()
     return agreement.build_method().network_settings(agreement.network).as_json()

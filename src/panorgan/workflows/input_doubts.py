@@ -1,6 +1,6 @@
-"""Reasons to doubt that a model suits a scan. The scan is segmented all the same: a person decides.
+"""Reasons to doubt that a model suits a scan. The scan is segmented anyway; the user decides.
 
-Codes are the doctor's where it would find the same in training data.
+The codes are those of the doctor where it reports the same about training data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOUBTS = {
     "hu-scale": "A CT's rescale slope is wrong: air is not near −1000 HU.",
     "hu-overflow": "A CT holds values that no scanner gives.",
     "one-slice": "The scan is a single slice, and the model was trained on volumes.",
-    "series-incomplete": "A DICOM file beside the series cannot be read; the series may lack a slice.",
+    "series-incomplete": "A DICOM file next to the series cannot be read; the series may lack a slice.",
     "nothing-found": "No organ was found in the scan.",
     "output-replaced": "An earlier label map of the same name in `--out` was replaced.",
 }
@@ -40,7 +40,7 @@ DOUBTS = {
 def doubts_about(
     volume: Volume, plan: Plan, sliced: int | None, modality: str = "", channels: Sequence[str] = ()
 ) -> tuple[Problem, ...]:
-    """What speaks against segmenting a scan with a model of this plan.
+    """Doubts about segmenting a scan with a model of this plan.
 
     `sliced` is the RAS axis across which the model sees slices, None for a model of volumes. `modality` is what a DICOM
     header says: CT, MR, or nothing. `channels` names the scan's, where it has several.
@@ -87,7 +87,7 @@ def _labels() -> Problem:
 
 
 def _against_ct(values: Values, modality: str) -> Problem | None:
-    """Doubts of a model that was trained on CT."""
+    """Doubts about a scan for a model that was trained on CT."""
     found = check_ct(values)
     if modality == "MR" or (found is not None and found.code == "modality-mismatch"):
         said = "its DICOM header says MR" if modality == "MR" else "it holds neither air nor fat, and looks like MR"
@@ -101,7 +101,7 @@ def _against_ct(values: Values, modality: str) -> Problem | None:
 
 
 def _against_mr(values: Values, modality: str) -> Problem | None:
-    """Doubts of a model that standardises every scan by itself, as is done where scans are not CT."""
+    """Doubts about a scan for a model that standardises every scan, as for modalities other than CT."""
     if modality != "CT" and (modality or guess_modality(values) != "CT"):
         return None
     said = "its DICOM header says CT" if modality else f"its air is at {values.air:.0f} HU"
@@ -114,7 +114,7 @@ def _against_mr(values: Values, modality: str) -> Problem | None:
 
 
 def _one_slice(volume: Volume, sliced: int | None) -> Problem | None:
-    """Axes along which there is a single voxel, except the one across which the model sees slices anyway."""
+    """A doubt about a scan with a single voxel along an axis, other than the one across which the model sees slices."""
     turned = nib.orientations.io_orientation(volume.affine)[:, 0]
     flat = [axis for axis, n in enumerate(volume.voxels.shape) if n == 1 and turned[axis] != sliced]
     if not flat:

@@ -1,4 +1,4 @@
-"""What label files hold: ids with their volumes, from the files alone; and how a case looks with its scan."""
+"""Reads label files: their ids with volumes, and how a case looks with its scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LabelFile:
 
 
 def read_label_file(path: Path) -> LabelFile:
-    """Ids and volumes of one file; what is wrong with it in words."""
+    """Ids and volumes of one file, or what is wrong with it."""
     try:
         label = read_volume(path)
     except DataError as error:
@@ -50,7 +50,7 @@ def read_label_file(path: Path) -> LabelFile:
 
 
 def holds_labels(path: Path) -> bool:
-    """Whether a file whose name says nothing is a label map; one that cannot be read is taken for a scan."""
+    """Whether a file is a label map, by its content; one that cannot be read counts as a scan."""
     try:
         return looks_like_labels(read_volume(path).voxels)
     except DataError:

@@ -1,7 +1,8 @@
 """Settings that suit a machine and the data: network, patch, batch, rounds.
 
-Patch and strides follow nnU-Net's rules (`networks.topology`). What is added is time: candidates from large to small
-are measured by a rehearsal on made-up patches, and the largest that fits memory and leaves enough rounds is proposed.
+Patch and strides follow nnU-Net's rules (`networks.topology`), with time as a further criterion: a rehearsal on
+synthetic patches times candidates from large to small, and the largest that fits into memory and leaves enough rounds
+is proposed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _WIDTHS = {"cuda": (32,), "cpu": (32, 16, 8)}
 _WIDEST = 10
 """Features of the deepest levels, in those of the first one: 320 for 32."""
 _COVERS = 0.9
-"""A patch of this share of a scan along every axis holds it."""
+"""A patch with this share of a scan along every axis counts as covering it."""
 _LOCAL_STEPS = 20
 _FEW_ROUNDS, _MOST_ROUNDS = 60, 200
 """A smaller network is proposed before fewer rounds than the first; more than the second are rarely worth it."""
@@ -65,7 +66,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Settings by dotted name; those that were given stay. `memory` in bytes, `available` None where unknown."""
+    """Settings by dotted name; the user's own stay. `memory` in bytes, `available` None if unknown."""
 
     settings: Mapping[str, Any]
     estimate: Estimate
@@ -77,7 +78,7 @@ class Proposal:
 
     @property
     def fits(self) -> bool:
-        """Whether it takes no longer than it may."""
+        """Whether it stays within the time limit."""
         return self.estimate.seconds <= self.minutes * 60
 
 
@@ -89,7 +90,7 @@ def propose(
     minutes: float = DEFAULT_MINUTES,
     available: float | None = None,
 ) -> Proposal:
-    """What suits the machine. `given(name)`: whether a setting is the user's own, which then stays."""
+    """Propose settings that suit the machine. `given(name)`: whether a setting is the user's own, which then stays."""
     available = available_memory(device) if available is None else available
     most = math.inf if available is None else USABLE * available
     candidates = list(_candidates(experiment, given, data, device))
@@ -166,7 +167,7 @@ def _settings_for(
 
 
 def _with_given_strides(found: Topology, experiment: Experiment, given: Callable[[str], bool]) -> Topology:
-    """The patch rounded to what the user's own strides ask for."""
+    """The patch rounded to what the user's own strides require."""
     if not given("network.strides") or experiment.network.strides is None:
         return found
     divisors = iter(experiment.network.divisor)
@@ -234,14 +235,14 @@ def _rehearsed(experiment: Experiment, data: Data, device: torch.device) -> Spee
     )
     structures = tuple(sorted(data.sites[site].annotated))
     with tempfile.TemporaryDirectory() as folder:
-        case = _made_up_case(Path(folder), experiment, structures, data.spacing)
+        case = _synthetic_case(Path(folder), experiment, structures, data.spacing)
         return rehearse(setup, federation, site, SiteData([case]))
 
 
-def _made_up_case(
+def _synthetic_case(
     folder: Path, experiment: Experiment, structures: tuple[str, ...], spacing: Sequence[float]
 ) -> StoredCase:
-    """A prepared case with noise and a block of every structure; what is in it does not change the time of a step."""
+    """A prepared case with noise and a block of every structure; its content does not affect the time of a step."""
     random = np.random.default_rng(0)
     shape, channels = experiment.training.sampling.patch_size, experiment.network.input_channels
     image = random.uniform(-1, 1, size=shape if channels == 1 else (channels, *shape)).astype(np.float16)

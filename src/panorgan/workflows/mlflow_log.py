@@ -1,4 +1,4 @@
-"""A run in a folder for MLflow, beside TensorBoard: parameters, losses and Dice per round, final scores, the card.
+"""A run in a folder for MLflow, besides TensorBoard: parameters, losses and Dice per round, final scores, the card.
 
 MLflow is optional, and stays on this machine: its store is a folder, and its report of use to its makers is off.
 """
@@ -91,7 +91,7 @@ class _MlflowLog:
         title = f"{experiment['method']['name']}, seed {experiment['seed']}"
         tags = {RUN_TAG: manifest["run"], "panorgan.fingerprint": manifest["fingerprint"]}
         self._id = self._client.create_run(place, run_name=title, tags=tags).info.run_id
-        # Folders of sites are of this machine, and nobody compares runs by them.
+        # Folders of sites are paths on this machine, which are useless for comparing runs.
         for key, value in parameters({k: v for k, v in experiment.items() if k not in ("sites", "phantom")}):
             self._client.log_param(self._id, key, value)
 

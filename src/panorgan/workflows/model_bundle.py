@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 import panorgan
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary, declare_finished
 from panorgan.checksums import read_json, refuse_damage, sealed_json, sealed_tensors
-from panorgan.config import Agreement
 from panorgan.data.channels import read_channels
 from panorgan.data.labels import CONVENTIONS
 from panorgan.data.volume import Volume, read_scan, scan_from_array, scan_from_channels, source_files
@@ -132,7 +132,7 @@ class Model:
         return self.segment(read(voxels, np.asarray(affine)), "array", organs=organs)
 
     def doubts(self, volume: Volume, modality: str = "") -> tuple[Problem, ...]:
-        """What speaks against segmenting a scan with this model; `modality` is what its DICOM header says."""
+        """Doubts about segmenting a scan with this model; `modality` is that of its DICOM header."""
         refuse_other_channels(volume, self.channels)
         return doubts_about(volume, self.plan, sliced_axis(self.inference.patch_size), modality, self.channels)
 
@@ -238,7 +238,7 @@ def load_model(folder: str | os.PathLike[str] | Run, device: str | torch.device 
 
 
 def channels_of_model(folder: Path) -> tuple[str, ...]:
-    """The channels that a delivered model wants; empty where it names none, or `load_model` will say what is wrong."""
+    """The channels that a delivered model takes; empty if it names none, or is invalid (`load_model` reports that)."""
     try:
         return tuple(read_json((model_folder(folder) / CARD).read_bytes()).get(INPUT_CHANNELS, ()))
     except (PanorganError, OSError, ValueError, TypeError, AttributeError):
@@ -325,7 +325,7 @@ def deliver(run: Run, experiment: Agreement, plan: Plan, coordinator: Coordinato
 
 
 def later_entries(experiment: Agreement) -> dict[str, Any]:
-    """The entries of a card that most experiments do not need: organs of their own, and the channels of a scan."""
+    """The entries of a card that most experiments do not have: own organs, and the channels of a scan."""
     entries = {
         OWN_ORGANS: {name: own.as_json() for name, own in experiment.organs.items()},
         INPUT_CHANNELS: list(experiment.channels),

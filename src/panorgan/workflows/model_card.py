@@ -1,6 +1,6 @@
-"""`CARD.md` beside a model: what it was trained on, by whom, how well it did where, and what it was never tested on.
+"""`CARD.md` of a model: what it was trained on, by whom, its results by site, and what it was never tested on.
 
-Every number is from the model's `model.json` and the files of its run; what they do not say, the card does not say.
+Every number comes from the model's `model.json` and the files of its run; the card says nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CARD = "CARD.md"
 INPUT_CHANNELS = "input_channels"
-"""What `model.json` calls the channels of a scan, in their order; left out where the experiment names none."""
+"""Key in `model.json` of a scan's channels, in order; absent if the experiment names none."""
 LOW_DICE = 0.7
 """Organs with a lower mean Dice are named among the limits."""
 _NOT_MEASURED, _UNKNOWN = "not measured", "–"
@@ -30,7 +30,7 @@ _MARKS = {True: "annotated", False: "–"}
 
 
 def write_card(run: Run) -> Path:
-    """Write the card of a finished run beside its model."""
+    """Write the card of a finished run next to its model."""
     target = run.model_folder / CARD
     write_atomically(target, model_card(run.card, run))
     return target
@@ -71,7 +71,7 @@ def _head(card: Mapping[str, Any]) -> str:
 
 
 def _channels(card: Mapping[str, Any]) -> str:
-    """A line where a scan has several."""
+    """A line about the channels if a scan has several."""
     names = card.get(INPUT_CHANNELS) or ()
     return f"- Channels of a scan, in this order: {', '.join(map(_word, names))}\n" if len(names) > 1 else ""
 
@@ -98,7 +98,7 @@ def _cases(manifest: Mapping[str, Any], site: str) -> str:
 
 
 def _scans(measured: Mapping[str, float]) -> tuple[str, str]:
-    """What the site measured: how many scans were CT, and their median voxel; a plan that is set needs no measuring."""
+    """The site's measurements: how many scans were CT, and their median voxel. With a fixed plan there are none."""
     spacing = [measured.get(f"plan/spacing_mm/{axis}") for axis in "RAS"]
     voxel = " × ".join(f"{mm:.3g}" for mm in spacing if mm is not None)
     cases = measured.get("plan/cases")
@@ -132,7 +132,7 @@ def _method(card: Mapping[str, Any]) -> str:
 
 def _results(run: Run | None) -> str:
     if run is None:
-        return "## Results\n\nNot scored here: the files of the run, or its scores, are not beside the model."
+        return "## Results\n\nNot scored here: the files of the run, or its scores, are not with the model."
     inside, outside = _dice(run, TEST_SPLIT), _dice(run, EXTERNAL_SPLIT)
     rows = [[_title(organ), *_cell(inside.get(organ)), *_cell(outside.get(organ))] for organ in run.organs]
     words = (
@@ -172,7 +172,7 @@ def _limits(card: Mapping[str, Any], run: Run | None) -> str:
         "A structure outside the list above is never segmented; a voxel has one label.",
     ]
     if run is None:
-        return "## Limits\n\n" + _bullets([*lines, "How well it does is not stated: it was not scored here."])
+        return "## Limits\n\n" + _bullets([*lines, "Its accuracy is not stated: it was not scored here."])
     inside, outside = _dice(run, TEST_SPLIT), _dice(run, EXTERNAL_SPLIT)
     low_ones = {organ: s for organ, s in inside.items() if s.n and s.mean < LOW_DICE}
     if low_ones:
@@ -196,11 +196,11 @@ def _versions(card: Mapping[str, Any], run: Run | None) -> str:
 def _licences(run: Run | None) -> str:
     lines = [f"{_word(site)}: {licence}" for site, licence in data_licences(run).items()]
     stated = _bullets(lines) if lines else "The data folders are not known here, so no licence of the data is stated."
-    return f"## Licence of the data, as stated beside it\n\n{stated}"
+    return f"## Licence of the data, as stated with it\n\n{stated}"
 
 
 def data_licences(run: Run | None) -> dict[str, str]:
-    """What lies beside each site's data: the licence in its `dataset.json`, or the note of `panorgan fetch`."""
+    """The licence of each site's data, from its `dataset.json` or the note of `panorgan fetch`."""
     if run is None:
         return {}
     experiment = run.manifest.get("experiment", {})
@@ -245,7 +245,7 @@ def _title(structure: str) -> str:
 
 
 def _word(text: object) -> str:
-    """Text of others in one line, which cannot be taken for Markdown or HTML."""
+    """Untrusted text on one line, escaped so that it cannot act as Markdown or HTML."""
     plain = one_line(str(text)).strip()
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#&" else c for c in plain)
 

@@ -7,8 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, SiteSettings
+from panorgan.config import SiteSettings
 from panorgan.federation.site import SiteData
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.site_statistics import SiteStatistics

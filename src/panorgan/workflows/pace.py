@@ -1,4 +1,4 @@
-"""How fast a run goes, and how long the rest takes: from the times in its log."""
+"""The pace of a run and the time left, from the times in its log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAST_ROUNDS = 9
 
 @dataclass(frozen=True)
 class Pace:
-    """The pace of a run: seconds per round, and of the pause until the next job has started. None: not known yet."""
+    """Seconds per round, and of the pause until the next job has started; None if not known yet."""
 
     round: float | None
     pause: float = 0.0

@@ -1,4 +1,4 @@
-"""Process many cases at once, with one message for all problems."""
+"""Processes many cases in parallel, and raises one error for all problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InParallel:
         self.progress = progress
 
     def __call__(self, what: str, todo: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Results in the order of `todo`. Everything is tried, so that one message names every bad case."""
+        """Return the results in the order of `todo`. Every case is tried, so that one error names all bad cases."""
         failures: dict[int, DataError] = {}
         results: list[Any] = [None] * len(todo)
         threads = torch.get_num_threads()
@@ -61,7 +61,7 @@ def usable_cores() -> int:
 
 
 def merge_errors(failures: Sequence[DataError], total: int) -> DataError:
-    """One error for several cases; equal complaints are merged and name every file."""
+    """One error for several cases; equal errors are merged, with all their files."""
     if len(failures) == 1:
         return failures[0]
     complaints = list(dict.fromkeys(error.what for error in failures))

@@ -1,4 +1,4 @@
-"""Whether the patch fits the scans: one that is larger costs time and memory for padding alone."""
+"""Checks that the patch is not larger than the scans: padding costs time and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CODE = "patch-larger-than-scans"
 
 
 def oversized_patch(patch: Sequence[int], largest: Sequence[float]) -> str:
-    """What to say about a patch that is larger than every scan, across all axes; empty otherwise.
+    """A warning about a patch that is larger than every scan along all axes; otherwise empty.
 
     `largest` is the size of the largest scan along each axis, in voxels of the plan; or of the median one, before they
     are prepared.

@@ -34,9 +34,9 @@ class Prediction:
     affine : [4, 4] from voxel indices to RAS millimetres, that of the scan.
     vocabulary : the organs; organ i has the label i + 1.
     about : the names of the scan, the model and the run, and the SHA-256 of the model's weights.
-    doubts : what speaks against the model or the scan, each with a code (docs/predict.md lists them).
+    doubts : reasons to doubt the result, each with a code (docs/predict.md lists them).
     source : the files of the DICOM series that was predicted on; empty for other scans.
-    organs : volume, mean intensity and completeness of each organ that was asked for.
+    organs : volume, mean intensity and completeness of each requested organ.
     """
 
     labels: NDArray[np.uint8]
@@ -49,20 +49,20 @@ class Prediction:
 
     @property
     def names(self) -> dict[str, int]:
-        """The integer of each organ that was asked for."""
+        """The integer of each requested organ."""
         ids = label_ids(self.vocabulary)
         return {organ: ids[organ] for organ in self.organs or ids}
 
     def mask(self, structure: str) -> NDArray[np.bool_]:
-        """Where an organ is, or a union of organs such as `kidney`: [X, Y, Z]."""
+        """The mask [X, Y, Z] of an organ, or of a union of organs such as `kidney`."""
         return structure_mask(self.labels, structure, self.vocabulary)
 
     def save(self, path: str | os.PathLike[str], formats: str | Sequence[str] = NIFTI) -> Path:
-        """Write the label map, and the meaning of its integers as JSON beside it.
+        """Write the label map, and a JSON file with the meaning of its integers.
 
         Parameters
         ----------
-        path : of the NIfTI file (`.nii.gz`, `.nii`); the other formats lie beside it under the same name.
+        path : of the NIfTI file (`.nii.gz`, `.nii`); files of other formats get the same name in the same folder.
         formats : `nifti`, `seg.nrrd` (3D Slicer), and for a DICOM series `dicom-seg`, `dicom-seg-labelmap`, `rtstruct`;
             several in a list, or with commas between them.
 
@@ -73,7 +73,7 @@ class Prediction:
         return write_outputs(self, Path(path), parse_formats(formats))
 
     def describe(self) -> dict[str, Any]:
-        """The meaning of the integers with SNOMED CT codes, what was measured in the organs, and the doubts."""
+        """The meaning of the integers with SNOMED CT codes, the organs' measurements, and the doubts."""
         organs = catalogue()
         return {
             **self.about,

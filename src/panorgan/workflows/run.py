@@ -267,7 +267,7 @@ class Run:
 
     @property
     def analysis_file(self) -> Path:
-        """The results of `panorgan analyze`; tables and figures are in the folder `analysis` beside it."""
+        """The results of `panorgan analyze`; tables and figures are in the folder `analysis` next to it."""
         return self.path / "analysis.json"
 
     @property

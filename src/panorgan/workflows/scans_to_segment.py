@@ -189,7 +189,7 @@ def _incomplete(tree: DicomTree) -> Problem:
     return Problem(
         "series-incomplete",
         "The series may lack a slice.",
-        f"a DICOM file beside it cannot be read: {names}",
+        f"a DICOM file next to it cannot be read: {names}",
         "Copy the series again from its source.",
     )
 

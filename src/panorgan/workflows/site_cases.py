@@ -12,8 +12,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, Experiment, SiteSettings
+from panorgan.config import Experiment, SiteSettings
 from panorgan.data.case import Case
 from panorgan.data.layouts import read_cases
 from panorgan.data.splits import split_cases

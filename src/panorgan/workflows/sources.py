@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from panorgan.agreement import Agreement
 from panorgan.anatomy import Vocabulary
-from panorgan.config import Agreement, Experiment, SiteSettings
+from panorgan.config import Experiment, SiteSettings
 from panorgan.data.layouts import find_layout
 from panorgan.data.splits import split_cases
 from panorgan.data_doctor import Finding, Source

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from panorgan.config import Agreement
+from panorgan.agreement import Agreement
 from panorgan.errors import RunError
 from panorgan.federation.start_settings import CARD, WEIGHTS, StartSettings, model_folder, weights_hash
 from panorgan.federation.starting_weights import refuse_other_shape

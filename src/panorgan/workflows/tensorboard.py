@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written beside the run's own files."""
+"""Scalars for TensorBoard, written next to the run's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`volumes.csv`: one row per scan and organ, beside the label maps."""
+"""`volumes.csv`: one row per scan and organ, next to the label maps."""
 
 from __future__ import annotations
 

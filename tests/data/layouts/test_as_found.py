@@ -1,4 +1,4 @@
-"""Folders as they are found: with a system's own files, with cases that are there twice, with names nobody knows."""
+"""Folders as they are found: with a system's own files, with cases that are there twice, with unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DICOM trees with something wrong in them: small irregularities are read, single bad cases are told apart."""
+"""DICOM trees with something wrong in them: small irregularities are read, single bad cases are recognised."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def sliced(tiny, method: dict[str, Any] = FEDIOD, rounds: int = 4, **training: A
 
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
-    """A run of four rounds that nobody interrupts."""
+    """An uninterrupted run of four rounds."""
     folder = tmp_path_factory.mktemp("whole")
     return run(sliced(tiny), folder), folder
 

@@ -1,4 +1,4 @@
-"""From the folder a user already has to cases: pick the layout, find scans and labels, give them their names."""
+"""Reads a user's folder as cases: picks the layout, finds scans and labels, and names them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO = "auto"
 
 @cache
 def layouts() -> Mapping[str, Layout]:
-    """Every known layout by name; a file in this folder that declares a `LAYOUT` is found by itself."""
+    """Every known layout by name; a file in this folder that declares a `LAYOUT` is found automatically."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     found = [module.LAYOUT for module in modules if hasattr(module, "LAYOUT")]
     return {layout.name: layout for layout in sorted(found, key=lambda layout: layout.name)}
@@ -127,12 +127,12 @@ def read_cases(
 
 
 def find_problems(layout: Layout, folder: Path) -> tuple[DataError, ...]:
-    """What is wrong with single cases; `layout.images` and `layout.labels` leave those cases out."""
+    """Errors of single cases; `layout.images` and `layout.labels` leave those cases out."""
     return layout.problems(folder) if layout.problems else ()
 
 
 def _refuse_problems(layout: Layout, folder: Path) -> None:
-    """Raise all problems at once, so that they can be mended in one go."""
+    """Raise all problems at once, so that they can be fixed together."""
     problems = find_problems(layout, folder)
     if len(problems) == 1:
         raise problems[0]

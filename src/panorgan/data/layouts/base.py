@@ -1,4 +1,4 @@
-"""What a layout finds in a folder, and how its names become annotated structures.
+"""The types that a layout returns, and how names in a folder become annotated structures.
 
 A layout is one small file: does a folder look like this (`fits`), which scans are there (`images`), which labels are
 there (`labels`), and what is wrong with single cases (`problems`). Names become organs here, once for all layouts.
@@ -64,7 +64,7 @@ FoundLabels = FoundLabelMap | FoundMasks | FoundSegments
 
 @dataclass(frozen=True)
 class Layout:
-    """How one community lays out its data.
+    """A layout: how one community arranges its data in folders.
 
     `labels` may hold fewer cases than `images`: those are unlabelled. `problems` are errors that concern single cases,
     which `images` and `labels` then leave out, so that a check-up can go on with the others. Training refuses them.
@@ -121,7 +121,7 @@ def _sharing(name: str, paths: Sequence[Path]) -> DataError:
 
 
 def refuse_ignore_label(names: Iterable[str], where: Path) -> None:
-    """nnU-Net's `ignore` means that what is there is unknown; read as background it would be learnt as such."""
+    """Refuse nnU-Net's `ignore`, which means unknown; read as background, it would be learnt as background."""
     found = [name for name in names if name.strip().lower() == "ignore"]
     if found:
         raise DataError(

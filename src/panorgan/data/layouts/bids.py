@@ -1,6 +1,6 @@
 """BIDS: scans in `sub-*/…/`, segmentations in `derivatives/*/sub-*/…/*_dseg.nii.gz`, names in a `dseg.tsv`.
 
-The table has the columns `index` and `name`. It lies beside the segmentation under the same name or, by BIDS's
+The table has the columns `index` and `name`. It lies next to the segmentation under the same name or, by BIDS's
 inheritance, as `…dseg.tsv` in one of the folders above it. The nearest one counts.
 """
 
@@ -121,7 +121,7 @@ def _table_of(segmentation: Path, folder: Path) -> Path:
     raise DataError(
         "A segmentation has no table that names its integers.",
         where=str(segmentation),
-        fix="Put a dseg.tsv with the columns 'index' and 'name' beside it, or into the derivative's folder.",
+        fix="Put a dseg.tsv with the columns 'index' and 'name' next to it, or into the derivative's folder.",
         code="labels-without-names",
     )
 

@@ -1,11 +1,11 @@
-"""A tree of DICOM files: CT and MR series with labels as DICOM-SEG or contours (RTSTRUCT), or as NIfTI beside them.
+"""A tree of DICOM files: CT and MR series with labels as DICOM-SEG or contours (RTSTRUCT), or as NIfTI next to them.
 
 Folders may be laid out in any way; headers say what belongs together. A series is a case. Where a patient has labels,
 only the series they were drawn on are cases. Label maps are found in three places, and `labels.json` at the root,
 `{"labels": {"liver": 1, "spleen": 2}}`, names their integers:
 
-- beside the folder of a series: `patient1/ct/…` and `patient1/ct.nii.gz`
-- in `segmentations` beside it: `patient1/segmentations/ct.nii.gz`
+- next to the folder of a series: `patient1/ct/…` and `patient1/ct.nii.gz`
+- in `segmentations` next to it: `patient1/segmentations/ct.nii.gz`
 - in `labels` at the root, by the name of the case: `labels/patient1_ct.nii.gz`
 """
 

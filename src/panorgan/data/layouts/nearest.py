@@ -70,9 +70,9 @@ def _nnunet(folder: Path) -> str:
 
 def _totalsegmentator(folder: Path) -> str:
     if visible(folder, "*/segmentations"):
-        return "beside the folders 'segmentations', there is no ct.nii.gz or mri.nii.gz"
+        return "next to the folders 'segmentations', there is no ct.nii.gz or mri.nii.gz"
     scans = visible(folder, "*/ct.nii.gz") + visible(folder, "*/mri.nii.gz")
-    return "beside the scans there are no folders 'segmentations' with a mask per organ" if scans else ""
+    return "next to the scans there are no folders 'segmentations' with a mask per organ" if scans else ""
 
 
 def _kits(folder: Path) -> str:

@@ -14,7 +14,7 @@ _MODALITIES = {"ct.nii.gz": "CT", "mri.nii.gz": "MR"}
 
 
 def fits(folder: Path) -> bool:
-    """At least one case folder with a scan and masks beside it."""
+    """At least one case folder with a scan and masks next to it."""
     return any(path.parent.joinpath("segmentations").is_dir() for path in _scans(folder))
 
 

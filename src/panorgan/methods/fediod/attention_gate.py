@@ -1,4 +1,4 @@
-"""The attention at a U-Net's bottleneck re-weights its skip connections: attended places count more."""
+"""Re-weights a U-Net's skip connections by the attention at its bottleneck: attended places count more."""
 
 from __future__ import annotations
 

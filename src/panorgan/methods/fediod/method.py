@@ -1,22 +1,22 @@
-"""FedIOD — attention between places of the image informs a site about organs that only other sites label.
+"""FedIOD — attention between places of the image relates a site's organs to organs that only other sites label.
 
 Wan, Yan and Yu, "FedIOD: Federated multi-organ segmentation from partial labels by exploring inter-organ dependency".
-One encoder for all, a decoder per organ, trained only by the sites that own it; between them
+One encoder for all sites, and a decoder per organ, trained only by the sites that annotate it; between them
 
-- *T*: a transformer. How much attention a place receives re-weights the skip connections (eqs. 1, 2);
-- *Reg*: after training, a site takes the scans that it segments best, and the attention maps of their slices. Their
+- *T*: a transformer. The attention that a place receives re-weights the skip connections (eqs. 1, 2);
+- *Reg*: after training, a site computes the attention maps of the scans that it segments best, slice by slice. Their
   minimum and maximum over scans (eqs. 3 to 6) go to the server, which fuses those of all sites (eqs. 7 to 9). From then
-  on every map should contain the fused intersection and lie within the fused union (eqs. 10 to 14);
+  on, a loss asks every map to contain the fused intersection and lie within the fused union (eqs. 10 to 14);
 - *DA*: integrated gradients measure how much each attention head contributes to a site's own organs (eqs. 17, 18),
   which sets the site's weight in the mean of that head's weights (eqs. 19, 20). Everything else is averaged as in
   FedAvg.
 
-With all three off it is `multidecoder`. In round 1 sites report how many slices their scans have, and the server sets a
-depth for all maps, the median. From round 2 on maps travel, from round 3 on they regularise, or later if
-`regularisation_start` says so. In the last round none are sent. The log holds, for every site, the largest factor of a
-skip connection and how evenly heads attend; and for the server the largest weight of a site in a head.
+With all three off it is `multidecoder`. In round 1 sites report how many slices their scans have, and the server sets
+the depth of all maps to the median. Sites send maps from round 2 on and are regularised from round 3 on, or later with
+`regularisation_start`; in the last round they send none. The log holds, for every site, the largest factor of a skip
+connection and how evenly heads attend; and for the server the largest weight of a site in a head.
 
-Decisions where the paper is silent or cannot be followed to the letter:
+Decisions where the paper says nothing or cannot be followed exactly:
 
 - eq. 2 is taken as printed, and added: a skip connection x becomes x + x·W, where W sums to 1 over all places. Scaled
   to a mean of 1, one place of a hundred multiplies x a hundredfold within three steps of AdamW. With `gate: sigmoid`,
@@ -100,7 +100,7 @@ def _sent(updates: Updates, key: str, site: str) -> torch.Tensor:
 
 @register("fediod", config=FedIODConfig)
 class FedIOD(Method):
-    """Multi-decoder network with inter-organ attention shared between sites, averaged head by head."""
+    """A multi-decoder network with inter-organ attention that sites share, averaged head by head."""
 
     group: ClassVar[str] = "systems"
     paper: ClassVar[str] = (
@@ -160,7 +160,7 @@ class FedIOD(Method):
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> InterOrganNetwork:
-        """As `multidecoder`: a site has the decoders of its own organs, the federation those of all labelled ones."""
+        """As in `multidecoder`: a site has its own organs' decoders, the federation those of all labelled organs."""
         settings = self.network_settings(settings)
         inter_organ = InterOrganSettings(
             **{name: getattr(self.config, name) for name in InterOrganSettings.model_fields}
@@ -170,7 +170,7 @@ class FedIOD(Method):
         return InterOrganNetwork(federation.vocabulary, settings, federation.labelled_organs(), inter_organ)
 
     def module_starts(self, rounds: int) -> Mapping[str, int]:
-        """Reg and DA, which wait until attention is meaningful."""
+        """The rounds in which Reg and DA begin: not before attention is meaningful."""
         return self.config.module_starts(rounds)
 
     def rate_factors(self, optimizer: str) -> Mapping[str, float]:
@@ -178,8 +178,7 @@ class FedIOD(Method):
         return {_TRANSFORMER: self.config.transformer_factor(optimizer)}
 
     class Site(SiteRule):
-        """Supervision of the own organs, attention held between the fused maps; then the inspection of the best
-        scans."""
+        """Trains on the own organs with attention regularised by the fused maps; then inspects the best scans."""
 
         config: FedIODConfig
         model: InterOrganNetwork
@@ -209,7 +208,7 @@ class FedIOD(Method):
                 )
 
         def before_round(self) -> None:
-            """Take over the weights, and the maps of all sites."""
+            """Load the weights, and the maps fused over all sites."""
             super().before_round()
             tensors = self.received.tensors
             keys = (INTERSECTION, UNION) if self.config.regularises(self.round_info) and UNION in tensors else ()
@@ -222,13 +221,12 @@ class FedIOD(Method):
         # -- a training step
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """One optimiser step; the parts of the loss and numbers of the attention are logged beside it."""
+            """Take one optimiser step; logs the terms of the loss and numbers about the attention too."""
             self.logged = {}
             return {**super().step(batch), **self.logged}
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Dice + cross-entropy on annotated structures; with fused maps, eqs. 10 and 11 of the network's own maps
-            too."""
+            """Dice + cross-entropy on annotated structures; once there are fused maps, plus eqs. 10 and 11."""
             if not self.fused and not self.config.has_gate:  # maps are not needed: attention is faster without them
                 return super().loss(batch)
             with self.model.record_attention(self.containment(batch) if self.fused else NUMBERS_ONLY) as seen:
@@ -255,8 +253,7 @@ class FedIOD(Method):
         # -- after training
 
         def after_round(self) -> None:
-            """Segment every training scan; of the best, take maps (eqs. 3 to 6) and attribute the heads (eqs. 17,
-            18)."""
+            """Segment every training scan; compute maps of the best (eqs. 3 to 6), attribute heads (eqs. 17, 18)."""
             depth = int(self.received.scalars.get(DEPTH, 0))
             maps_travel = depth > 0 and self.config.maps_travel(self.round_info)
             judged = self.config.sends_attributions(self.round_info)
@@ -274,12 +271,12 @@ class FedIOD(Method):
             self.answer, self.fused, self.targets = Payload(tensors, numbers), {}, None
 
         def _maps(self, scans: Sequence[str], depth: int) -> dict[str, torch.Tensor]:
-            """Eqs. 5 and 6 as they travel; nothing if no scan was segmented at all."""
+            """The maps of eqs. 5 and 6, packed for sending; empty if no scan was segmented at all."""
             found = self.inspector.maps(scans, depth)
             return {INTERSECTION: packed(found.intersection), UNION: packed(found.union)} if found.scans else {}
 
         def _importance(self, scans: Sequence[str]) -> dict[str, float]:
-            """Eq. 18 by the name of the head."""
+            """Eq. 18, by the name of the attention head."""
             rows = self.inspector.importance(scans)
             return {f"{ATTRIBUTION}{i}.{j}": value for i, row in enumerate(rows) for j, value in enumerate(row)}
 
@@ -289,8 +286,7 @@ class FedIOD(Method):
             return Payload({**whole.tensors, **self.answer.tensors}, {**whole.scalars, **self.answer.scalars})
 
     class Server(ServerRule):
-        """The mean over the sites that sent a key, for attention heads by attribution; and the fused maps of all
-        sites."""
+        """The mean over the sites that sent a key, weighted by attribution for attention heads; and the fused maps."""
 
         config: FedIODConfig
 

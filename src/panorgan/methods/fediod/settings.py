@@ -1,4 +1,4 @@
-"""The settings of FedIOD, and what follows for a round: whether it is regularised, and what sites send."""
+"""The settings of FedIOD, and what they imply for a round: whether it is regularised, and what sites send."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRANSFORMER_RATE = {"adamw": 1 / 16}
 
 
 class FedIODConfig(InterOrganSettings, MethodConfig):
-    """A switch for every module, and its numbers."""
+    """A switch for every module, and its settings."""
 
     unlabelled: Literal["marginal"] = Field(
-        "marginal", description="decoders of other organs stay at their sites, so nothing can be held to them"
+        "marginal", description="decoders of other organs stay at their sites, so they cannot be distilled"
     )
     # T
     transformer_rate: float | None = published(
@@ -29,7 +29,7 @@ class FedIODConfig(InterOrganSettings, MethodConfig):
         gt=0,
     )
     # Reg
-    regularisation: bool = published(True, "on", "Reg: hold attention between the fused maps (eqs. 10 to 14)")
+    regularisation: bool = published(True, "on", "Reg: keep attention between the fused maps (eqs. 10 to 14)")
     regularisation_weight: float = published(0.1, "not stated", "of each of the two losses", ge=0)
     regularisation_start: float = published(0.03, "not stated", "Reg from this share of the rounds on", ge=0, le=1)
     map_scans: float = published(

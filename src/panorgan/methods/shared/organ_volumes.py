@@ -1,8 +1,8 @@
-"""Organs from large to small, by volumes that sites measure on their own labels: the painting order of pseudo labels.
+"""Organs from large to small, by volumes that sites measure on their own labels: the overlap priority of pseudo labels.
 
 With its teacher, a site sends the mean volume of each structure that it annotates, in millilitres and with two digits;
-the server sends the means over sites to all. So where two teachers claim a voxel, the smaller organ wins at every site
-alike, without a configured order.
+the server sends the means over sites to all sites. So if two teachers claim a voxel, the smaller organ wins at every
+site, without a configured order.
 """
 
 from __future__ import annotations

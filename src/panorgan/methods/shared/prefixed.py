@@ -1,4 +1,4 @@
-"""Names under a prefix: a rule keeps what is its own beside what the rules that it extends keep."""
+"""Names under a prefix, so that a rule can store its own tensors next to those of the rules that it extends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pseudo labels: teachers of the other sites fill in what a site does not annotate, and one loss covers all organs.
+"""Pseudo labels: the other sites' teachers label what a site does not annotate, and one loss covers all organs.
 
 The basis of UFPS (eq. 4) and its starred baselines: FedAvg*, FedProx*, FedASAM*. One network with softmax channels;
 stages pretrain → exchange → train, see `teacher_stages`. A teacher learns its site's organs against everything else; it
@@ -28,7 +28,7 @@ from panorgan.preparation.teacher_predictions import TeacherPredictions
 
 
 class PseudoLabelConfig(MethodConfig):
-    """Teachers, and how their predictions become labels."""
+    """How teachers are trained, and how their predictions become labels."""
 
     dice_weight: float = published(0.5, "0.5", "weight of the Dice loss", ge=0)
     ce_weight: float = published(0.5, "0.5", "weight of the binary cross-entropy over all channels", ge=0)
@@ -36,7 +36,7 @@ class PseudoLabelConfig(MethodConfig):
         "everyone", description="every site averages every organ's output row: pseudo labels cover all of them"
     )
     unlabelled: Literal["marginal"] = Field(
-        "marginal", description="for the sites' teachers; afterwards pseudo labels leave nothing unknown"
+        "marginal", description="the loss of the sites' teachers; afterwards pseudo labels leave nothing unknown"
     )
     server_step: PositiveFloat | Literal["fedexp"] = Field(
         1.0, description="step of the server along the mean of the updates: sites learn the same organs and agree"
@@ -51,7 +51,7 @@ class PseudoLabelConfig(MethodConfig):
         "last",
     )
     teacher_cache: bool = published(
-        True, "off", "predict every scan once and keep it in 8 bit; off predicts anew for every patch, for checks"
+        True, "off", "predict every scan once and store it in 8 bit; off: predict every patch again, as a check"
     )
     merge: Conflicts = published(
         "sequence",
@@ -68,11 +68,11 @@ class PseudoLabelConfig(MethodConfig):
 
 
 class PseudoLabelSite(TeacherSite):
-    """Learns from its own annotation where there is one, and from the teachers elsewhere."""
+    """Trains on its own annotation where there is one, and on the teachers' labels elsewhere."""
 
     config: PseudoLabelConfig
     label: UnifiedLabel
-    """Of the current batch: made once per step, whatever the number of losses."""
+    """The label of the current batch, computed once per step."""
     order: tuple[str, ...] = ()
     """Organs from large to small."""
 
@@ -87,7 +87,7 @@ class PseudoLabelSite(TeacherSite):
         self.order = larger_first(self.config.larger_first, self.received.scalars, self.federation.vocabulary)
 
     def teacher_predictions(self) -> TeacherPredictions | None:
-        """Exchange: predict every scan. Train: the predictions, cut and moved with the labels."""
+        """Exchange: predict every scan. Train: the stored predictions, augmented like the labels."""
         if self.round_info.stage == PRETRAIN or not self.teachers.known():
             return None
         return self.teachers.predictions(self.organs_asked, self.config.teacher_cache)
@@ -101,13 +101,13 @@ class PseudoLabelSite(TeacherSite):
         self.label = merge(batch, self.federation.vocabulary, self.order, self.config.merge)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Dice + BCE on the unified label; while a teacher is trained, its own organs against the rest."""
+        """Dice + BCE on the unified label; while the teacher is trained, of its own organs against everything else."""
         if not self.in_training:
             return super().loss(batch)
         return self.sample_losses(self.model(batch.image)).mean()
 
     def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:
-        """Per sample, [B], for logits [B, C + 1, *S]."""
+        """The loss of each sample, [B], for logits [B, C + 1, *S]."""
         return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
 
     def after_round(self) -> None:
@@ -116,7 +116,7 @@ class PseudoLabelSite(TeacherSite):
         vars(self).pop("label", None)
 
     def update(self) -> Payload:
-        """Inherited; with the teacher go the volumes of the structures it was trained on."""
+        """Inherited; a teacher is sent with the volumes of the structures that it was trained on."""
         whole = super().update()
         if not any(key.startswith(PREFIX) for key in whole.tensors):
             return whole
@@ -131,14 +131,14 @@ class PseudoLabelServer(TeacherServer):
         self.volumes = ServerVolumes()
 
     def broadcast(self, site: str) -> Payload:
-        """Every request after pretrain names the organs' volumes."""
+        """Inherited; after pretraining with the organs' volumes."""
         whole = super().broadcast(site)
         if self.round_info.stage == PRETRAIN:
             return whole
         return Payload(whole.tensors, {**whole.scalars, **self.volumes.pooled(self.federation)})
 
     def aggregate(self, updates: Updates) -> None:
-        """Inherited, and keep the volumes."""
+        """Inherited; keeps the volumes too."""
         self.volumes.collect(updates, self.federation)
         super().aggregate(updates)
 
@@ -167,7 +167,7 @@ class PseudoLabelMethod(Method):
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None
     ) -> SegmentationNetwork:
-        """Inherited, after checking the painting order: a wrong one would otherwise be found only after pretrain."""
+        """Inherited, after checking `larger_first`: an error in it would otherwise appear only after pretraining."""
         assert isinstance(self.config, PseudoLabelConfig)
         overlap_priority(federation.vocabulary, self.config.larger_first)
         return super().build_network(settings, federation, site)

@@ -1,9 +1,9 @@
-"""The organs that the global model knows well enough to teach them: UFPS's GMT and chorus's Dice begin organ by organ.
+"""The organs that the global model knows well enough to be a teacher; UFPS's GMT and chorus's Dice begin by organ.
 
 The server decides by scores that sites send anyway: the validation Dice of the global model, from sites that annotate
 the organ. An organ is *known* while its Dice, the mean over these sites, is at least `least`. It has *settled* once it
 was known and a validation gained at most `gain` over the best before: training has converged on it. A teacher that does
-not know an organ would erase it at every site without a label of it.
+not know an organ would erase it at every site that does not label it.
 """
 
 from __future__ import annotations

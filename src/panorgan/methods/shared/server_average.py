@@ -1,11 +1,11 @@
 """How the server turns answers into new weights, beyond the mean per key.
 
-*Owners average an output row.* In one network for all organs, the last convolution has a row per organ. A site that
-does not annotate an organ has nothing to say about its row: to the marginal loss the organ is a part of the background.
-Averaged in, such rows pull the organ towards the background, or the background towards the organ, by accident.
+*An organ's output row is averaged over its owners.* In one network for all organs, the last convolution has a row per
+organ. A site that does not annotate the organ knows nothing about its row: for the marginal loss the organ is part of
+the background. If such rows were averaged too, they would blur organ and background at random.
 
 *Extrapolation* (FedExP, arXiv:2301.09604). Sites with different organs move in different directions, so the mean
-divides what each has learned by their number. The less they agree, the farther the server goes along the mean.
+divides what each has learned by the number of sites. The less they agree, the longer the server's step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def owner_rows(updates: Updates, weights: Tensors, federation: Federation, weight: Weight) -> dict[str, torch.Tensor]:
-    """The output layer, each organ's row averaged over the sites that annotate the organ; the background over all.
+    """The output layer: each organ's row averaged over the sites that annotate the organ, the background's over all.
 
-    A row none of whose owners has answered stays as it is. Networks with parts of single organs have no such rows.
+    A row stays as it is if none of its owners has answered. Networks with parts of single organs have no such rows.
     """
     if any(group_of_key(key) is not None for key in weights):
         return {}
@@ -49,7 +49,7 @@ def owner_rows(updates: Updates, weights: Tensors, federation: Federation, weigh
 
 
 def shared_keys(updates: Updates, means: Tensors) -> list[str]:
-    """What several sites have trained, and may be extrapolated."""
+    """Keys that several sites have trained, which may be extrapolated."""
     senders: dict[str, int] = {}
     for site in updates.sites:
         for key in updates.keys(site):

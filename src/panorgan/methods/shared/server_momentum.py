@@ -25,14 +25,14 @@ class MomentumSettings(Settings):
 
 
 class MomentumServer(StepsAtServer):
-    """Goes on in the direction of earlier rounds."""
+    """Adds a share of earlier updates to each round's mean."""
 
     memory: ClassVar[Mapping[str, str]] = {"velocity": "momentum/"}
-    config: MomentumSettings  # type: ignore[assignment]  # beside those of the rule that it extends
+    config: MomentumSettings  # type: ignore[assignment]  # besides those of the rule that it extends
     velocity: dict[str, torch.Tensor]
 
     def step_along(self, key: str, delta: torch.Tensor) -> torch.Tensor:
-        """v, which remembers earlier rounds."""
+        """v, the momentum over earlier rounds."""
         earlier = self.velocity.get(key, torch.zeros_like(self.weights[key])).double()
         velocity = self.config.server_momentum * earlier + delta
         self.velocity[key] = velocity.to(self.weights[key].dtype)

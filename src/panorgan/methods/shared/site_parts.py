@@ -1,10 +1,9 @@
-"""Parts of a network that every site has for itself: no other site trains with them, nothing averages them.
+"""Parts of a network that every site keeps for itself: no other site trains them, and they are not averaged.
 
 The delivered network holds one set of all other weights, and these parts of every site, under keys of their own
 (`….site-north.weight`). It predicts with each site's parts in turn and trusts each on the organs that the site
-annotates (see `merged_predictions`), also at hospitals outside the federation. Beside it every site's own network is
-scored. A site that joins late begins with its parts as they are initialised, or as the model has them that a run starts
-from.
+annotates (see `merged_predictions`), also at hospitals outside the federation. Every site's own network is scored too.
+The parts of a site that joins late begin as initialised, or as in the model that the run starts from.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import nn
 
 from panorgan.methods.base import Federation, Method, Payload, ServerRule
 from panorgan.methods.protocol import Tensors
-from panorgan.methods.shared.merged_predictions import heard_on, merge_predictions
+from panorgan.methods.shared.merged_predictions import merge_predictions, trusted_models
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 from panorgan.networks.settings import OrganParts
 
@@ -33,7 +32,7 @@ class PerSite(nn.ModuleDict):
         self.chosen = next(iter(self))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """What the chosen site's layer makes of features."""
+        """Run the chosen site's layer."""
         out: torch.Tensor = self[self.chosen](features)
         return out
 
@@ -46,7 +45,7 @@ class NetworkWithSiteParts(UNet):
         self.sites = tuple(federation.sites) if site is None else (site,)
         own = {name: federation.organs_of(name) for name in federation.sites}
         taught = {name: tuple(facts.annotated) for name, facts in federation.sites.items()}
-        self._heard = heard_on(self.vocabulary, own, taught)
+        self._trusted = trusted_models(self.vocabulary, own, taught)
 
     def separate(self, names: Iterable[str]) -> None:
         """Give every site its own copy of these layers."""
@@ -65,7 +64,7 @@ class NetworkWithSiteParts(UNet):
         if len(self.sites) == 1:
             return self.predict(image)
         predictions = ((site, self.predict_as(site, image), self.vocabulary) for site in self.sites)
-        return merge_predictions(predictions, self._heard, self.activation)
+        return merge_predictions(predictions, self._trusted, self.activation)
 
     def predict(self, image: torch.Tensor) -> torch.Tensor:
         """Logits with the chosen site's parts."""
@@ -101,7 +100,7 @@ class SitePartsMethod(Method):
 
 
 class SitePartsServer(ServerRule):
-    """Returns every site its own parts. The mean leaves them alone: a key is averaged over those who send it."""
+    """Returns each site's own parts to it. Only one site sends such a key, so the mean leaves it unchanged."""
 
     def broadcast(self, site: str) -> Payload:
         """Without the other sites' parts."""

@@ -1,4 +1,4 @@
-"""What the site worker hands to a rule. `base` passes it on under the same name."""
+"""What the site worker passes to a rule."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _no_other_networks(site: str) -> SegmentationNetwork:
 
 @dataclass
 class SiteTools:
-    """What the site worker hands to a rule: the model on its device, an optimiser, and numeric habits.
+    """What the site worker passes to a rule: the model on its device, the optimiser, and the numerical settings.
 
-    `autocast()` makes a fresh context each time, so that it may be entered within itself. `tensor_store` keeps tensors
+    `autocast()` returns a new context each time, so that contexts can be nested. `tensor_store` keeps tensors
     of this run on the site's disk, `cases` are the training cases. `predict(network, image)` gives channel
     probabilities [channels, X, Y, Z] by the experiment's sliding window on the site's device; `inference_key` names
     everything they depend on besides network and image. `network_of(site)` builds what that site trains, untrained.
     `patch_size` is that of the batches, in voxels (R, A, S); 1 along an axis means slices across it.
-    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, of a network that
-    was taught these organs alone; `validate_every` says after how many rounds, 0 for never.
+    `validate(network, organs)` gives the mean Dice per structure over the site's validation cases, for a network that
+    was trained on these organs only; `validate_every` is the number of rounds between validations, 0 for never.
     """
 
     model: SegmentationNetwork

@@ -100,7 +100,7 @@ class SWAMethod(Method):
 class AveragesRounds(ServerRule):
     """Delivers the mean over late rounds."""
 
-    config: SWASettings  # type: ignore[assignment]  # beside those of the rule that it averages
+    config: SWASettings  # type: ignore[assignment]  # besides those of the rule that it averages
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

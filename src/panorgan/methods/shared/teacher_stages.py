@@ -191,8 +191,8 @@ class TeacherServer(ServerRule):
         """Report training without a teacher for some organ."""
         if not self.in_training or not self.teachers_are_needed:
             return ()
-        heard = organs_by_teacher(self.federation, self.teachers.sites).values()
-        known = {organ for organs in heard for organ in organs}
+        by_teacher = organs_by_teacher(self.federation, self.teachers.sites).values()
+        known = {organ for organs in by_teacher for organ in organs}
         lacking = [organ for organ in self.federation.labelled_organs() if organ not in known]
         names = ", ".join(organ.replace("_", " ") for organ in lacking)
         text = f"No teacher knows {names}. Training continues without one until it arrives."

@@ -4,8 +4,8 @@ Both halves of what methods with teachers share; no formula of a particular meth
 `teacher/<key>`, and receives the others' as `teacher/<site>/<key>`. Both sides keep them in their tensor store, one
 entry per site.
 
-A teacher that did not arrive is not lost. The server knows which sites owe one and asks with its next request (`SEND`);
-the site sends it along with its answer, whatever the stage by then.
+A teacher that did not arrive is not lost. The server knows which teachers are due and asks for them with its next
+request (`SEND`); the site sends its teacher with its answer, in whatever stage the run is by then.
 
 At a site: `receive` in `before_round`, `keep` the own one, `requested` in `update`, `predictions` for
 `teacher_predictions`. At the server: `expects` and `collect` while teachers come in, `mark_due` when they are due,
@@ -220,7 +220,7 @@ class _Panel:
 
 
 class ServerTeachers:
-    """All teachers of a federation, which site has received which, and which sites owe one.
+    """All teachers of a federation, which site has received which, and which teachers are due.
 
     Every batch of incoming teachers is an edition. A site is sent everything newer than the last edition it has seen;
     so a site that missed the exchange, or joins later, gets everything with its next request.
@@ -238,7 +238,8 @@ class ServerTeachers:
         return as_teacher({key: torch.empty_like(value, device="meta") for key, value in weights.items()})
 
     def mark_due(self, sites: Iterable[str]) -> None:
-        """Teachers are due: sites among these that have sent none are asked until they answer. Before `collect`."""
+        """Mark teachers as due: those of these sites that have sent none are requested until the site answers. Call
+        before `collect`."""
         self._owing |= set(sites) - self._editions.keys()
 
     @property
@@ -275,7 +276,7 @@ class ServerTeachers:
     def request_flags(self, site: str) -> dict[str, float]:
         """Numbers for a site: which teachers it must have by now, its own included; and whether its own is due.
 
-        The same for all sites that owe nothing, so that their request is encoded once.
+        The same for all sites whose teacher is not due, so that their request is encoded once.
         """
         roster = {f"{PREFIX}{known}": float(edition) for known, edition in sorted(self._editions.items())}
         return {**roster, SEND: 1.0} if site in self._owing else roster
@@ -295,7 +296,7 @@ class ServerTeachers:
         )
 
     def numbers(self) -> dict[str, float]:
-        """What the coordinator must keep: editions by site, the newest that each site has seen, and who owes one."""
+        """What the coordinator must keep: editions by site, the newest that each site has seen, and which are due."""
         editions = {f"{PREFIX}{site}": float(edition) for site, edition in self._editions.items()}
         seen = {f"{_UP_TO_DATE}{site}": float(edition) for site, edition in self._seen.items()}
         return {**editions, **seen, **{f"{_OWING}{site}": 1.0 for site in self._owing}}

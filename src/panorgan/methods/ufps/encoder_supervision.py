@@ -1,4 +1,4 @@
-"""Encoder supervision: outputs after the levels of a U-Net's encoder, which are taught like the network's own."""
+"""Encoder supervision: outputs after the levels of a U-Net's encoder, trained on the same labels as the network's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST = 1  # the finest level has seen too little of the image
 
 
 def add_encoder_heads(network: SegmentationNetwork, settings: UNetSettings) -> None:
-    """Give a U-Net a 1×1 convolution after every level of its encoder but the finest; its forward pass stays."""
+    """Add a 1×1 convolution after every level of a U-Net's encoder but the finest; the forward pass stays as it is."""
     blocks, widths = Blocks(settings), settings.features[_FIRST:-1]
     if not widths:
         raise ConfigError(

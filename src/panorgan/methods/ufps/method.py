@@ -7,19 +7,19 @@ distribution". Every module is one switch; with all of them off it is FedAvg* (`
 - *WS* (eq. 8), early: samples are weighted by the certainty of their teachers, relative to the site's other cases;
 - *aRCE* (eq. 9), after that: reverse cross-entropy, in which the prediction discounts the label, with growing weight;
 - *GMT* (eq. 5), late: the round's global model becomes the main teacher of the organs that it knows;
-- *UA* (eq. 7), late: sites with certain teachers count more in the mean of the decoder;
-- *sUSAM* (eqs. 11 to 14), late: step by the gradient at a perturbed point, w + ε. ε follows the gradient on images as
-  from another scanner (CMIDG), and perturbs only some weights: those with the largest gradients (M_L), and a few on
-  which sites disagree (M_E, from M_G).
+- *UA* (eq. 7), late: sites whose teachers are certain have a larger weight in the mean of the decoder;
+- *sUSAM* (eqs. 11 to 14), late: step by the gradient at a perturbed point, w + ε. ε follows the gradient on images that
+  look as if from another scanner (CMIDG), and perturbs only some weights: those with the largest gradients (M_L), and a
+  few on which sites disagree (M_E, from M_G).
 
-Starts and ends are shares of the rounds; `phases` lists them in one table. Decisions where the paper is silent, or its
-text and formulas disagree:
+Starts and ends are shares of the rounds; `phases` lists them in one table. Decisions where the paper says nothing, or
+its text and formulas disagree:
 
-- GMT begins when training has converged, says Note 5; in the paper that was after 300 of 500 rounds. Here it begins
+- By Note 5, GMT begins when training has converged; in the paper that was after 300 of 500 rounds. Here it begins
   organ by organ, not before `main_teacher_start`, once the global model's validation Dice has settled above
   `main_teacher_dice` (`readiness`; at least two validations, or one with `main_teacher_gain: 1`). Organs it does not
-  know are left to the teachers: it would erase them at every site that does not label them. Without validation GMT
-  never begins, and a notice says so; `main_teacher_dice: 0` needs none.
+  know are left to the teachers: otherwise it would erase them at every site that does not label them. Without
+  validation GMT never begins, and a notice says so; `main_teacher_dice: 0` needs no validation.
 - Eq. 5 intersects one-hot labels: a voxel on which they differ has no class. It is left out of the loss, except for
   what ground truth says (which organs it is not, which union it is in). `disagreement: background` makes it
   background. Agreement is measured where ground truth leaves several channels possible.
@@ -35,7 +35,7 @@ text and formulas disagree:
 - Encoder supervision is off: the paper has it, without its weight. With it, every level of the encoder but the finest
   and the bottleneck has an output (four in the paper's network of six levels); teachers are trained without.
 - Figure 8 (7) augments in both steps: the same images. Its (6) fuses gradients: 0.2 of that at the perturbed point.
-- Teachers are those of their best validated round, like the global model; not stated in the paper.
+- A teacher is the model of its best validated round, like the global model; the paper does not say which it takes.
 - The predefined sequence in which foreground classes are merged is large to small, by volumes that sites measure
   (`larger_first` overrules them).
 - The recipe: restarts at equal distances (the paper names a warm-up restart scheduler without numbers), so that 40 %
@@ -96,7 +96,7 @@ class UFPS(PseudoLabelMethod):
         "eq. 5": "`Site.prepare`: `losses.main_teacher.global_main_teacher`; `readiness` says for which organs",
         "eq. 6": "`Site.uncertainty`: `uncertainty`, of all teachers",
         "eq. 7": "`Server.aggregate`: `uncertainty_weights`, on the decoder",
-        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others beside it",
+        "eq. 8": "`Site.prepare`: `weight_schedules.tail_shift`, R the last round of WS; Note 8's others too",
         "eq. 9": "`Site.sample_losses`: `reverse_ce`",
         "eqs. 11, 13": "`Site.at_perturbed_point`: `sparse_masks.SiteMasks.refresh`",
         "eq. 12": "`Server.broadcast`: `masks.global_mask`",
@@ -158,7 +158,7 @@ class UFPS(PseudoLabelMethod):
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             self.active: frozenset[Module] = frozenset()
-            """The modules active in this round."""
+            """The modules that are active in this round."""
             self.lacks_labels = False
             """Whether some training case needs a teacher."""
             self.filling = False
@@ -176,7 +176,7 @@ class UFPS(PseudoLabelMethod):
             """Whether this round makes new masks."""
 
         def before_round(self) -> None:
-            """In training, take over the global model; once it knows an organ, keep a frozen copy as main teacher."""
+            """In training, load the global model; once it knows an organ, keep a frozen copy as main teacher."""
             super().before_round()
             self.active = active(self.config, self.round_info)
             self.lacks_labels = any(self.organs_without_label(case) for case in self.tools.cases)
@@ -201,9 +201,9 @@ class UFPS(PseudoLabelMethod):
             return "SAM" in self.active and self.config.sharpness in ("topk", "susam")
 
         def organs_asked(self, case: StoredCase) -> tuple[str, ...]:
-            """Eq. 6 uses every teacher, the site's own too; a label needs only those of the organs it lacks.
+            """Eq. 6 uses all teachers, the site's own included; a label needs only those of the organs that it lacks.
 
-            Where no case lacks any, there is no pseudo label to be uncertain about.
+            If no case lacks any organ, there are no pseudo labels, and so no uncertainty about them.
             """
             if not has_bank(self.config):
                 return super().organs_asked(case)
@@ -219,8 +219,8 @@ class UFPS(PseudoLabelMethod):
                 with torch.no_grad(), self.tools.autocast():
                     scores = self.global_model(batch.image)
                 main = MainTeacher(scores, config.main_teacher_share, self.taught_by_main, config.disagreement)
-            heard = without_own_teachers(batch, self.federation.vocabulary)
-            self.label = merge(heard, self.federation.vocabulary, self.order, config.merge, main)
+            without_own = without_own_teachers(batch, self.federation.vocabulary)
+            self.label = merge(without_own, self.federation.vocabulary, self.order, config.merge, main)
             self.weights = None
             if batch.soft_targets is None or not self.filling:
                 return
@@ -237,7 +237,7 @@ class UFPS(PseudoLabelMethod):
                 )
 
         def uncertainty(self, batch: Batch) -> torch.Tensor:
-            """Eq. 6, [B]: of the teachers alone, whatever the annotation."""
+            """Eq. 6, [B]: the uncertainty of the teachers, regardless of the annotation."""
             assert batch.soft_targets is not None
             assert batch.soft_targets_valid is not None
             vocabulary = self.federation.vocabulary
@@ -247,7 +247,7 @@ class UFPS(PseudoLabelMethod):
             return sample_uncertainty(entropy, said, classes)
 
         def loss(self, batch: Batch) -> torch.Tensor:
-            """Inherited; with encoder supervision also that of the encoder's own outputs, as a mean over levels."""
+            """Inherited; with encoder supervision, plus the mean loss of the encoder's outputs over its levels."""
             weight = self.config.encoder_supervision
             if not weight or not self.in_training:
                 return super().loss(batch)
@@ -269,7 +269,7 @@ class UFPS(PseudoLabelMethod):
         # -- steps
 
         def step(self, batch: Batch) -> dict[str, torch.Tensor]:
-            """Eq. 14: the gradient at the perturbed point, applied at w; early, a plain step."""
+            """Eq. 14: apply the gradient at the perturbed point to w; before sUSAM begins, take a plain step."""
             if "SAM" not in self.active:
                 return super().step(batch)
             self.prepare(batch)
@@ -283,14 +283,14 @@ class UFPS(PseudoLabelMethod):
             return {"loss": loss}
 
         def augmented(self, batch: Batch) -> Batch:
-            """The batch as from another scanner; its label stays true."""
+            """The batch with images as if from another scanner; their labels still hold."""
             return replace(batch, image=cmidg(batch.image, self.config.augmentation, self.image_draws))
 
         @contextmanager
         def at_perturbed_point(self, batch: Batch) -> Iterator[Batch]:
             """The weights at w + ε ⊙ (M_L ∪ M_E), ε along the gradient on augmented images with the same label.
 
-            Gives the batch to take the step's gradient on.
+            Yields the batch on which to compute the step's gradient.
             """
             config = self.config
             perturbing = batch if config.sharpness in ("asam", "random") else self.augmented(batch)
@@ -350,8 +350,8 @@ class UFPS(PseudoLabelMethod):
             return UncertaintyBank.from_payload(state, (case.id for case in self.tools.cases), device)
 
     class Server(PseudoLabelServer):
-        """FedAvg's mean, weighted by certainty in UA; the organs for which the global model is ready; and M_G, the
-        weights on which sites disagree."""
+        """FedAvg's mean, weighted by certainty under UA. Decides for which organs the global model is ready, and
+        computes M_G, the weights on which sites disagree."""
 
         config: UFPSConfig
 
@@ -373,7 +373,7 @@ class UFPS(PseudoLabelMethod):
             return Payload(tensors if global_bits is None else {**tensors, GLOBAL: global_bits}, numbers)
 
         def validated(self, scores: Mapping[str, Scalars]) -> None:
-            """The sites' scores on the organs they annotate show which organs the global model knows."""
+            """Use the sites' scores on the organs that they annotate to decide which organs the global model knows."""
             self.readiness.validated(scores, self.federation)
 
         def notices(self) -> tuple[Notice, ...]:
@@ -388,7 +388,7 @@ class UFPS(PseudoLabelMethod):
             if unscored:
                 text = (
                     f"GMT leaves {unscored} to the teachers: no site has scored the global model on it. It needs "
-                    "validation cases and training.validate_every; method.main_teacher_dice: 0 does without."
+                    "validation cases and training.validate_every, unless method.main_teacher_dice is 0."
                 )
                 found += (Notice("main-teacher-unscored", text),)
             if unknown:

@@ -1,4 +1,4 @@
-"""The settings of UFPS: a switch for every module, and its numbers. `method` explains the choices."""
+"""The settings of UFPS, with a switch for every module. `method` explains the choices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from panorgan.methods.ufps.cmidg import CMIDGSettings
 
 
 class UFPSConfig(PseudoLabelConfig):
-    """A switch for every module, and its numbers."""
+    """A switch for every module, and its settings."""
 
     encoder_supervision: float = published(
         0.0,

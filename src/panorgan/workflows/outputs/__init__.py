@@ -81,7 +81,7 @@ def check_source(formats: Sequence[str], files: Sequence[Path]) -> None:
 
 
 def output_files(path: Path, formats: Sequence[str]) -> dict[str, Path]:
-    """The file of each format: NIFTI at `path`, the others beside it under the same name."""
+    """The file of each format: NIFTI at `path`, the others next to it under the same name."""
     stem = stem_of(path, NIFTI in formats)
     files = {name: path.with_name(stem + FORMATS[name].ending) for name in formats}
     return {**files, NIFTI: path} if NIFTI in formats else files

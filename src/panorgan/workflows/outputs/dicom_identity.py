@@ -1,7 +1,10 @@
-"""What every DICOM result says of itself and of the patient."""
+"""What all DICOM results share: patient and examination, identifiers, and errors in writing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from panorgan.errors import DataError
@@ -11,7 +14,7 @@ MAKER = "panorgan"
 UTF_8 = "ISO_IR 192"
 # DICOM's limit of a long string.
 LONGEST = 64
-# Whom a result is of, and the examination: as the slices say it. The first of each must be there, even if empty.
+# Patient and examination of a result, as in the slices. The first of each must be there, even if empty.
 _REQUIRED = (
     "PatientName", "PatientID", "PatientBirthDate", "PatientSex",
     "StudyInstanceUID", "StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName",
@@ -35,6 +38,21 @@ def import_highdicom() -> Any:
     return highdicom
 
 
+@contextmanager
+def output_errors(result: str, series: Path) -> Iterator[None]:
+    """Turn the errors of highdicom and pydicom, which refuse a series that breaks the standard, into ours."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"The {result} cannot be written as DICOM.",
+            code="dicom-output-failed",
+            where=str(series),
+            why=f"{type(error).__name__}: {error}",
+            fix="Correct what the series says there, or choose the formats nifti and seg.nrrd.",
+        ) from error
+
+
 def new_uid() -> str:
     """A UID of its own for every result: a result that is made again is another object."""
     from pydicom.uid import generate_uid
@@ -43,7 +61,7 @@ def new_uid() -> str:
 
 
 def series_number(header: Any, beside: int) -> int:
-    """A number that stands beside that of the images in a viewer's list."""
+    """A number that stands next to that of the images in a viewer's list."""
     return beside + int(header.get("SeriesNumber") or 0)
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from panorgan.errors import DataError
 from panorgan.workflows.outputs.dicom_identity import (
     LONGEST,
     MAKER,
     UTF_8,
     import_highdicom,
     new_uid,
+    output_errors,
     private_scheme,
     series_number,
 )
@@ -41,7 +41,7 @@ def _write(path: Path, prediction: Prediction, kind: str) -> None:
     codes = {organ: codes_of(organ) for organ in organs}
     # A segmentation must have a frame: without any organ it is the first slice, empty, and not all of them.
     shown = len(slices.headers) if prediction.labels.any() else 1
-    try:
+    with output_errors("segmentation", prediction.source[0].parent):
         written = seg.Segmentation(
             source_images=list(slices.headers[:shown]),
             further_source_images=list(slices.headers[shown:]) or None,
@@ -58,15 +58,6 @@ def _write(path: Path, prediction: Prediction, kind: str) -> None:
         if any(one.private for one in codes.values()):
             written.CodingSchemeIdentificationSequence = [private_scheme()]
         written.save_as(path, enforce_file_format=True)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        # highdicom and pydicom refuse attributes of the series that break the standard.
-        raise DataError(
-            "The segmentation cannot be written as DICOM.",
-            code="dicom-output-failed",
-            where=str(prediction.source[0].parent),
-            why=f"{type(error).__name__}: {error}",
-            fix="Correct what the series says there, or choose the formats nifti and seg.nrrd.",
-        ) from error
 
 
 def _numbered(slices: SourceSlices, values: list[int]) -> Any:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panorgan.errors import DataError
 from panorgan.workflows.outputs.contours import outlines
 from panorgan.workflows.outputs.dicom_identity import (
     LONGEST,
     MAKER,
     copy_patient_and_study,
     new_uid,
+    output_errors,
     private_scheme,
     series_number,
 )
@@ -36,17 +36,9 @@ _CONTOUR_DATA = 0x30060050
 def write_rtstruct(path: Path, prediction: Prediction) -> None:
     """Write one region of interest per organ, also for an organ that was not found: it has no contours."""
     slices = match_slices(prediction.source, prediction.labels, prediction.affine)
-    try:
+    with output_errors("structure set", prediction.source[0].parent):
         dataset = _structure_set(slices, prediction)
         dataset.save_as(path, enforce_file_format=True)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            "The structure set cannot be written as DICOM.",
-            code="dicom-output-failed",
-            where=str(prediction.source[0].parent),
-            why=f"{type(error).__name__}: {error}",
-            fix="Correct what the series says there, or choose the formats nifti and seg.nrrd.",
-        ) from error
 
 
 def _structure_set(slices: SourceSlices, prediction: Prediction) -> Any:

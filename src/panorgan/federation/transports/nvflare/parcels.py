@@ -1,10 +1,10 @@
-"""How a large answer travels through NVFlare: in pieces that the receiver asks for.
+"""Sends a large answer through NVFlare in chunks that the receiver requests.
 
-NVFlare 2.9 formats a whole incoming request for a log line that is then dropped; for 80 MB that takes longer than their
-way over the network. So the answer itself holds only a reference, and the server fetches the bytes, with NVFlare's own
-download service, as it does with the tensors of its own methods.
+NVFlare 2.9 formats a whole incoming request for a log line that is then dropped; for 80 MB that takes longer than the
+transfer. So the answer itself holds only a reference, and the server fetches the bytes with NVFlare's own download
+service, as NVFlare does with the tensors of its own methods.
 
-NVFlare writes the names of these classes into messages: they, and this module, must keep theirs.
+NVFlare writes the names of these classes and of this module into messages, so they must not change.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 PIECE_BYTES = 16 << 20
-"""NVFlare copies a piece once less if it has more than 10 MB; several of them are in memory at a time."""
+"""NVFlare copies a chunk once less if it has more than 10 MB; several of them are in memory at a time."""
 
 _SMALL = 1 << 14
 """Below this many bytes, fetching costs more than it saves. No model is that small, not even a test's."""
 _PATIENCE = 120.0
 """Seconds without a piece after which the rest is given up. The site counts as missing until the next segment."""
 _MOST_BYTES = 4 << 30
-"""An answer larger than any model's is not taken in; the coordinator has a closer limit."""
+"""A larger answer is dropped: no model is that large, and the coordinator has a lower limit."""
 _KIND = 200
 """NVFlare's number for what has to be fetched; its own are below 10, and it must fit into a byte."""
 
@@ -45,13 +45,13 @@ def packed(content: bytes) -> bytes | Parcel:
 
 
 def unpacked(found: object) -> bytes | None:
-    """What was put in; None if it did not arrive, or is nothing that we send."""
+    """The inverse of `packed`; None if the bytes did not arrive, or if it is not something that we send."""
     content = found.content if isinstance(found, Parcel) else found
     return content if isinstance(content, bytes) else None
 
 
 class _Pieces(Downloadable):
-    """The sender's side. NVFlare lets go of it when the receiver has everything, or no longer asks."""
+    """The sender's side. NVFlare releases it when the receiver has everything, or no longer asks."""
 
     def __init__(self, parcels: dict[str, Parcel], size: int) -> None:
         super().__init__(parcels)

@@ -25,7 +25,7 @@ ADMIN_TIMEOUT_SECONDS = 30.0
 """How long a site may take to accept a job; a site behind a slow line gets more than NVFlare's 10 s."""
 
 LOG_BYTES, KEPT_LOGS = 10_000_000, 3
-"""Size of a log of NVFlare, and how many older ones stay beside it."""
+"""Size of a log of NVFlare, and how many older ones stay next to it."""
 
 JOBS = "storage/jobs"
 SNAPSHOTS = "storage/snapshots"
@@ -178,7 +178,7 @@ def _json(path: Path) -> object:
 
 
 def is_plain_connection(said: object) -> bool:
-    """Whether a site's `fed_client.json` says where to connect and as whom, and nothing else.
+    """Whether a site's `fed_client.json` holds the server's address and the site's name, and nothing else.
 
     NVFlare reads it together with `resources.json`: it could name components too.
     """
