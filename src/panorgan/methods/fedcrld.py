@@ -27,16 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from panorgan.methods.base import Federation, Payload, SiteRule, published
+from panorgan.methods.base import Federation, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.methods.shared.site_parts import NetworkWithSiteParts, SitePartsMethod, SitePartsServer
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.blocks import decode, encode
 from panorgan.preparation.batch import Batch
-
-_HISTORY = "history/"
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Logits, and the deepest features of the global and of the own encoder."""
@@ -115,18 +113,16 @@ class FedCRLD(SitePartsMethod):
         "momentum distillation": "`Site.loss`, `Site.step`",
     }
 
-    class Site(SiteRule):
+    class Site(Remembers, SiteRule):
         """Local steps on the partial loss and three more."""
 
+        memory: ClassVar[Mapping[str, str]] = {"history": "history/"}
         config: FedCRLDConfig
         model: TwoEncoders
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.history: dict[str, torch.Tensor] = {}
-            """Weights of the momentum model."""
-            self.past: TwoEncoders | None = None
-            """The momentum model, during a round."""
+        history: dict[str, torch.Tensor]
+        """Weights of the momentum model."""
+        past: TwoEncoders | None = None
+        """The momentum model, during a round."""
 
         def before_round(self) -> None:
             """Set up the momentum model."""
@@ -168,16 +164,6 @@ class FedCRLD(SitePartsMethod):
             super().after_round()
             if self.past is not None:
                 self.history, self.past = self.past.state_dict(), None
-
-        def state(self) -> Payload:
-            """The momentum model stays at the site."""
-            whole = super().state()
-            return Payload({**whole.tensors, **prefixed(_HISTORY, self.history)}, whole.scalars)
-
-        def load_state(self, state: Payload) -> None:
-            """Restore it."""
-            super().load_state(state)
-            self.history = under(_HISTORY, state.tensors)
 
     class Server(SitePartsServer):
         """Averages everything but the sites' own encoders."""
