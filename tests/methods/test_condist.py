@@ -7,11 +7,14 @@ import math
 import pytest
 import torch
 from answers import Answers
+from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.condist import conditional_distillation
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork
 from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
@@ -65,6 +68,35 @@ def test_the_weight_rises_from_first_to_last_round(number, weight):
     site = object.__new__(method.Site)
     site.config, site.round_info = method.Config(), RoundInfo("train", number, 5)
     assert site.weight() == pytest.approx(weight)
+
+
+class Bias(SegmentationNetwork):
+    """The same logits everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__(ORGANS, "softmax")
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.bias.view(1, 3, 1).expand(len(image), -1, image.shape[-1])
+
+
+def test_a_site_adds_the_distillation_of_the_received_model_by_its_weight():
+    """In round 3 of 5; T = 2, which is not the loss's default."""
+    method, model = find_method("condist"), Bias()
+    here, there = SiteInfo("here", 1, {"liver": 1}), SiteInfo("there", 1, {"spleen": 1})
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    rule = method.Site(method.Config(), here, Federation(ORGANS, {"here": here, "there": there}), tools)
+    rule.round_info, rule.received = RoundInfo("train", 3, 5), Payload({"bias": torch.tensor([1.0, 0.0, -1.0])})
+    rule.before_round()
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([0.5, 0.2, 0.9]))
+    batch = liver_batch(1, 0, 0)
+    student, teacher = model(batch.image), torch.tensor([1.0, 0.0, -1.0]).view(1, 3, 1).expand(1, 3, 3)
+    distilled = conditional_distillation(student, teacher, batch, ORGANS, 2.0).item()
+    plain = rule.supervised(student, ORGANS, batch).mean().item()
+    assert distilled > 0.05
+    assert rule.loss(batch).item() == pytest.approx(plain + 0.505 * distilled, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["condist", "fedavgm"])

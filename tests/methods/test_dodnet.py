@@ -44,6 +44,16 @@ def test_the_code_of_the_organ_and_the_scan_both_count():
     assert not torch.equal(net.head_weights(described + 1, "liver"), liver)
 
 
+def test_the_controller_reads_the_mean_of_the_deepest_features_and_the_code():
+    net, seen = network(), {}
+    net.bottleneck.register_forward_hook(lambda module, inputs, out: seen.update(deepest=out))
+    net.controller.register_forward_hook(lambda module, inputs, out: seen.setdefault("read", []).append(inputs[0]))
+    net(torch.randn(2, 1, 8, 8))
+    described = seen["deepest"].mean((2, 3))
+    for read, code in zip(seen["read"], torch.eye(2), strict=True):
+        torch.testing.assert_close(read, torch.cat([described, code.expand(2, -1)], dim=1))
+
+
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_an_organ_and_its_tumour_share_a_head(dimensions):
     net = network(dimensions)
