@@ -52,8 +52,8 @@ TABLES = {
     "ufps_figure_7c": {"method"},
     "ufps_figure_8": {"method"},
 }
-COMPARED = sorted({*TABLES, "fediod", "segviz"})
-RUN_HERE = {"flkd_21_sites": ("Scaffold", "global")}
+COMPARED = sorted({*TABLES, *SYSTEMS})
+RUN_HERE = {"flkd_21_sites": ("Scaffold", "global"), "flkd": ("DoDNet", "Sep_Enc"), "ufps": ("fedcrld", "cps")}
 """Entries that are run, where all of them would take minutes."""
 TRAINED = {
     "fediod": {"liver": {"liver"}, "pancreas": {"pancreas"}},
@@ -171,6 +171,28 @@ def test_a_comparison_can_be_planned(name, tmp_path):
     experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
     plan = plan_comparison(experiment, options["methods"], options["seeds"], options["reference"], tmp_path)
     assert len(plan.runs) == 3 * len(plan.entries) >= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("fediod", "meloss dodnet fedmenu pipofan med3d c2fnas fediod"),
+        ("flkd", "DoDNet Sep_Enc FedAvg FedProx Scaffold global local both"),
+        ("flkd_21_sites", "DoDNet Sep_Enc FedAvg FedProx Scaffold global local both"),
+        ("segviz", "solo central_naive segviz fedavg"),
+        (
+            "ufps",
+            "solo central_full fedcrld dodnet_pl cps mskd fedavg_pl fedprox_pl moon_pl fedalign_pl fedasam_pl ufps",
+        ),
+    ],
+)
+def test_a_paper_s_table_has_all_its_methods_and_plain_means(name, labels):
+    """FedExP's step is not in these papers."""
+    entries = applied(name)
+    assert list(entries) == labels.split()
+    alone = {"solo", "central_full", "central_naive"}
+    steps = {label: e.build_method().config.server_step for label, e in entries.items() if label not in alone}
+    assert set(steps.values()) == {1}, steps
 
 
 def applied(name: str) -> dict[str, Experiment]:
