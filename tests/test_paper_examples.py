@@ -53,7 +53,12 @@ TABLES = {
     "ufps_figure_8": {"method"},
 }
 COMPARED = sorted({*TABLES, *SYSTEMS})
-RUN_HERE = {"flkd_21_sites": ("Scaffold", "global"), "flkd": ("DoDNet", "Sep_Enc"), "ufps": ("fedcrld", "cps")}
+RUN_HERE = {
+    "flkd": ("DoDNet", "Sep_Enc"),
+    "flkd_21_sites": ("Scaffold", "global"),
+    "flkd_table_10": ("FedAvg_250x480", "KD_1000x120"),
+    "ufps": ("fedcrld", "cps"),
+}
 """Entries that are run, where all of them would take minutes."""
 TRAINED = {
     "fediod": {"liver": {"liver"}, "pancreas": {"pancreas"}},
