@@ -8,8 +8,9 @@ momentum model, a running mean of the site's own models, so that the average of 
 
 - The paper leaves much to its code, and UFPS, whose baseline this is, changed some of it. Own here are the encoders
   alone, as in UFPS: a decoder for each site, as in the code, could not learn organs that the site does not label.
-- Re-localisation is the symmetric KL divergence between both encoders' features, a softmax over channels; in the code
-  it is over an axis of space.
+- Re-localisation is the symmetric KL divergence between both encoders' features, a softmax over channels, the mean
+  over voxels; in the code the softmax is over an axis of space, and the mean over all numbers.
+- Values of the cross-attention are global features, as keys are; in the code they are own ones.
 - Predictions are held to the history by their squared difference, as in UFPS (cross-entropy in the code).
 - The momentum model follows after every step and stays at its site; it begins as the first model received there.
 - A site's own encoder begins with the first weights of the global one, that of a late site with weights newly drawn.
