@@ -14,16 +14,19 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+import typer
 import yaml
 from invoking import invoke
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cli.main import app
 from panorgan.config import Experiment, load_experiment, parse_experiment
 from panorgan.data.layouts import read_cases
 from panorgan.fetching.catalogue import data_sets
 from panorgan.methods.about.experiment import experiment_text
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method, methods
+from panorgan.workflows.ablate import plan_ablation
 from panorgan.workflows.compare import parse_methods, plan_comparison
 from panorgan.workflows.execute import train
 
@@ -150,6 +153,32 @@ def commands(name: str) -> list[list[str]]:
     comments = [line[1:] for line in (ROOT / "examples" / "paper" / f"{name}.yaml").read_text().splitlines()]
     joined = "\n".join(comments).replace("\\\n", "").splitlines()
     return [shlex.split(line) for line in joined if line.startswith("   panorgan")]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_the_commands_in_its_head_are_panorgan_s_and_about_this_file(name):
+    """Arguments and options as the command line takes them apart; only `fetch` is about something else."""
+    kinds = typer.main.get_command(app).commands
+    listed = [words[1:] for words in commands(name)]
+    assert {kind for kind, *_ in listed} & {"train", "compare"}
+    for kind, *words in listed:
+        parsed = kinds[kind].make_context(kind, list(words)).params
+        if kind != "fetch":
+            assert str(parsed["experiment"]) == f"examples/paper/{name}.yaml"
+            assert str(parsed["run"]).startswith(f"runs/paper_{name}")
+
+
+@pytest.mark.parametrize("name", ["fediod", "ufps"])
+def test_an_ablation_can_be_planned(name, tmp_path):
+    assert [words[2] for words in commands(name) if words[1] == "ablate"] == [f"examples/paper/{name}.yaml"]
+    ablation = plan_ablation(load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml"), folder=tmp_path)
+    assert ablation.method == name
+    assert len(ablation.plan.runs) == 3 * len(ablation.rows) >= 9
+
+
+def test_no_two_commands_write_into_one_folder():
+    folders = [words[words.index("--run") + 1] for path in FILES for words in commands(path.stem) if "--run" in words]
+    assert len(set(folders)) == len(folders) >= len(FILES)
 
 
 def compared(name: str) -> dict[str, str]:
