@@ -229,6 +229,12 @@ def test_a_paper_s_table_has_all_its_methods_and_plain_means(name, labels):
     assert set(steps.values()) == {1}, steps
 
 
+@pytest.mark.parametrize("name", ["segviz", "segviz_2_sites", "segviz_3_sites"])
+def test_segviz_s_comparisons_have_one_loss(name):
+    losses = {(c.dice_weight, c.ce_weight) for c in (e.build_method().config for e in applied(name).values())}
+    assert losses == {(1, 0)}
+
+
 def applied(name: str) -> dict[str, Experiment]:
     experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
     return {entry.label: entry.applied_to(experiment) for entry in parse_methods(compared(name)["methods"])}
