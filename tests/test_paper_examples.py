@@ -14,16 +14,19 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+import typer
 import yaml
 from invoking import invoke
 
 from panorgan.anatomy import Vocabulary
+from panorgan.cli.main import app
 from panorgan.config import Experiment, load_experiment, parse_experiment
 from panorgan.data.layouts import read_cases
 from panorgan.fetching.catalogue import data_sets
 from panorgan.methods.about.experiment import experiment_text
 from panorgan.methods.protocol import Federation, SiteInfo
 from panorgan.methods.registry import find_method, methods
+from panorgan.workflows.ablate import plan_ablation
 from panorgan.workflows.compare import plan_comparison
 from panorgan.workflows.compare_entries import parse_methods
 from panorgan.workflows.execute import train
@@ -53,8 +56,13 @@ TABLES = {
     "ufps_figure_7c": {"method"},
     "ufps_figure_8": {"method"},
 }
-COMPARED = sorted({*TABLES, "fediod", "segviz"})
-RUN_HERE = {"flkd_21_sites": ("Scaffold", "global")}
+COMPARED = sorted({*TABLES, *SYSTEMS})
+RUN_HERE = {
+    "flkd": ("DoDNet", "Sep_Enc"),
+    "flkd_21_sites": ("Scaffold", "global"),
+    "flkd_table_10": ("FedAvg_250x480", "KD_1000x120"),
+    "ufps": ("fedcrld", "cps"),
+}
 """Entries that are run, where all of them would take minutes."""
 TRAINED = {
     "fediod": {"liver": {"liver"}, "pancreas": {"pancreas"}},
@@ -148,6 +156,32 @@ def commands(name: str) -> list[list[str]]:
     return [shlex.split(line) for line in joined if line.startswith("   panorgan")]
 
 
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_the_commands_in_its_head_are_panorgan_s_and_about_this_file(name):
+    """Arguments and options as the command line takes them apart; only `fetch` is about something else."""
+    kinds = typer.main.get_command(app).commands
+    listed = [words[1:] for words in commands(name)]
+    assert {kind for kind, *_ in listed} & {"train", "compare"}
+    for kind, *words in listed:
+        parsed = kinds[kind].make_context(kind, list(words)).params
+        if kind != "fetch":
+            assert str(parsed["experiment"]) == f"examples/paper/{name}.yaml"
+            assert str(parsed["run"]).startswith(f"runs/paper_{name}")
+
+
+@pytest.mark.parametrize("name", ["fediod", "ufps"])
+def test_an_ablation_can_be_planned(name, tmp_path):
+    assert [words[2] for words in commands(name) if words[1] == "ablate"] == [f"examples/paper/{name}.yaml"]
+    ablation = plan_ablation(load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml"), folder=tmp_path)
+    assert ablation.method == name
+    assert len(ablation.plan.runs) == 3 * len(ablation.rows) >= 9
+
+
+def test_no_two_commands_write_into_one_folder():
+    folders = [words[words.index("--run") + 1] for path in FILES for words in commands(path.stem) if "--run" in words]
+    assert len(set(folders)) == len(folders) >= len(FILES)
+
+
 def compared(name: str) -> dict[str, str]:
     """The options of its comparison."""
     (words,) = [words for words in commands(name) if words[1] == "compare"]
@@ -172,6 +206,34 @@ def test_a_comparison_can_be_planned(name, tmp_path):
     experiment = load_experiment(ROOT / "examples" / "paper" / f"{name}.yaml")
     plan = plan_comparison(experiment, options["methods"], options["seeds"], options["reference"], tmp_path)
     assert len(plan.runs) == 3 * len(plan.entries) >= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("fediod", "meloss dodnet fedmenu pipofan med3d c2fnas fediod"),
+        ("flkd", "DoDNet Sep_Enc FedAvg FedProx Scaffold global local both"),
+        ("flkd_21_sites", "DoDNet Sep_Enc FedAvg FedProx Scaffold global local both"),
+        ("segviz", "solo central_naive segviz fedavg"),
+        (
+            "ufps",
+            "solo central_full fedcrld dodnet_pl cps mskd fedavg_pl fedprox_pl moon_pl fedalign_pl fedasam_pl ufps",
+        ),
+    ],
+)
+def test_a_paper_s_table_has_all_its_methods_and_plain_means(name, labels):
+    """FedExP's step is not in these papers."""
+    entries = applied(name)
+    assert list(entries) == labels.split()
+    alone = {"solo", "central_full", "central_naive"}
+    steps = {label: e.build_method().config.server_step for label, e in entries.items() if label not in alone}
+    assert set(steps.values()) == {1}, steps
+
+
+@pytest.mark.parametrize("name", ["segviz", "segviz_2_sites", "segviz_3_sites"])
+def test_segviz_s_comparisons_have_one_loss(name):
+    losses = {(c.dice_weight, c.ce_weight) for c in (e.build_method().config for e in applied(name).values())}
+    assert losses == {(1, 0)}
 
 
 def applied(name: str) -> dict[str, Experiment]:

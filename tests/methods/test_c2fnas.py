@@ -71,6 +71,24 @@ def test_earlier_is_what_the_cell_before_has_read():
     assert [float(made) for made in level(torch.tensor(9.0), torch.tensor(100.0))] == [110, 111, 222]
 
 
+def test_the_way_up_reads_the_last_cell_of_each_resolution_and_the_output_the_last_two():
+    net, up, seen = network(2), [], {}
+    down = []
+    for level in net.encoder:
+        level.register_forward_hook(lambda module, inputs, out: down.append(out))
+    for level in reversed(net.decoder):
+        level.register_forward_hook(lambda module, inputs, out: up.append((inputs, out)))
+    net.together.register_forward_hook(lambda module, inputs, out: seen.update(read=inputs[0]))
+    net(torch.randn(1, 1, 32, 32))
+    coarse = down[-1][-1]
+    for skip, ((x, other), out) in zip(reversed(down[:-1]), up, strict=True):
+        assert x is skip[-1]
+        assert other is coarse
+        coarse = out[-1]
+    assert torch.equal(seen["read"], torch.cat(up[-1][1][-2:], dim=1))
+    assert not torch.equal(*up[-1][1][-2:])
+
+
 @pytest.mark.parametrize("dimensions", [2, 3])
 @pytest.mark.parametrize("levels", [2, 3, 5, 6])
 def test_any_number_of_levels(dimensions, levels):

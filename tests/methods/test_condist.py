@@ -7,11 +7,14 @@ import math
 import pytest
 import torch
 from answers import Answers
+from torch import nn
 
 from panorgan.anatomy import Vocabulary
+from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.condist import conditional_distillation
 from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
+from panorgan.networks import SegmentationNetwork
 from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
@@ -59,12 +62,55 @@ def test_without_any_label_the_liver_counts_too():
     assert found.item() == pytest.approx(1 - sum(dice) / 3)
 
 
+def test_filtered_it_leaves_out_what_the_received_model_takes_for_a_labelled_organ():
+    """The annotation denies the liver at both voxels; the teacher sees it at the first."""
+    student, teacher = logits_of((0.3, 0.1, 0.6), (0.2, 0.6, 0.2)), logits_of((0.3, 0.4, 0.3), (0.6, 0.2, 0.2))
+    second = conditional_distillation(student[..., 1:], teacher[..., 1:], liver_batch(0), ORGANS, 1.0)
+    plain, filtered = (
+        conditional_distillation(student, teacher, liver_batch(0, 0), ORGANS, 1.0, on) for on in (False, True)
+    )
+    assert filtered.item() == second.item() != plain.item()
+    nowhere = conditional_distillation(student[..., :1], teacher[..., :1], liver_batch(0), ORGANS, 1.0, True)
+    assert nowhere.item() == 0
+
+
 @pytest.mark.parametrize(("number", "weight"), [(1, 0.01), (3, 0.505), (5, 1.0)])
 def test_the_weight_rises_from_first_to_last_round(number, weight):
     method = find_method("condist")
     site = object.__new__(method.Site)
     site.config, site.round_info = method.Config(), RoundInfo("train", number, 5)
     assert site.weight() == pytest.approx(weight)
+
+
+class Bias(SegmentationNetwork):
+    """The same logits everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__(ORGANS, "softmax")
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.bias.view(1, 3, 1).expand(len(image), -1, image.shape[-1])
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_site_adds_the_distillation_of_the_received_model_by_its_weight(filtered):
+    """In round 3 of 5, at T = 2. The received model takes everything for liver, so that the filter leaves nothing."""
+    method, model = find_method("condist"), Bias()
+    here, there = SiteInfo("here", 1, {"liver": 1}), SiteInfo("there", 1, {"spleen": 1})
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    config = method.Config(foreground_filter=filtered)
+    rule = method.Site(config, here, Federation(ORGANS, {"here": here, "there": there}), tools)
+    rule.round_info, rule.received = RoundInfo("train", 3, 5), Payload({"bias": torch.tensor([0.0, 1.0, -1.0])})
+    rule.before_round()
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([0.5, 0.2, 0.9]))
+    batch = liver_batch(1, 0, 0)
+    student, teacher = model(batch.image), torch.tensor([0.0, 1.0, -1.0]).view(1, 3, 1).expand(1, 3, 3)
+    distilled = conditional_distillation(student, teacher, batch, ORGANS, 2.0).item()
+    plain = rule.supervised(student, ORGANS, batch).mean().item()
+    assert distilled > 0.05
+    assert rule.loss(batch).item() == pytest.approx(plain + 0.505 * distilled * (not filtered), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["condist", "fedavgm"])

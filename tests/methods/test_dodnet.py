@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from panorgan.anatomy import Vocabulary
-from panorgan.methods.dodnet import HEAD_WEIGHTS, DynamicHeads
+from panorgan.methods.dodnet import HEAD_WEIGHTS, LAYERS, DynamicHeads
 from panorgan.networks import UNetSettings
+from panorgan.networks.organ_parts import MultiHead
 
 ORGANS = Vocabulary(["liver", "liver_tumour", "spleen"])
 
@@ -24,6 +25,34 @@ def test_a_head_has_162_weights():
     """8·8 + 8, 8·8 + 8, 8·2 + 2."""
     assert HEAD_WEIGHTS == 72 + 72 + 18 == 162
     assert network().head_weights(torch.zeros(3, 8), "liver").shape == (3, 162)
+
+
+def test_the_published_controller_has_42768_parameters():
+    """256 features and a code of seven, each with 162 weights, and 162 biases."""
+    seven = Vocabulary(["liver", "spleen", "pancreas", "colon_tumour", "lung_tumour", "hepatic_vessel", "aorta"])
+    with torch.device("meta"):
+        controller = DynamicHeads(seven, UNetSettings(features=(32, 64, 128, 256, 256))).controller
+    assert sum(parameter.numel() for parameter in controller.parameters()) == (256 + 7 + 1) * 162 == 42_768
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_a_controller_that_reads_nothing_gives_every_organ_the_same_plain_head(dimensions):
+    """Its biases alone: a multi-head network whose heads have these weights."""
+    net = network(dimensions)
+    with torch.no_grad():
+        net.controller.weight.zero_()
+        net.controller.bias.normal_()
+    plain = MultiHead(ORGANS, UNetSettings(dimensions=dimensions, features=(4, 8)), tuple(ORGANS))
+    weights = {key: value for key, value in net.state_dict().items() if not key.startswith("controller.")}
+    begin = 0
+    for layer, (inputs, outputs) in zip((0, 2, 4), LAYERS, strict=True):
+        for kind, shape in (("weight", (outputs, inputs, *(1,) * dimensions)), ("bias", (outputs,))):
+            end = begin + torch.Size(shape).numel()
+            weights |= {f"heads.{g}.{layer}.{kind}": net.controller.bias[begin:end].view(shape) for g in net.groups}
+            begin = end
+    plain.load_state_dict(weights)
+    image = torch.randn(2, 1, *(8,) * dimensions)
+    torch.testing.assert_close(net(image), plain(image))
 
 
 def test_the_head_is_three_convolutions_with_each_samples_own_weights():
@@ -42,6 +71,16 @@ def test_the_code_of_the_organ_and_the_scan_both_count():
     liver, spleen = (net.head_weights(described, group) for group in ("liver", "spleen"))
     torch.testing.assert_close(spleen - liver, (net.controller.weight[:, 9] - net.controller.weight[:, 8]).unsqueeze(0))
     assert not torch.equal(net.head_weights(described + 1, "liver"), liver)
+
+
+def test_the_controller_reads_the_mean_of_the_deepest_features_and_the_code():
+    net, seen = network(), {}
+    net.bottleneck.register_forward_hook(lambda module, inputs, out: seen.update(deepest=out))
+    net.controller.register_forward_hook(lambda module, inputs, out: seen.setdefault("read", []).append(inputs[0]))
+    net(torch.randn(2, 1, 8, 8))
+    described = seen["deepest"].mean((2, 3))
+    for read, code in zip(seen["read"], torch.eye(2), strict=True):
+        torch.testing.assert_close(read, torch.cat([described, code.expand(2, -1)], dim=1))
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])

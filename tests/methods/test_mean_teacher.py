@@ -73,15 +73,26 @@ def test_the_loss_by_hand():
     assert rule.loss(batch()).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_student_sees_noise_the_same_in_the_same_round():
+def test_the_student_sees_noise_the_same_in_the_same_round_and_other_noise_in_another():
+    """A worker seeds every round."""
     losses = []
-    for noise in (0.0, 0.5, 0.5):
+    for noise, seed in ((0.0, 3), (0.5, 3), (0.5, 3), (0.5, 4)):
         rule = site(noise=noise)
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         begin(rule, 2, 0.1, 0.2, 0.3)
         losses.append(rule.loss(batch()).item())
-    assert losses[0] != losses[1]
     assert losses[1] == losses[2]
+    assert len(set(losses)) == 3
+
+
+def test_the_teacher_sees_the_patch_without_noise():
+    rule, seen = site(noise=0.5), {}
+    begin(rule, 2, 0.1, 0.2, 0.3)
+    rule.received_model.register_forward_pre_hook(lambda module, inputs: seen.update(teacher=inputs[0]))
+    rule.model.register_forward_pre_hook(lambda module, inputs: seen.update(student=inputs[0]))
+    rule.loss(batch())
+    assert torch.equal(seen["teacher"], batch().image)
+    assert not torch.equal(seen["student"], batch().image)
 
 
 def test_where_everything_is_labelled_it_is_plain_training():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from federations import run, same
+from torch import nn
 
 from panorgan.anatomy import Vocabulary
 from panorgan.losses.unified_label import merge
-from panorgan.methods.mskd import foreground, organ_cross_entropy, response_distance
-from panorgan.networks import UNet, UNetSettings
+from panorgan.methods.base import Payload, SiteTools
+from panorgan.methods.mskd import MSKD, foreground, organ_cross_entropy, response_distance
+from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
+from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 from panorgan.preparation.batch import Batch
 
 ORGANS = Vocabulary(["liver", "spleen"])
@@ -88,6 +92,71 @@ def test_features_are_those_of_every_level_and_the_logits_the_network_s_own():
     logits, features = network.logits_and_features(image)
     assert torch.equal(logits, network(image))
     assert [tuple(f.shape[1:]) for f in features] == [(2, 16, 16), (4, 8, 8), (8, 4, 4), (4, 8, 8), (2, 16, 16)]
+
+
+class Responds(SegmentationNetwork):
+    """Logits and features of two levels, whatever the image."""
+
+    def __init__(self, logits: torch.Tensor, *levels: torch.Tensor) -> None:
+        super().__init__(ORGANS, "softmax")
+        self.logits, self.levels = nn.Parameter(logits.clone()), levels
+
+    def logits_and_features(self, image: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        return self.logits, self.levels
+
+
+def levels(seed: int) -> list[torch.Tensor]:
+    """Three voxels, then two places, as slices of one row."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(2, width, 1, places, generator=generator) for width, places in ((2, 3), (4, 2))]
+
+
+def slices() -> Batch:
+    """The batch as slices of one row."""
+    flat = batch()
+    return replace(
+        flat, image=flat.image.unsqueeze(2), masks=flat.masks.unsqueeze(2), soft_targets=flat.soft_targets.unsqueeze(2)
+    )
+
+
+def site(annotated: dict[str, str], cases: int = 2, **config: float):
+    """Site `here` with some cases, of which one is labelled, beside others with one."""
+    model = Responds(torch.randn(2, 3, 1, 3, generator=torch.Generator().manual_seed(0)), *levels(1))
+    facts = {name: SiteInfo(name, 1, dict.fromkeys(organs.split(), 1)) for name, organs in annotated.items()}
+    facts["here"] = replace(facts["here"], train_cases=cases)
+    vocabulary = Vocabulary([*ORGANS, "kidney_left", "kidney_right"]) if "kidneys" in annotated else ORGANS
+    tools = SiteTools(model, torch.optim.SGD(model.parameters(), 0.1))
+    rule = MSKD.Site(MSKD.Config(**config), facts["here"], Federation(vocabulary, facts), tools)
+    rule.round_info, rule.received = RoundInfo("train", 1, 1), Payload({"logits": model.logits.detach().clone()})
+    for name in facts:
+        rule.teachers.keep(name, {})
+    rule.teachers.load = lambda name: Responds(model.logits, *levels(len(name)))
+    rule.before_round()
+    return rule
+
+
+def test_the_loss_by_hand():
+    """Each teacher counts where its organ is shown; the mean is over levels, then over teachers."""
+    rule = site({"here": "liver", "livers": "liver", "spleens!": "spleen"}, logit_weight=0.5, feature_weight=0.25)
+    assert set(rule.networks) == {"livers", "spleens!"}
+    rule.prepare(slices())
+    where = foreground(rule.label, slices(), ORGANS)
+    distances = [
+        sum(response_distance(s, t, where[organ]) for s, t in zip(levels(1), levels(len(name)), strict=True)) / 2
+        for name, organ in (("livers", "liver"), ("spleens!", "spleen"))
+    ]
+    features = (distances[0] + distances[1]) / 2
+    assert features.max() > 1e-3
+    logits = organ_cross_entropy(rule.model.logits, slices(), where, ORGANS)
+    expected = (rule.sample_losses(rule.model.logits) + 0.5 * logits + 0.25 * features).mean()
+    assert rule.loss(slices()).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_teacher_that_serves_no_organ_is_not_asked_for_features():
+    """Of a union, where another site labels both parts by name; of an organ that every case here labels."""
+    others = {"livers": "liver", "kidneys": "kidney", "sides": "kidney_left kidney_right"}
+    assert set(site({"here": "liver", **others}, cases=2).networks) == {"livers", "sides"}
+    assert set(site({"here": "liver", **others}, cases=1).networks) == {"sides"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
@@ -61,6 +62,19 @@ def test_every_scale_has_the_images_resolution(strides):
     fused, *scales = net.with_scales(image)
     assert [tuple(scale.shape) for scale in (fused, *scales)] == [(2, 3, 16, 16, 16)] * 5
     torch.testing.assert_close(fused, net(image))
+
+
+def test_a_level_merges_the_largest_of_finer_features_and_the_mean_of_the_image():
+    net, image, seen = network(), torch.randn(1, 1, 16, 16), []
+    for down in net.down:
+        down.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)))
+    net(image)
+    finer = net.stem(image)
+    for level, (merged, out) in enumerate(seen, start=1):
+        own = net.images[level - 1](net.stem(F.avg_pool2d(image, 2**level)))
+        assert torch.equal(merged[:, : finer.shape[1]], F.max_pool2d(finer, 2))
+        torch.testing.assert_close(merged[:, finer.shape[1] :], own)
+        finer = out
 
 
 def test_scales_are_weighed_by_the_softmax_of_mean_and_largest_attention():

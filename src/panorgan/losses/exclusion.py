@@ -1,7 +1,8 @@
 """Exclusion: an organ without a label is not where the labels show another one. arXiv:2007.03868
 
 The marginal loss says what a labelled voxel is. Exclusion says what it is not, organ by organ: the predicted region of
-every unlabelled organ should not overlap the region that the annotation forbids it.
+every unlabelled organ should not overlap the region that the annotation forbids it. The background has no such term (in
+Fed-MENU's released code it has): the marginal loss keeps it off already.
 """
 
 from __future__ import annotations

@@ -5,9 +5,12 @@ distils the model that it received: the probabilities of background and of every
 is none of the labelled ones, p_o / (1 − Σ p_c over labelled c), at temperature T. The loss is a soft Dice of student
 and teacher, its weight grows from 0.01 to 1 over the rounds, and the server has momentum.
 
-Settled here: the labelled foreground that is left out is that of the annotation (the released code also leaves out
-what the received model takes for it). An organ and its tumour are not one group but two, and in a labelled organ whose
-tumours are not marked, the received model divides between these. Where everything is labelled nothing is distilled.
+- The labelled foreground that is left out is that of the annotation. The released code also leaves out what the
+  received model takes for it: `foreground_filter`.
+- An organ and its tumour are not one group but two, and in a labelled organ whose tumours are not marked, the received
+  model divides between these. Where everything is labelled nothing is distilled.
+- Dice is that of each patch, with 1 added above and below, so that an organ that neither model shows costs nothing; in
+  the released code it is that of the batch.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ class ConDistConfig(MomentumSettings, MethodConfig):
     temperature: float = published(2.0, "2", "T: divides the logits of both models", gt=0)
     first_weight: float = published(0.01, "0.01", "weight of the distillation in the first round", ge=0)
     last_weight: float = published(1.0, "1", "weight of the distillation in the last round", ge=0)
+    foreground_filter: bool = published(
+        False,
+        "on (released code)",
+        "leave out what the received model takes for an organ that the annotation denies: both models' shares of the "
+        "others say little there",
+    )
     weighting: Literal["cases", "uniform"] = published(
         "cases", "uniform (released code)", "a site's weight in the mean: n_i, or 1"
     )
@@ -68,7 +77,10 @@ class ConDist(Method):
                 return loss
             with torch.no_grad():
                 received = self.received_model(batch.image)
-            distilled = conditional_distillation(logits, received, batch, vocabulary, self.config.temperature)
+            config = self.config
+            distilled = conditional_distillation(
+                logits, received, batch, vocabulary, config.temperature, config.foreground_filter
+            )
             return loss + self.weight() * distilled
 
         def weight(self) -> float:
@@ -81,13 +93,21 @@ class ConDist(Method):
 
 
 def conditional_distillation(
-    logits: torch.Tensor, received: torch.Tensor, batch: Batch, vocabulary: Vocabulary, temperature: float
+    logits: torch.Tensor,
+    received: torch.Tensor,
+    batch: Batch,
+    vocabulary: Vocabulary,
+    temperature: float,
+    filtered: bool = False,
 ) -> torch.Tensor:
     """1 − the mean soft Dice of the conditional probabilities of student and teacher, a scalar.
 
     Over the channels and voxels that the annotation leaves open; a channel without any such voxel does not count.
+    `filtered`: only voxels where the teacher's most probable channel is open too.
     """
     open_ = allowed_channels(batch, vocabulary)
+    if filtered:
+        open_ = open_ & open_.gather(1, received.argmax(dim=1, keepdim=True))
     several = open_.sum(dim=1, keepdim=True) > 1
     student, teacher = (_conditional(one.float() / temperature, open_ & several) for one in (logits, received))
     space = tuple(range(2, logits.ndim))

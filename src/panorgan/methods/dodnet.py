@@ -3,6 +3,10 @@
 A controller reads the bottleneck's features, averaged over space, and the code of an organ (one-hot), and gives the 162
 weights of a head of three 1×1 convolutions 8 → 8 → 8 → 2 (organ and tumour). Published for pooled data with partial
 labels; here in a federation: a site asks for its own organs alone, and everything is averaged over all sites.
+
+- Encoder and decoder are those of the experiment's U-Net, and the head has their leaky ReLUs; in the paper they are a
+  residual network and ReLUs.
+- A code stands for an organ, in the paper for one of the pooled data sets: a site may have several organs.
 """
 
 from __future__ import annotations

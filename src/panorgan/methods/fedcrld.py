@@ -8,8 +8,9 @@ momentum model, a running mean of the site's own models, so that the average of 
 
 - The paper leaves much to its code, and UFPS, whose baseline this is, changed some of it. Own here are the encoders
   alone, as in UFPS: a decoder for each site, as in the code, could not learn organs that the site does not label.
-- Re-localisation is the symmetric KL divergence between both encoders' features, a softmax over channels; in the code
-  it is over an axis of space.
+- Re-localisation is the symmetric KL divergence between both encoders' features, a softmax over channels, the mean
+  over voxels; in the code the softmax is over an axis of space, and the mean over all numbers.
+- Values of the cross-attention are global features, as keys are; in the code they are own ones.
 - Predictions are held to the history by their squared difference, as in UFPS (cross-entropy in the code).
 - The momentum model follows after every step and stays at its site; it begins as the first model received there.
 - A site's own encoder begins with the first weights of the global one, that of a late site with weights newly drawn.
@@ -27,16 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from panorgan.methods.base import Federation, Payload, SiteRule, published
+from panorgan.methods.base import Federation, SiteRule, published
 from panorgan.methods.fedavg import FedAvgConfig
 from panorgan.methods.registry import register
-from panorgan.methods.shared.prefixed import prefixed, under
+from panorgan.methods.shared.memory import Remembers
 from panorgan.methods.shared.site_parts import NetworkWithSiteParts, SitePartsMethod, SitePartsServer
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.blocks import decode, encode
 from panorgan.preparation.batch import Batch
-
-_HISTORY = "history/"
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Logits, and the deepest features of the global and of the own encoder."""
@@ -115,18 +114,16 @@ class FedCRLD(SitePartsMethod):
         "momentum distillation": "`Site.loss`, `Site.step`",
     }
 
-    class Site(SiteRule):
+    class Site(Remembers, SiteRule):
         """Local steps on the partial loss and three more."""
 
+        memory: ClassVar[Mapping[str, str]] = {"history": "history/"}
         config: FedCRLDConfig
         model: TwoEncoders
-
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-            self.history: dict[str, torch.Tensor] = {}
-            """Weights of the momentum model."""
-            self.past: TwoEncoders | None = None
-            """The momentum model, during a round."""
+        history: dict[str, torch.Tensor]
+        """Weights of the momentum model."""
+        past: TwoEncoders | None = None
+        """The momentum model, during a round."""
 
         def before_round(self) -> None:
             """Set up the momentum model."""
@@ -168,16 +165,6 @@ class FedCRLD(SitePartsMethod):
             super().after_round()
             if self.past is not None:
                 self.history, self.past = self.past.state_dict(), None
-
-        def state(self) -> Payload:
-            """The momentum model stays at the site."""
-            whole = super().state()
-            return Payload({**whole.tensors, **prefixed(_HISTORY, self.history)}, whole.scalars)
-
-        def load_state(self, state: Payload) -> None:
-            """Restore it."""
-            super().load_state(state)
-            self.history = under(_HISTORY, state.tensors)
 
     class Server(SitePartsServer):
         """Averages everything but the sites' own encoders."""

@@ -4,6 +4,10 @@ Tarvainen & Valpola, arXiv:1703.01780, in a federation: the teacher is θ' ← �
 all rounds, kept at the site, so that nothing more is sent. The student sees a patch with noise, the teacher the patch
 as it is. Where the annotation leaves something open, the squared difference of their probabilities is added, with the
 paper's ramp exp(−5·(1 − r/R_w)²). The plainest semi-supervised baseline; compare `chorus`.
+
+- The teacher follows once per round in which the site takes part, in the paper after every step.
+- Only the student's patch is noisy; both are augmented alike. In the paper each has noise of its own.
+- What is compared are the organs about which a case's annotation says nothing; of a union it says something.
 """
 
 from __future__ import annotations

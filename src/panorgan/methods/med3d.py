@@ -13,7 +13,7 @@ which is averaged, and its own branch, which no other site has.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from panorgan.anatomy import Vocabulary
 from panorgan.methods.base import MethodConfig
 from panorgan.methods.registry import register
-from panorgan.methods.solo import MergedMembers, Solo, site_of
+from panorgan.methods.solo import Merged, MergedMembers, Solo, site_of
 from panorgan.networks import SegmentationNetwork, UNetSettings
 from panorgan.networks.blocks import Blocks, begin_rare, encode, finish
 from panorgan.networks.upsampling import upsample_channels
@@ -45,15 +45,9 @@ class Med3D(Solo):
     class Server(Solo.Server):
         """Inherited: a site gets and sends what all share and its own branch; the encoder is averaged."""
 
-    def merge(
-        self,
-        own: Mapping[str, Vocabulary],
-        vocabulary: Vocabulary,
-        settings: UNetSettings,
-        taught: Mapping[str, Collection[str]],
-    ) -> SegmentationNetwork:
+    def merge(self, own: Mapping[str, Vocabulary], **merged: Unpack[Merged]) -> SegmentationNetwork:
         """One encoder, and a branch per site."""
-        return BranchedNetwork(own, vocabulary, settings, taught)
+        return BranchedNetwork(own, **merged)
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """The encoder with one branch."""

@@ -2,8 +2,12 @@
 
 z, z_glob and z_prev are the features of a patch by the model in training, the model received in this round, and the
 site's own model of its last round. −log of exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)) is
-added to the loss, with the cosine similarity. Features are those of the bottleneck, averaged over space (a U-Net has no
-projection head). In its first round a site has no last model, and nothing is added.
+added to the loss, with the cosine similarity.
+
+- Features are those of the bottleneck, averaged over space: a U-Net has no projection head.
+- They take a pass of the encoder of their own, which batch normalisation counts in its running statistics too.
+- In its first round a site has no last model, and nothing is added. In the released code it is the first model, as the
+  received one is: the loss is then log 2 without a gradient.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class MSKD(PseudoLabelMethod):
             self.networks = {}
             if self.in_training and self.config.feature_weight:
                 device = next(self.model.parameters()).device
-                for site in self.teachers.sites:
-                    if site != self.facts.name and site in self.teachers.owners:
+                unlabelled = set(self.sometimes_unlabelled)
+                for site, organs in self.teachers.owners.items():
+                    if site != self.facts.name and unlabelled.intersection(organs):  # others would thin out the mean
                         self.networks[site] = self.teachers.load(site).to(device)  # type: ignore[assignment]
 
         def loss(self, batch: Batch) -> torch.Tensor:

@@ -7,7 +7,7 @@ travel under its own keys, so that the general rule "a key is averaged over the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -26,6 +26,14 @@ from panorgan.methods.shared.merged_predictions import merge_predictions, truste
 from panorgan.networks import SegmentationNetwork, UNet, UNetSettings
 
 _PREFIX = "site-"
+
+
+class Merged(TypedDict):
+    """How members are merged: all organs, the network's settings, and by member the structures it is taught."""
+
+    vocabulary: Vocabulary
+    settings: UNetSettings
+    taught: Mapping[str, Collection[str]]
 
 
 class SoloConfig(MethodConfig):
@@ -67,18 +75,12 @@ class Solo(Method):
         sites = sorted(federation.sites) if site is None else [site]
         own = {member_of(name): Vocabulary(federation.organs_of(name)) for name in sites}
         taught = {member_of(name): frozenset(federation.sites[name].annotated) for name in sites}
-        return self.merge(own, federation.vocabulary if site is None else own[member_of(site)], settings, taught)
+        whole = federation.vocabulary if site is None else own[member_of(site)]
+        return self.merge(own, vocabulary=whole, settings=settings, taught=taught)
 
-    def merge(
-        self,
-        own: Mapping[str, Vocabulary],
-        vocabulary: Vocabulary,
-        settings: UNetSettings,
-        taught: Mapping[str, Collection[str]],
-    ) -> SegmentationNetwork:
-        """The network of some members, by their organs and the structures they are taught."""
-        members = {name: UNet(organs, settings) for name, organs in own.items()}
-        return MergedMembers(members, vocabulary, settings, taught)
+    def merge(self, own: Mapping[str, Vocabulary], **merged: Unpack[Merged]) -> SegmentationNetwork:
+        """The network of some members, by their organs."""
+        return MergedMembers({name: UNet(organs, merged["settings"]) for name, organs in own.items()}, **merged)
 
     def own_models(self, delivered: SegmentationNetwork) -> Mapping[str, SegmentationNetwork]:
         """Every member: it knows the organs of its own site only."""
