@@ -35,7 +35,8 @@ def add_volumes(folder: Path, labels: Path, scan: str, prediction: Prediction) -
 def _cells(found: OrganStatistics) -> dict[str, str | int | float]:
     """The numbers of the JSON file; empty where an organ has none."""
     facts = found.as_json()
-    return {**facts, "mean_intensity": "" if found.mean_intensity is None else facts["mean_intensity"], "cut_off": " ".join(facts["cut_off"])}
+    filled = {name: "" if value is None else value for name, value in facts.items()}
+    return {**filled, "cut_off": " ".join(found.cut_off)}
 
 
 def _read(path: Path) -> Table:
