@@ -198,10 +198,8 @@ def test_a_case_of_two_sites_opens_at_its_own(nnunet_folder, hu, tmp_path):
         for site in ("south", "north"):
             page.value("document.querySelector('#page').click()")
             page.wait_for("document.querySelector('#case-list tbody tr')")
-            page.value(
-                "[...document.querySelectorAll('#case-list tbody tr')]"
-                f".find((row) => row.cells[0].innerText === 'a1' && row.cells[1].innerText === '{site}').cells[0].click()"
-            )
+            named = f"row.cells[0].innerText === 'a1' && row.cells[1].innerText === '{site}'"
+            page.value(f"[...document.querySelectorAll('#case-list tbody tr')].find(row => {named}).cells[0].click()")
             page.wait_for("document.querySelector('.picked a.open-here')")
             page.value("document.querySelector('.picked a.open-here').click()")
             page.wait_for("document.body.dataset.state === 'ready'")
