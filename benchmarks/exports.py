@@ -1,6 +1,6 @@
 """Do exported models give panorgan's label maps, how large are they, and how long do they take?
 
-    python benchmarks/exports.py [--data ../shared/data] [--methods fedavg,flkd,segviz-2d]
+    python benchmarks/exports.py [--data ../shared/data] [--methods NAME,…]
         [--out benchmarks/results/exports.md]
 
 Trains each method for a few rounds on generated hospitals, exports its model as MONAI Bundle and to ONNX, and segments
@@ -93,7 +93,7 @@ def main() -> int:
     """Measure and write the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", type=Path, default=Path("../shared/data"))
-    options.add_argument("--methods", default="fedavg,flkd,segviz-2d")
+    options.add_argument("--methods", default="fedavg,flkd,segviz-2d,fediod,multidecoder,dodnet")
     options.add_argument("--out", type=Path)
     chosen = options.parse_args()
     torch.set_num_threads(1)

@@ -15,6 +15,7 @@ import yaml
 from dicom_files import WrittenSeries, write_series
 from invoking import invoke
 from loopback import free_port
+from made_models import make_model
 from made_predictions import GEOMETRIES, dice, read_contours, read_seg
 from orthanc import PASSWORD, USER, needs_orthanc, running
 from stub_archive import answering
@@ -125,6 +126,35 @@ def test_what_cannot_work_is_refused_before_the_model_is_read(arguments, code, t
     assert status == 2
     assert f"[{code}]" in err
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("pacs", "--series", "3"), ("--from", "http://127.0.0.1:9/", "--study", "1.2", "--series", "3")],
+)
+def test_series_are_not_chosen_for_a_model_of_several_channels(arguments, tmp_path, capfd, monkeypatch):
+    model = make_model(tmp_path / "model", network={"input_channels": 2}, channels=("t1", "t2"))
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(model), *arguments, "--out", str(tmp_path / "o"))
+    assert code == 2
+    assert "[series-of-channels]" in err
+    assert "t1=FOLDER t2=FOLDER" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_series_are_channels_where_their_folders_are_named(tmp_path, capfd, monkeypatch):
+    model = make_model(
+        tmp_path / "model", network={"input_channels": 2}, channels=("t1", "t2"), plan={"spacing_mm": (12, 12, 12)}
+    )
+    for number, name in enumerate(("t1", "t2")):
+        write_ct(tmp_path / "anna" / name, SeriesNumber=number)
+    code, _, err = invoke(capfd, monkeypatch, "predict", str(model), str(tmp_path / "anna"), "--out", str(tmp_path))
+    assert code == 2
+    assert "[no-scans]" in err
+    assert "t1=FOLDER t2=FOLDER" in err
+    named = [f"{name}={tmp_path / 'anna' / name}" for name in ("t1", "t2")]
+    code, printed, _ = invoke(capfd, monkeypatch, "predict", str(model), *named, "--out", str(tmp_path), "--json")
+    assert code == 0
+    assert json.loads(printed)["labels"] == str(tmp_path / "anna.nii.gz")
 
 
 def test_results_that_could_not_be_stored_are_kept(finished, tmp_path, capfd, monkeypatch):

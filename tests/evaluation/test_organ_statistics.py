@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from panorgan.anatomy import Vocabulary
-from panorgan.evaluation.organ_statistics import organ_statistics
+from panorgan.evaluation.organ_statistics import OrganStatistics, organ_statistics
 
 VOCABULARY = Vocabulary(["liver", "liver_tumour", "spleen", "kidney_left"])
 RAS = np.diag([2.0, 3.0, 5.0, 1.0])
@@ -55,3 +55,12 @@ def test_an_organ_is_cut_off_where_it_touches_the_edge(affine, corner, sides):
     assert set(found["liver_tumour"].cut_off) == sides
     assert set(found["liver"].cut_off) == sides, "a tumour at the edge is the organ at the edge"
     assert found["spleen"].cut_off == ()
+
+
+@pytest.mark.parametrize(
+    ("mean", "written"),
+    [(89.77796785666051, 89.78), (-3.14159, -3.14), (0.000512345, 0.0005123), (0.0, 0.0), (1234.5678, 1234.57)],
+)
+def test_a_file_holds_no_more_digits_than_mean_something(mean, written):
+    found = OrganStatistics(22213, 22213 * 0.054, mean, ("superior",)).as_json()
+    assert found == {"voxels": 22213, "volume_ml": 1199.502, "mean_intensity": written, "cut_off": ["superior"]}

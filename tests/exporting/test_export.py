@@ -48,6 +48,19 @@ class Shifted(PlainNetwork):
         return super().forward(image) + 2 * check.TOLERANCE
 
 
+def test_a_network_that_no_converter_takes_is_an_error_with_a_code(folder, tmp_path, monkeypatch):
+    class Fixed(PlainNetwork):
+        def forward(self, image):
+            nothing = torch.zeros(len(image), 0, *image.shape[2:])  # a trace keeps the number
+            return torch.cat((super().forward(image), nothing), dim=1)
+
+    monkeypatch.setattr(monai_bundle, "PlainNetwork", Fixed)
+    with refused("network-not-exportable", RunError) as caught:
+        panorgan.export(folder, "bundle", tmp_path / "bundle")
+    assert caught.value.where == "--to bundle"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_decisions_are_counted():
     class Halves(torch.nn.Module):
         activation = "softmax"

@@ -14,12 +14,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 from made_models import ORGANS, SMALL_TRANSFORMER, make_model, write_scans
-from refusing import refused
 
 import panorgan
-from panorgan.errors import RunError
 from panorgan.exporting import bundle_scripts
 from panorgan.federation.start_settings import StartSettings
+from panorgan.methods.registry import methods
 
 # Runs `python -m monai.bundle`, once for each list of arguments, where panorgan cannot be imported. Most of the time
 # goes into importing MONAI.
@@ -101,6 +100,22 @@ def test_it_gives_the_same_label_maps_without_panorgan(kind, bundles):
         assert written.affine == pytest.approx(expected.affine, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_the_network_of_every_method_is_the_same_as_torchscript(tmp_path):
+    seen: set[type] = set()
+    for name in methods():
+        method = {"name": name, **(SMALL_TRANSFORMER if name == "fediod" else {})}
+        folder = make_model(tmp_path / name, method=method)
+        network = type(panorgan.load_model(folder, "cpu").network)
+        if network in seen:
+            continue
+        seen.add(network)
+        check = panorgan.export(folder, "bundle", tmp_path / f"{name}-bundle").check
+        assert check["max_difference"] < 1e-5, name
+        assert check["decided_otherwise"] == 0, name
+    assert len(seen) > 10
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
@@ -165,11 +180,44 @@ def test_an_import_without_a_place_in_the_bundle_is_noticed():
         bundle_scripts.standing_alone("from panorgan.federation.site import SiteWorker\n")
 
 
-def test_a_model_of_several_channels_is_refused(tmp_path):
-    folder = make_model(tmp_path / "model", network={"input_channels": 2}, channels=("t1", "t2"))
-    with refused("channels-not-in-bundle", RunError):
-        panorgan.export(folder, "bundle", tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()
+@pytest.mark.slow
+def test_several_channels_come_in_one_file_or_in_one_for_each(tmp_path):
+    kinds = {"volumes": ((8, 8, 8), 3), "slices": ((12, 8, 1), 2)}
+    stored = write_scans(tmp_path / "one")
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for number, path in enumerate(stored):
+        image = nib.load(path)
+        first = np.asarray(image.dataobj, dtype=np.float32)
+        other = np.roll(first, 3, axis=1) * 2 + 40
+        if number:
+            for place, channel in enumerate((first, other)):
+                nib.save(nib.Nifti1Image(channel, image.affine), scans / path.name.replace(".", f"_{place:04d}.", 1))
+        else:
+            nib.save(nib.Nifti1Image(np.stack((first, other), axis=-1), image.affine), scans / path.name)
+    models = {}
+    for kind, (patch, dimensions) in kinds.items():
+        network = {"input_channels": 2, "dimensions": dimensions}
+        folder = make_model(
+            tmp_path / kind / "model", network=network, channels=("t1", "t2"), patch=patch, plan={"intensity": "zscore"}
+        )
+        made = panorgan.export(folder, "bundle", tmp_path / kind / "bundle")
+        assert made.check["decided_otherwise"] == 0
+        models[kind] = panorgan.load_model(folder, "cpu")
+    run_bundles([tmp_path / kind / "bundle" for kind in kinds], scans)
+    for kind, model in models.items():
+        for number, path in enumerate(stored):
+            name = path.name.removesuffix(".nii.gz")
+            files = [scans / f"{name}_{place:04d}.nii.gz" for place in range(2)] if number else scans / path.name
+            expected = model.predict(files)
+            suffix = "_0000_seg.nii.gz" if number else "_seg.nii.gz"
+            written = nib.load(tmp_path / kind / "bundle" / "out" / f"{name}{suffix}")
+            assert len(np.unique(expected.labels)) > 2
+            assert np.count_nonzero(np.asarray(written.dataobj) != expected.labels) == 0, (kind, name)
+            assert written.affine == pytest.approx(expected.affine, abs=1e-5)
+    about = json.loads((tmp_path / "volumes" / "bundle" / "configs" / "metadata.json").read_text())
+    image = about["network_data_format"]["inputs"]["image"]
+    assert (image["num_channels"], image["channel_def"]) == (2, {"0": "t1", "1": "t2"})
 
 
 def test_panorgan_reads_its_own_bundle(tmp_path):

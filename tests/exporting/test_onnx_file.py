@@ -29,6 +29,10 @@ KINDS = {
     "UFPS in 2D": {"method": {"name": "ufps"}, "network": {"dimensions": 2}, "patch": SLICES},
     "two channels": {"network": {"input_channels": 2}, "channels": ("t1", "t2")},
     "merged members in 2D": {"method": {"name": "solo"}, "network": {"dimensions": 2}, "patch": SLICES},
+    **{
+        f"{method} in 2D": {"method": {"name": method}, "network": {"dimensions": 2}, "patch": SLICES}
+        for method in ("conddec", "dodnet", "fedcrld", "fedmenu", "med3d", "pipofan")
+    },
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 from devtools import Browser, Page, chromium
 
-_SECONDS = 60
 _KEYS = {"Enter": 13, " ": 32, "ArrowDown": 40, "ArrowUp": 38, "Tab": 9}
 
 
@@ -41,10 +39,7 @@ class Tab:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", media="", features=scheme)
         self.send("Page.navigate", url=page.resolve().as_uri())
-        end = time.monotonic() + _SECONDS
-        while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        self._page.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
         return self
 
     def resize(self, width: int, height: int) -> None:

@@ -12,7 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from devtools import Page
-from viewed_files import VOXEL_ML, save
+from viewed_files import AFFINE, SHAPE, VOXEL_ML, save
 from webgl import chromium_with_webgl, coloured, shown
 
 import panorgan
@@ -100,6 +100,21 @@ def test_slices_organs_windows_and_volumes(nnunet_folder, labels, tmp_path):
         assert shown(page, tmp_path).max() > 100
 
 
+@pytest.mark.parametrize("stored", [(0, 1, 2), (2, 0, 1)], ids=["axial", "sagittal"])
+def test_it_opens_on_the_slice_with_most_foreground(nnunet_folder, hu, tmp_path, stored):
+    labels = np.zeros(SHAPE, np.uint8)
+    labels[4, 4, 9] = 1  # the first organ of the list, in a slice that shows little
+    labels[10:15, 5:9, 2] = 3
+    labels[3:5, 3:5, 2] = 2
+    affine = AFFINE[:, [*stored, 3]]
+    save(nnunet_folder / "imagesTr" / "a1_0000.nii.gz", hu.transpose(stored), affine)
+    save(nnunet_folder / "labelsTr" / "a1.nii.gz", labels.transpose(stored), affine)
+    with viewer(nnunet_folder, tmp_path) as page:
+        middle = AFFINE @ [12, 6.5, 2, 1]
+        assert page.text("#where").startswith(" ".join(f"{mm:.0f}" for mm in middle[:3]))
+        assert "Spleen" in page.text("#where")
+
+
 def test_the_worst_case_opens_first_and_from_the_report(finished_run, tmp_path):
     scores: dict[tuple[str, str], list[float]] = {}
     for row in finished_run.scores:
@@ -170,6 +185,25 @@ def test_a_finding_opens_with_its_twin_beside_it(nnunet_folder, labels, tmp_path
         assert "duplicate-scan" in remarks
         assert coloured(shown(page, tmp_path, 0)) > 100
         assert coloured(shown(page, tmp_path, 1)) > 100
+
+
+def test_a_case_of_two_sites_opens_at_its_own(nnunet_folder, hu, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(nnunet_folder, other)
+    save(other / "imagesTr" / "a1_0000.nii.gz", np.flip(hu, 0).copy())
+    sites = {"north": {"folder": str(nnunet_folder)}, "south": {"folder": str(other)}}
+    experiment = panorgan.load_experiment({"name": "two", "vocabulary": ["liver", "spleen"], "sites": sites})
+    doctors = write_doctor_page(panorgan.doctor(experiment, workers=1), tmp_path / "doctor.html")
+    with viewer(doctors, tmp_path, case="north/b2") as page:
+        for site in ("south", "north"):
+            page.value("document.querySelector('#page').click()")
+            page.wait_for("document.querySelector('#case-list tbody tr')")
+            named = f"row.cells[0].innerText === 'a1' && row.cells[1].innerText === '{site}'"
+            page.value(f"[...document.querySelectorAll('#case-list tbody tr')].find(row => {named}).cells[0].click()")
+            page.wait_for("document.querySelector('.picked a.open-here')")
+            page.value("document.querySelector('.picked a.open-here').click()")
+            page.wait_for("document.body.dataset.state === 'ready'")
+            assert (page.text("#case-name"), page.text("#case-facts")) == ("a1", site)
 
 
 def test_a_large_scan_comes_coarse_first(nnunet_folder, tmp_path, monkeypatch):

@@ -25,6 +25,9 @@ from panorgan.viewer.local_server import LocalServer
 from panorgan.workflows.lock import only_one_process
 from panorgan.workflows.run import Run
 
+PATIENCE = 300
+"""Seconds until a test is given up; machines with other runs are slow."""
+
 
 @pytest.fixture
 def run(tiny: Callable[..., Experiment], tmp_path: Path) -> Run:
@@ -43,7 +46,7 @@ def server(run: Run) -> Iterator[LocalServer]:
 def messages(url: str, until: Callable[[str, Any], bool]) -> list[tuple[str, Any]]:
     """Server-sent events as a browser gets them, up to the one that is waited for."""
     found: list[tuple[str, Any]] = []
-    with urllib.request.urlopen(f"{url}events", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}events", timeout=PATIENCE) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         kind = ""
         for line in answer:
@@ -69,7 +72,7 @@ def test_two_browsers_get_every_event(run: Run, server: LocalServer) -> None:
     log = log_of(run.path)
     begin(log)
     counts: list[int] = []
-    read = threading.Barrier(3, timeout=30)
+    read = threading.Barrier(3, timeout=PATIENCE)
 
     def follow() -> None:
         seen: list[str] = []
@@ -90,7 +93,7 @@ def test_two_browsers_get_every_event(run: Run, server: LocalServer) -> None:
     read.wait()
     write_round(log, 1)
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert counts == [1, 1]
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -296,6 +297,11 @@ def test_cases_and_organs_are_found_by_name(nnunet_folder):
         study.index_of("b3")
     with refused("no-such-organ"):
         study.organ_of("heart")
+    twice = replace(study, cases=tuple(replace(case, group=site) for site in ("x", "y") for case in study.cases))
+    assert [twice.index_of(name) for name in ("x/a1", "y/a1", "y/b2")] == [0, 2, 3]
+    with refused("case-not-unique") as caught:
+        twice.index_of("b2")
+    assert caught.value.why == "there are x/b2, y/b2"
     assert set(folder_cases(nnunet_folder)) == {"a1", "b2"}
 
 

@@ -46,8 +46,23 @@ class PredictRequest:
 def predict_scans(request: PredictRequest) -> None:
     """Predict every readable scan, then fail for the others; nothing is written for them."""
     # What is wrong with the scans shows before a model is loaded.
+    channels = channels_of_model(request.model)
+    if len(channels) > 1:
+        _refuse_series(request, channels)
     with request.web.opened(request.scans, request.series, request.formats) as (scans, series):
-        _predict_found(request, find_scans(scans, series, channels_of_model(request.model)))
+        _predict_found(request, find_scans(scans, series, channels))
+
+
+def _refuse_series(request: PredictRequest, channels: Sequence[str]) -> None:
+    """Of a model of several channels: nothing says which series of a study is which channel."""
+    if request.web.origin or request.series:
+        raise DataError(
+            "A model of several channels does not choose among DICOM series.",
+            code="series-of-channels",
+            where="--from" if request.web.origin else "--series",
+            why=f"it takes {', '.join(channels)}, and nothing says which series is which channel",
+            fix="Give the folder of each series: " + " ".join(f"{name}=FOLDER" for name in channels),
+        )
 
 
 def _predict_found(request: PredictRequest, found: Found) -> None:

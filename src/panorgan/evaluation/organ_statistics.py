@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 
 from panorgan.anatomy import Vocabulary
 
+# In files: cubic millimetres; hundredths of a HU, but four digits of means below 1 (scans scaled to 0 … 1).
+_ML_PLACES, _INTENSITY_PLACES, _INTENSITY_DIGITS = 3, 2, 4
 # Towards the first and the last voxel of each axis of RAS.
 _SIDES = (("left", "right"), ("posterior", "anterior"), ("inferior", "superior"))
 
@@ -32,6 +36,16 @@ class OrganStatistics:
     volume_ml: float
     mean_intensity: float | None
     cut_off: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a file: plain types, rounded to what the numbers are good for."""
+        mean = None if self.mean_intensity is None else _rounded_intensity(self.mean_intensity)
+        return {
+            "voxels": self.voxels,
+            "volume_ml": round(self.volume_ml, _ML_PLACES),
+            "mean_intensity": mean,
+            "cut_off": list(self.cut_off),
+        }
 
 
 def organ_statistics(
@@ -61,6 +75,11 @@ def organ_statistics(
         cut_off = tuple(side for side, there in touched.items() if there.intersection(members))
         found[organ] = OrganStatistics(size, size * millilitres, mean, cut_off)
     return found
+
+
+def _rounded_intensity(value: float) -> float:
+    small = 0 < abs(value) < 1
+    return round(value, _INTENSITY_DIGITS - 1 - math.floor(math.log10(abs(value))) if small else _INTENSITY_PLACES)
 
 
 def _touched(labels: NDArray[np.uint8], affine: NDArray[np.float64]) -> dict[str, set[int]]:

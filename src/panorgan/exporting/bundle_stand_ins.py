@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Volume:
-    """A scan in memory: `voxels` [X, Y, Z] and the 4×4 affine from voxel indices to RAS millimetres; one channel."""
+    """A scan in memory: `voxels` [X, Y, Z], the 4×4 affine from voxel indices to RAS millimetres, `more` channels."""
 
     voxels: NDArray[Any]
     affine: NDArray[np.float64]
@@ -42,8 +42,8 @@ class Volume:
 
     @property
     def channels(self) -> tuple[NDArray[Any], ...]:
-        """The one channel."""
-        return (self.voxels,)
+        """All of them."""
+        return (self.voxels, *self.more)
 
     @property
     def spacing(self) -> tuple[float, float, float]:

@@ -6,6 +6,7 @@ bundle runs the same lines as panorgan, and gives the same label maps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,22 @@ from numpy.typing import NDArray
 from panorgan.data.volume import Volume
 from panorgan.evaluation.postprocess import apply_preset
 from panorgan.preparation.plan import Plan
-from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid
+from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid, with_channels
 
 _THRESHOLD = 0.5
+_FIRST_CHANNEL = re.compile(r"_0000(?=\.nii(\.gz)?$)")
+_NUMBERED = re.compile(r"_\d{4}\.nii(\.gz)?$")
+
+
+def scans_of(files: Sequence[str], channels: int) -> list[str | list[str]]:
+    """Of each scan of several channels one 4-D file, or `<case>_0000`, `<case>_0001`, … in the order of the model."""
+    found: list[str | list[str]] = []
+    for file in files:
+        if _FIRST_CHANNEL.search(file):
+            found.append([_FIRST_CHANNEL.sub(f"_{number:04d}", file) for number in range(channels)])
+        elif not _NUMBERED.search(file):
+            found.append(file)
+    return found
 
 
 class Float32Reader(NibabelReader):
@@ -41,7 +55,7 @@ class Float32Reader(NibabelReader):
 
 
 class PrepareImaged(MapTransform):
-    """A scan [1, X, Y, Z] as the network sees it, and beside it, as `<key>_grid`, what leads back to its own grid."""
+    """A scan [C, X, Y, Z] as the network sees it, and beside it, as `<key>_grid`, what leads back to its own grid."""
 
     def __init__(self, keys: Any, plan: Mapping[str, Any]) -> None:
         super().__init__(keys)
@@ -52,10 +66,11 @@ class PrepareImaged(MapTransform):
         item = dict(data)
         for key in self.key_iterator(item):
             image = item[key]
-            volume = Volume(image.as_tensor().numpy()[0], np.asarray(image.affine, dtype=np.float64))
+            first, *others = image.as_tensor().numpy()
+            volume = Volume(first, np.asarray(image.affine, dtype=np.float64), tuple(others))
             grid = Grid.of(volume, self.plan)
             prepared = prepare_image(volume, self.plan, grid)
-            item[key] = MetaTensor(prepared[None], affine=torch.eye(4), meta=dict(image.meta))
+            item[key] = MetaTensor(with_channels(prepared), affine=torch.eye(4), meta=dict(image.meta))
             item[f"{key}_grid"] = _as_numbers(grid)
         return item
 
@@ -68,9 +83,9 @@ class SlicesInferer(SlidingWindowInferer):
         self.axis = axis
 
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One scan [1, 1, X, Y, Z] → [1, channels, X, Y, Z]."""
+        """One scan [1, C, X, Y, Z] → [1, channels, X, Y, Z]."""
         image = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
-        slices = image[0, 0].movedim(self.axis, 0)[:, None]
+        slices = image[0].movedim(1 + self.axis, 0)
         probabilities: Any = super().__call__(slices, network, *args, **kwargs)
         return probabilities.movedim(0, 1 + self.axis).contiguous()[None]
 

@@ -39,7 +39,7 @@ def compare_networks(
     exported: Callable[[torch.Tensor], torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
 ) -> Agreement:
-    """Run both on images of these shapes [B, 1, *S]; refuses an export that differs by more than rounding."""
+    """Run both on images of these shapes [B, C, *S]; refuses an export that differs by more than rounding."""
     generator = torch.Generator().manual_seed(_SEED)
     softmax, device = network.activation == "softmax", next(network.parameters()).device
     largest, others, voxels = 0.0, 0, 0
@@ -54,7 +54,7 @@ def compare_networks(
         decided = [p.argmax(1) if softmax else (p >= _THRESHOLD).flatten(0, 1) for p in (wanted, found)]
         largest = max(largest, difference)
         others += int((decided[0] != decided[1]).sum())
-        voxels += image.numel()
+        voxels += image[:, 0].numel()
     return Agreement(largest, voxels, others)
 
 

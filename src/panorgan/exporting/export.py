@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from panorgan.errors import ConfigError, RunError, did_you_mean
+from panorgan.errors import ConfigError, PanorganError, RunError, did_you_mean
 from panorgan.exporting.check import Agreement
 from panorgan.exporting.monai_bundle import write_bundle
 from panorgan.exporting.nnunet_model import write_nnunet
@@ -73,7 +73,7 @@ def export(run: str | os.PathLike[str] | Run, to: str = "bundle", out: str | os.
     scratch = target.absolute().with_name(f".{target.absolute().name}.incomplete")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        agreement = _WRITERS[to](model, scratch, _run_of(place), model_folder(place))
+        agreement = _written(to, model, scratch, _run_of(place), model_folder(place))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             target.rmdir()
@@ -81,6 +81,21 @@ def export(run: str | os.PathLike[str] | Run, to: str = "bundle", out: str | os.
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Export(to, target, {} if agreement is None else asdict(agreement))
+
+
+def _written(to: str, model: Model, folder: Path, run: Run | None, source: Path) -> Agreement | None:
+    try:
+        return _WRITERS[to](model, folder, run, source)
+    except (PanorganError, OSError):
+        raise
+    except Exception as error:  # PyTorch's and ONNX's converters raise many kinds for an operation that they lack
+        raise RunError(
+            "The network cannot be written in this form.",
+            code="network-not-exportable",
+            where=f"--to {to}",
+            why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            fix="Nothing was kept. Export to another form; of a network of your own, avoid sizes as Python numbers.",
+        ) from error
 
 
 def _run_of(place: Path) -> Run | None:

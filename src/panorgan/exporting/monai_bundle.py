@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import panorgan
-from panorgan.errors import RunError
 from panorgan.exporting.bundle_scripts import write_scripts
 from panorgan.exporting.check import Agreement, compare_networks
 from panorgan.exporting.plain_network import PlainNetwork
@@ -28,7 +27,6 @@ _WINDOWS, _SLICES = 2, 16  # as `evaluation.inference` takes them where the sett
 
 def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]) -> Agreement:
     """Write the bundle and check its network; `card` is the model card, `licences` those of the data by site."""
-    _refuse_channels(model)
     (folder / "models").mkdir(parents=True)
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
@@ -41,31 +39,20 @@ def write_bundle(model: Model, folder: Path, card: str, licences: dict[str, str]
     return agreement
 
 
-def _refuse_channels(model: Model) -> None:
-    """The bundle's scripts read one file per scan, and resample no channel to another."""
-    if model.input_channels > 1:
-        raise RunError(
-            "A model of several channels cannot be exported as a bundle.",
-            code="channels-not-in-bundle",
-            why=f"its scans have {', '.join(model.channels)}; the bundle's scripts prepare one image per scan",
-            fix="Export it to ONNX: --to onnx.",
-        )
-
-
 @torch.no_grad()
 def _write_network(model: Model, path: Path) -> tuple[Agreement, bool]:
     """Trace the network with one window and run the written file with one, two and three.
 
     Returns also whether it runs on any device: a trace that makes tensors itself makes them on the CPU, for good.
     """
-    window = _window(model)
+    shape = (model.input_channels, *_window(model))
     with warnings.catch_warnings():
         # TorchScript is deprecated in favour of torch.export, whose files only newer versions of PyTorch read.
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(PlainNetwork(model.network), torch.zeros(2, 1, *window), check_trace=False)
+        traced = torch.jit.trace(PlainNetwork(model.network), torch.zeros(2, *shape), check_trace=False)
         torch.jit.save(traced, str(path))
         loaded = torch.jit.load(str(path))
-        agreement = compare_networks(model.network, loaded, [(batch, 1, *window) for batch in (1, 2, 3)])
+        agreement = compare_networks(model.network, loaded, [(batch, *shape) for batch in (1, 2, 3)])
     graph = loaded.inlined_graph  # its nodes live as long as it does
     devices = (node.output().type().kind() for node in graph.findAllNodes("prim::Constant"))
     return agreement, "DeviceObjType" not in set(devices)
@@ -79,19 +66,22 @@ def _window(model: Model) -> tuple[int, ...]:
 def inference(model: Model, any_device: bool = True) -> dict[str, Any]:
     """`configs/inference.json`."""
     device = "'cuda' if torch.cuda.is_available() else 'cpu'" if any_device else "'cpu'"
+    several = model.input_channels > 1
+    scans = {"_target_": "scripts.transforms.scans_of", "files": "@datalist", "channels": model.input_channels}
     return {
         "imports": ["$import glob"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/data'",
         "output_dir": "$@bundle_root + '/eval'",
         "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
+        **({"scans": scans} if several else {}),
         "device": f"$torch.device({device})",
         "network_def": "$torch.jit.load(@bundle_root + '/models/model.ts', map_location=@device)",
         "network": "$@network_def.to(@device)",
         "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model)},
         "dataset": {
             "_target_": "Dataset",
-            "data": "$[{'image': path} for path in @datalist]",
+            "data": f"$[{{'image': scan}} for scan in {'@scans' if several else '@datalist'}]",
             "transform": "@preprocessing",
         },
         "dataloader": {
@@ -173,6 +163,8 @@ def metadata(model: Model, licences: dict[str, str]) -> dict[str, Any]:
     channels = {str(place): name for place, name in enumerate(model.network.channels)}
     labels = {"0": "background", **{str(place): organ for place, organ in enumerate(model.vocabulary, start=1)}}
     ct = model.plan.intensity == "window"
+    inputs = model.channels or ("image",)
+    of_channels = f"{len(inputs)} channels ({', '.join(inputs)}), " if len(inputs) > 1 else "one channel, "
     named = ", ".join(model.vocabulary)
     return {
         "version": "1.0.0",
@@ -188,7 +180,7 @@ def metadata(model: Model, licences: dict[str, str]) -> dict[str, Any]:
         "copyright": "see LICENSE",
         "data_source": "; ".join(f"{site}: {stated}" for site, stated in licences.items()) or "not stated",
         "data_type": "nibabel",
-        "image_classes": "one channel, " + ("CT in Hounsfield units" if ct else "MR or other, any scale"),
+        "image_classes": of_channels + ("CT in Hounsfield units" if ct else "MR or other, any scale"),
         "pred_classes": "one-hot probabilities before the decision, an integer per organ after it",
         "label_classes": labels,
         "intended_use": "research; not a medical device, not for diagnosis",
@@ -200,12 +192,12 @@ def metadata(model: Model, licences: dict[str, str]) -> dict[str, Any]:
                     "type": "image",
                     "format": "hounsfield" if ct else "magnitude",
                     "modality": "CT" if ct else "MR",
-                    "num_channels": 1,
+                    "num_channels": len(inputs),
                     "spatial_shape": window,
                     "dtype": "float32",
                     "value_range": [-1, 1],
                     "is_patch_data": True,
-                    "channel_def": {"0": "image"},
+                    "channel_def": {str(place): name for place, name in enumerate(inputs)},
                 }
             },
             "outputs": {

@@ -12,7 +12,7 @@ from panorgan.networks.second_derivatives import use_plain_norms
 
 
 class PlainNetwork(nn.Module):
-    """Images [B, 1, *S] → probabilities [B, channels, *S]: a copy on the CPU, with the activation inside.
+    """Images [B, C, *S] → probabilities [B, channels, *S]: a copy on the CPU, with the activation inside.
 
     The activation belongs to the network here because windows are averaged as probabilities.
     """
@@ -27,6 +27,6 @@ class PlainNetwork(nn.Module):
         self.softmax = network.activation == "softmax"
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """[B, 1, *S] → [B, channels, *S]."""
+        """[B, C, *S] → [B, channels, *S]."""
         logits = self.network(image).float()
         return logits.softmax(1) if self.softmax else logits.sigmoid()

@@ -106,7 +106,7 @@ class DynamicHeads(SelectiveNetwork):
 
     def head_weights(self, described: torch.Tensor, group: str) -> torch.Tensor:
         """The weights of a group's head for each sample, [B, 162], from the bottleneck's mean features [B, F]."""
-        code = described.new_zeros(len(described), len(self.groups))
+        code = described.new_zeros(described.shape[0], len(self.groups))
         code[:, self.groups.index(group)] = 1
         weights: torch.Tensor = self.controller(torch.cat([described, code], dim=1))
         return weights

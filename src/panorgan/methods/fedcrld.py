@@ -64,9 +64,12 @@ class Attention(nn.Module):
 
     def forward(self, features: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """[B, F, *S], [B, F, *S] → [B, F, *S]."""
-        tokens = (self.queries(features), self.keys(others), self.values(others))
-        found = F.scaled_dot_product_attention(*(one.flatten(2).transpose(1, 2) for one in tokens))
-        found = found.transpose(1, 2).reshape(*found.shape[::2], *features.shape[2:])
+        values = (self.queries(features), self.keys(others), self.values(others))
+        tokens = [one.flatten(2).transpose(1, 2) for one in values]
+        if torch.compiler.is_exporting():  # ONNX knows attention with heads only: here one
+            tokens = [one.unsqueeze(1) for one in tokens]
+        found = F.scaled_dot_product_attention(*tokens).flatten(1, -2)
+        found = found.transpose(1, 2).unflatten(2, features.shape[2:])
         out: torch.Tensor = self.norm(features + self.out(found))
         return out
 

@@ -102,7 +102,7 @@ def _curves(
         axes.set_ylabel("validation Dice")
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10], min_n_ticks=1))
 
     columns = _legend_columns(list(curves))
     uri = draw_chart(draw, height, legend_columns=columns, entries=len(curves))

@@ -205,7 +205,7 @@ def _finish_rounds(axes: Axes, run: Run) -> None:
     first, last = run.rounds[0].number, run.rounds[-1].number
     margin = max(0.5, 0.02 * (last - first))
     axes.set_xlim(first - margin, last + margin)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("round")
     if run.delivered_round is not None:
         axes.axvline(run.delivered_round, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
@@ -246,5 +246,5 @@ def _stack(axes: Axes, run: Run, layers: Sequence[Sequence[float]], styles: Sequ
         base = base + heights
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("round")

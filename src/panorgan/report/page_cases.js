@@ -159,6 +159,7 @@
       return column ? (column.keys ?? column.words)[rows[row][roleAt(role)]] : "";
     };
     const parts = { run: data.place ? folder(data.place, run) : run, case: inFull(row, key("case")), organ: key("organ") };
+    link.dataset.site = word(row, roleAt("site"));
     link.querySelectorAll("[data-view]").forEach((span) => { span.textContent = quoted(parts[span.dataset.view]); });
   }
 

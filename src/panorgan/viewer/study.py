@@ -85,9 +85,20 @@ class Study:
 
     def index_of(self, case: str) -> int:
         """The place of a case by its name, or by `group/name` where two groups share it."""
-        for number, viewed in enumerate(self.cases):
-            if case in (viewed.name, f"{viewed.group}/{viewed.name}"):
-                return number
+        in_full = [f"{viewed.group}/{viewed.name}" if viewed.group else viewed.name for viewed in self.cases]
+        if case in in_full:
+            return in_full.index(case)
+        named = [number for number, viewed in enumerate(self.cases) if viewed.name == case]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            raise DataError(
+                f"There are several cases {case!r}.",
+                code="case-not-unique",
+                where=self.title,
+                why=f"there are {', '.join(in_full[number] for number in named)}",
+                fix="Name one of them in full.",
+            )
         known = [viewed.name for viewed in self.cases]
         raise DataError(
             f"There is no case {case!r} to show.",

@@ -79,7 +79,7 @@ class Prediction:
             **self.about,
             "doubts": [asdict(doubt) for doubt in self.doubts],
             "labels": self.names,
-            "organs": {organ: asdict(found) for organ, found in self.organs.items()},
+            "organs": {organ: found.as_json() for organ, found in self.organs.items()},
             "snomed": {
                 organ: {"value": organs[organ].snomed_value, "meaning": organs[organ].snomed_meaning}
                 for organ in self.names

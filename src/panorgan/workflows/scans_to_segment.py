@@ -115,7 +115,7 @@ def _find_channels(paths: Sequence[Path], channels: Sequence[str]) -> Found:
     scans, _ = group_files([path for path in rest if not path.is_dir()], channels, leave_out=False)
     found.scans += [Scan(own[0].path, name, channels=own) for name, own in scans.items()]
     if not found.scans:
-        raise _no_scans(paths, found)
+        raise _no_scans(paths, found, channels)
     found.scans = _with_unique_names(found.scans)
     return found
 
@@ -142,8 +142,17 @@ def _name_of(files: Sequence[Channel], channels: Sequence[str]) -> str:
     return cases.pop() if len(cases) == 1 else _stem(files[0].path)
 
 
-def _no_scans(paths: Sequence[Path], found: Found) -> DataError:
+def _no_scans(paths: Sequence[Path], found: Found, channels: Sequence[str] = ()) -> DataError:
     others = [f"{count} {what}" for own in found.left_out.values() for what, count in own.items()]
+    if channels:
+        return DataError(
+            "There is no scan to segment.",
+            code="no-scans",
+            where=", ".join(map(str, paths)),
+            why=f"no file ends in {', '.join(ENDINGS)}; the model takes {', '.join(channels)}",
+            fix="Name a folder of such files, or of DICOM series the folder of each: "
+            + " ".join(f"{name}=FOLDER" for name in channels),
+        )
     return DataError(
         "There is no scan to segment.",
         code="no-scans",

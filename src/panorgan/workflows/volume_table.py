@@ -7,6 +7,7 @@ from pathlib import Path
 
 from panorgan.csv_cells import unescape_cell
 from panorgan.errors import DataError
+from panorgan.evaluation.organ_statistics import OrganStatistics
 from panorgan.workflows.prediction import Prediction
 from panorgan.workflows.tables import Table
 
@@ -25,19 +26,17 @@ def add_volumes(folder: Path, labels: Path, scan: str, prediction: Prediction) -
     kept = [row for row in _read(path) if row["labels"] != labels.name]
     ids = prediction.names
     rows = [
-        {
-            "labels": labels.name,
-            "scan": scan,
-            "organ": organ,
-            "label": ids[organ],
-            "voxels": found.voxels,
-            "volume_ml": round(found.volume_ml, 3),
-            "mean_intensity": "" if found.mean_intensity is None else round(found.mean_intensity, 2),
-            "cut_off": " ".join(found.cut_off),
-        }
+        {"labels": labels.name, "scan": scan, "organ": organ, "label": ids[organ], **_cells(found)}
         for organ, found in prediction.organs.items()
     ]
     return Table([*kept, *rows]).to_csv(path)
+
+
+def _cells(found: OrganStatistics) -> dict[str, str | int | float]:
+    """The numbers of the JSON file; empty where an organ has none."""
+    facts = found.as_json()
+    filled = {name: "" if value is None else value for name, value in facts.items()}
+    return {**filled, "cut_off": " ".join(found.cut_off)}
 
 
 def _read(path: Path) -> Table:

@@ -1,7 +1,7 @@
 // Line charts as inline SVG. Colours and sizes of text are in live.css; nothing is set by a style attribute in markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 250, LEFT = 46, RIGHT = 12, TOP = 16, BOTTOM = 34;
+const HEIGHT = 250, LEFT = 56, RIGHT = 12, TOP = 16, BOTTOM = 34;
 const COLOURS = 8;
 const DASHES = ["", "7 3", "2 3", "8 3 2 3"];
 

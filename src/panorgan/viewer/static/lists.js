@@ -57,13 +57,15 @@ export function fillCases(study, order, organ, chosen, onChoose) {
   byId("case-list").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
 }
 
-// One row per organ of the case: off or on, volume in every pane that has it, Dice.
+// One row per organ of the case: off or on, and of every pane its volume and Dice; of several panes Dice is below.
 export function fillOrgans(state, onToggle, onFind) {
   const { organs, panes, off, volumes, chosen } = state;
   const drawn = panes.filter((pane) => pane.labels);
-  const head = ["", "Organ", ...drawn.map((pane) => (drawn.length > 1 ? `${pane.title}, ml` : "ml"))];
   const scored = panes.filter((pane) => Object.keys(pane.dice).length);
-  const dice = scored.map((pane) => (scored.length > 1 ? `${pane.title}, Dice` : "Dice"));
+  const below = scored.length > 1;
+  const unit = (pane) => (below && scored.includes(pane) ? "ml, Dice" : "ml");
+  const head = ["", "Organ", ...drawn.map((pane) => (drawn.length > 1 ? `${pane.title}, ${unit(pane)}` : unit(pane)))];
+  const dice = below ? [] : scored.map(() => "Dice");
   byId("organ-head").replaceChildren(make("tr", {}, ...[...head, ...dice].map((text) => make("th", { scope: "col", textContent: text }))));
   byId("organ-list").replaceChildren(...organs.map((organ, index) => {
     const box = make("input", { type: "checkbox", checked: !off.has(organ.name), id: `organ-${index}` });
@@ -73,7 +75,7 @@ export function fillOrgans(state, onToggle, onFind) {
     const find = make("button", { type: "button", className: "find", title: `Go to ${organ.title}`, textContent: organ.title });
     find.addEventListener("click", () => onFind(organ.name));
     const key = index < 9 ? make("kbd", { textContent: index + 1 }) : "";
-    const row = make("tr", {}, make("td", {}, box, make("label", { htmlFor: box.id, title: organ.title }, swatch)), make("td", {}, find, key));
+    const row = make("tr", {}, make("td", {}, box, make("label", { htmlFor: box.id, title: organ.title }, swatch), key), make("td", {}, find));
     row.dataset.organ = organ.name;
     if (organ.name === chosen) row.className = "chosen";
     for (const pane of drawn) {
@@ -81,9 +83,10 @@ export function fillOrgans(state, onToggle, onFind) {
       const value = pane.labels.includes(organ.name) ? known?.[organ.name] : undefined;
       const cell = make("td", { className: "number", textContent: known || !pane.labels.includes(organ.name) ? ml(value) : "…" });
       if (value !== undefined) cell.dataset.ml = value;
+      if (below && scored.includes(pane)) cell.append(make("span", { className: "of-pane", textContent: pane.dice[organ.name]?.toFixed(3) ?? "–" }));
       row.append(cell);
     }
-    for (const pane of scored) row.append(make("td", { className: "number", textContent: pane.dice[organ.name]?.toFixed(3) ?? "–" }));
+    for (const pane of below ? [] : scored) row.append(make("td", { className: "number", textContent: pane.dice[organ.name]?.toFixed(3) ?? "–" }));
     return row;
   }));
   byId("all-organs").textContent = off.size < organs.length ? "All off" : "All on";

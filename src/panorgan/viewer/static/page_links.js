@@ -13,6 +13,7 @@ function link(command) {
     if (text) wanted.set(name, unquoted(text));
   }
   if (!wanted.has("case")) return;
+  if (command.dataset.site) wanted.set("site", command.dataset.site); // another site may have a case of this name
   let open = command.querySelector("a.open-here");
   if (!open) {
     open = Object.assign(document.createElement("a"), { className: "open-here", textContent: "Open" });

@@ -6,6 +6,7 @@ export const VIEWS = {
   render: SLICE_TYPE.RENDER, multi: SLICE_TYPE.MULTIPLANAR,
 };
 const ACROSS = { axial: 2, coronal: 1, sagittal: 0, multi: 2, render: 2 };
+const LABELS = 256;
 const SCAN_IN_3D = 0.12; // so much of the body is left around the organs
 
 // Each window is [centre, width] in HU; null: from the scan itself.
@@ -148,10 +149,10 @@ export class PaneView {
     this.nv.createOnLocationChange();
   }
 
-  // The middle of an organ in the slice that shows most of it, in mm; null where it is not drawn.
-  middleOf(name) {
-    const number = (this.facts.labels ?? []).indexOf(name) + 1;
-    return this.labels && number ? middleOf(this.labels, number) : null;
+  // The slice in which these organs cover most, how many voxels that are, and where to look in it.
+  fullestSlice(names) {
+    const numbers = names.map((name) => (this.facts.labels ?? []).indexOf(name) + 1).filter(Boolean);
+    return this.labels && numbers.length ? fullestSlice(this.labels, numbers) : { count: 0 };
   }
 
   // What is at the crosshair: the scan's value, and the organ.
@@ -219,19 +220,47 @@ function keepBorders(image) {
   image.img = kept;
 }
 
-function middleOf(image, number) {
-  const [, nx, ny, nz] = image.hdr.dims;
-  const voxels = image.img;
+// Of the axial slices the one with most voxels of these labels, their count, and the middle of the largest label there.
+function fullestSlice(image, numbers) {
+  const { dims, affine } = image.hdr;
+  const [nx, ny, nz] = dims.slice(1, 4);
+  const axis = axialAxis(affine);
+  const counts = new Uint32Array([nx, ny, nz][axis] * LABELS);
+  const wanted = new Uint8Array(LABELS);
+  for (const number of numbers) wanted[number] = 1;
+  forVoxels(image, [[0, nx], [0, ny], [0, nz]], (label, place) => { if (wanted[label]) counts[place[axis] * LABELS + label]++; });
   let best = { count: 0 };
-  for (let z = 0, i = 0; z < nz; z++) {
-    let count = 0, sumX = 0, sumY = 0;
-    for (let y = 0; y < ny; y++) {
-      for (let x = 0; x < nx; x++, i++) {
-        if (voxels[i] === number) { count++; sumX += x; sumY += y; }
+  for (let slice = 0; slice * LABELS < counts.length; slice++) {
+    const sizes = counts.subarray(slice * LABELS, (slice + 1) * LABELS);
+    const count = sizes.reduce((sum, size) => sum + size, 0);
+    if (count > best.count) best = { count, slice, largest: sizes.indexOf(Math.max(...sizes)) };
+  }
+  if (!best.count) return best;
+  const ranges = [[0, nx], [0, ny], [0, nz]];
+  ranges[axis] = [best.slice, best.slice + 1];
+  const sums = [0, 0, 0, 0];
+  forVoxels(image, ranges, (label, place) => {
+    if (label === best.largest) [...place, 1].forEach((value, along) => { sums[along] += value; });
+  });
+  const middle = sums.map((sum) => sum / sums[3]);
+  return { count: best.count, mm: affine.slice(0, 3).map((row) => row.reduce((sum, value, along) => sum + value * middle[along], 0)) };
+}
+
+// The axis of the array that runs nearest to head and feet.
+function axialAxis(affine) {
+  const along = [0, 1, 2].map((axis) => Math.abs(affine[2][axis]) / Math.hypot(...affine.slice(0, 3).map((row) => row[axis])));
+  return along.indexOf(Math.max(...along));
+}
+
+function forVoxels(image, [[x0, x1], [y0, y1], [z0, z1]], see) {
+  const [, nx, ny] = image.hdr.dims;
+  const place = [0, 0, 0];
+  for (let z = z0; z < z1; z++) {
+    for (let y = y0; y < y1; y++) {
+      for (let x = x0, i = x0 + nx * (y + ny * z); x < x1; x++, i++) {
+        place[0] = x; place[1] = y; place[2] = z;
+        if (image.img[i]) see(image.img[i], place);
       }
     }
-    if (count > best.count) best = { count, at: [sumX / count, sumY / count, z, 1] };
   }
-  if (!best.count) return null;
-  return image.hdr.affine.slice(0, 3).map((row) => row.reduce((sum, value, axis) => sum + value * best.at[axis], 0));
 }

@@ -39,11 +39,12 @@ async function start() {
   await open(asked() ?? order[0]);
 }
 
-// The case of the address: a number, a name, or `group/name`.
+// The case of the address: a number, a name, or `group/name`; of several with that name, the one of its site.
 function asked() {
   if (study.cases[wanted.get("number")]) return Number(wanted.get("number"));
-  const found = study.cases.findIndex((entry) => [entry.name, `${entry.group}/${entry.name}`].includes(wanted.get("case")));
-  return found >= 0 ? found : undefined;
+  const named = study.cases.filter((entry) => [entry.name, `${entry.group}/${entry.name}`].includes(wanted.get("case")));
+  const found = named.find((entry) => entry.group === wanted.get("site")) ?? named[0];
+  return found && study.cases.indexOf(found);
 }
 
 function sortCases() {
@@ -177,19 +178,22 @@ function mark(name) {
   state(name);
 }
 
-// Where to look first: the finding, the organ that was asked for, or the middle of what is drawn.
+// Where to look first: the finding, the organ that was asked for, or the slice with most of all organs.
 function firstPlace() {
   views.forEach((pane) => { pane.fresh = false; });
   const remark = study.cases[number].remarks.find((one) => one.at_mm);
   if (remark && !chosen) return showRemark(remark);
+  if (chosen && goToOrgan(chosen)) return;
   const drawn = listed().map((organ) => organ.name);
-  const organs = chosen && drawn.includes(chosen) ? [chosen] : drawn;
-  for (const organ of organs) if (goToOrgan(organ)) return;
-  views.find((pane) => pane.scan)?.step(0);
+  const visible = drawn.filter((organ) => !off.has(organ));
+  const slices = views.map((pane) => pane.fullestSlice(visible.length ? visible : drawn));
+  const fullest = slices.reduce((a, b) => (b.count > a.count ? b : a));
+  if (fullest.count) goTo(fullest.mm);
+  else views.find((pane) => pane.scan)?.step(0);
 }
 
 function goToOrgan(organ) {
-  const place = views.map((pane) => pane.middleOf(organ)).find(Boolean);
+  const place = views.map((pane) => pane.fullestSlice([organ]).mm).find(Boolean);
   if (place) goTo(place);
   return Boolean(place);
 }
