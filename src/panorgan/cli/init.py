@@ -135,7 +135,7 @@ def _answer(survey: SiteSurvey, label: LabelFacts) -> LabelFacts:
 
 def _next_steps(draft: Draft) -> list[str]:
     path = shlex.quote(str(draft.experiment))
-    return [f"panorgan doctor {path}", f"panorgan plan {path}", f"panorgan train {path}"]
+    return [f"panorgan doctor {path}", f"panorgan plan {path} --write", f"panorgan train {path}"]
 
 
 def _show_draft(console: Console, surveys: Sequence[SiteSurvey], draft: Draft, steps: Sequence[str]) -> None:

@@ -270,9 +270,8 @@ def _text(
         lines += ["splits: {balanced: true}  # exact shares, because a site has few patients"]
     lines += [
         "",
-        "# Voxel size and intensities follow from the scans ('panorgan plan' shows them). The defaults of network and",
-        "# training are for a GPU: on a CPU choose coarser voxels, a smaller network and smaller patches.",
-        "training: {rounds: 100, local_steps: 20}",
+        "# Voxel size and intensities follow from the scans. The defaults of network and training are for a GPU:",
+        "# 'panorgan plan FILE --write' adds network, patch, batch and rounds that suit this machine.",
     ]
     return "\n".join(lines) + "\n"
 
