@@ -371,6 +371,31 @@ def test_labels_that_are_given_wrongly(init, patients, tmp_path, given, code):
     refused(init, code, tmp_path / "site", "--labels", given)
 
 
+def test_what_is_given_is_checked_before_where_it_goes(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    (tmp_path / "empty").mkdir()
+    assert init(tmp_path / "site")[0] == 0
+    refused(init, "no-scans", tmp_path / "empty")
+    assert refused(init, "unknown-organ", tmp_path / "site", "--organs", "livr")["where"] == "--organs livr"
+    refused(init, "draft-exists", tmp_path / "site")
+
+
+def test_a_folder_for_the_draft_that_is_a_file(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    (tmp_path / "file").touch()
+    refused(init, "draft-exists", tmp_path / "site", "--out", tmp_path / "file")
+
+
+def test_a_folder_that_is_given_twice(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    refused(init, "folder-twice", tmp_path / "site", tmp_path / "site" / ".." / "site")
+
+
+def test_labels_and_organs_that_are_swapped(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    assert "3=liver" in refused(init, "unknown-organ", tmp_path / "site", "--labels", "liver=3")["fix"]
+
+
 def test_dicom_series_beside_label_maps(init, patients, tmp_path):
     dicom_and_labels(tmp_path / "site", patients[:2], ("liver",))
     code, out, err = init(tmp_path / "site", "--json")

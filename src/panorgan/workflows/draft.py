@@ -68,7 +68,9 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
                 organ_of(organ)  # before the long reading, not after it
             except AnatomyError as error:
                 error.where = f"--labels {text}"
-                error.fix += f" An organ that the catalogue lacks is written {name}={OWN}{organ}."
+                swapped = organ.isdecimal() and not name.isdecimal()
+                own = f" An organ that the catalogue lacks is written {name}={OWN}{organ}."
+                error.fix = f"Labels are on the left: {organ}={name}." if swapped else error.fix + own
                 raise
             for one in [site] if colon else sites:
                 found[one][name] = organ
@@ -122,8 +124,24 @@ def _shown(label: LabelFacts) -> str:
     return ", ".join(map(str, label.ids)) or label.name
 
 
+def organs_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The organs that `--organs` names."""
+    try:
+        return tuple(find_organ(name).name for name in names)
+    except AnatomyError as error:
+        error.where = f"--organs {','.join(names)}"
+        raise
+
+
 def refuse_existing(out: Path, surveys: Iterable[str]) -> None:
-    """Nothing is overwritten."""
+    """Nothing is overwritten, and the folder for the draft is none that cannot be one."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(
+            "The folder for the draft is a file.",
+            code="draft-exists",
+            where=str(out),
+            fix="Give another folder with --out FOLDER.",
+        )
     names = [EXPERIMENT, TABLE, *(f"{site}/{TABLE}" for site in surveys)]
     there = [str(out / name) for name in names if (out / name).exists()]
     if there:
@@ -188,7 +206,7 @@ def vocabulary_of(organs: Iterable[str], wanted: Sequence[str] = ()) -> tuple[st
     """What the federation segments: a union that some site separates is replaced by its parts."""
     found = dict.fromkeys(organs)
     if wanted:
-        chosen = dict.fromkeys(find_organ(name).name for name in wanted)
+        chosen = dict.fromkeys(organs_of(wanted))
         related = {name for organ in found for name in (organ, *ancestors(organ), *children(organ))}
         lacking = [name for name in chosen if name not in related]
         if lacking:

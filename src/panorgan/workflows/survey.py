@@ -134,6 +134,14 @@ def survey(folder: Path, site: str, choice: Choice | None = None, progress: OnPr
     return _looked_at(SiteSurvey(site, folder, "", cases, facts, "", (*_notes(pairing, folder), *notes)), show)
 
 
+def check_folder(folder: Path, choice: Choice) -> None:
+    """Refuse a folder without scans and labels that belong together, before any of them is read."""
+    if not folder.is_dir():
+        raise not_a_folder(folder)
+    if _layout(folder)[0] is None:
+        _paired(folder, list_contents(folder), choice)
+
+
 def _layout(folder: Path) -> tuple[Layout | None, Path]:
     """The layout that fits the folder, or the only folder within it; none where scans and labels must be paired."""
     inner = list(subfolders(folder))
