@@ -396,6 +396,14 @@ def test_labels_and_organs_that_are_swapped(init, patients, tmp_path):
     assert "3=liver" in refused(init, "unknown-organ", tmp_path / "site", "--labels", "liver=3")["fix"]
 
 
+def test_an_organ_that_is_given_is_not_guessed_for_another_label(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver", "pancreas"))
+    code, out, err = init(tmp_path / "site", "--labels", "9=liver", "--json")
+    assert code == 0, err
+    labels = {label["name"]: label["organ"] for label in json.loads(out)["sites"]["site"]["labels"]}
+    assert labels == {"label_3": "", "label_9": "liver"}
+
+
 def test_dicom_series_beside_label_maps(init, patients, tmp_path):
     dicom_and_labels(tmp_path / "site", patients[:2], ("liver",))
     code, out, err = init(tmp_path / "site", "--json")

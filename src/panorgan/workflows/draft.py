@@ -88,7 +88,10 @@ def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, s
             if name is not None:
                 matched.add(key)
                 labels[name] = replace(labels[name], organ=organ_of(organ), source="given", why="")
-        found.append(replace(survey, labels=tuple(labels.values())))
+        # An organ that a person named is no guess for another label; two labels would become one organ.
+        said = {label.organ for label in labels.values() if label.source == "given"}
+        kept = [_unguessed(x) if x.source == "guess" and x.organ in said else x for x in labels.values()]
+        found.append(replace(survey, labels=tuple(kept)))
     lost = [(survey, key) for survey in surveys for key in given.get(survey.site, {}) if key not in matched]
     if lost:
         survey, key = lost[0]
@@ -100,6 +103,10 @@ def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, s
             fix="Give ids or names from this list.",
         )
     return tuple(found)
+
+
+def _unguessed(label: LabelFacts) -> LabelFacts:
+    return replace(label, organ="", source="", why="")
 
 
 def organ_of(text: str) -> str:
