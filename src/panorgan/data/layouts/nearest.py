@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from panorgan.data.folder_contents import list_contents, subfolders
+from panorgan.data.folder_contents import FolderContents, list_contents, subfolders
 from panorgan.data.layouts.base import Layout, visible
 from panorgan.errors import DataError
 
@@ -27,12 +27,29 @@ def no_layout(folder: Path, layouts: Mapping[str, Layout]) -> DataError:
         what,
         where=str(folder),
         why=f"it holds {contents.in_words()}; {nearest(folder, layouts) or known}",
-        fix=f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases (cases.csv) "
-        "and an experiment file."
-        if contents.files
-        else "Point to the folder that holds the scans and labels.",
+        fix=_way_out(folder, contents),
         code="no-layout",
     )
+
+
+def _way_out(folder: Path, contents: FolderContents) -> str:
+    experiments = [path for path in visible(folder, "*.yaml") if _is_experiment(path)]
+    if experiments:
+        return f"The folder holds an experiment file: give {experiments[0]}."
+    if not contents.files:
+        return "Point to the folder that holds the scans and labels."
+    return (
+        f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases (cases.csv) "
+        "and an experiment file."
+    )
+
+
+def _is_experiment(path: Path) -> bool:
+    """Whether a file has the one section that every experiment file must have."""
+    try:
+        return any(line.startswith("vocabulary:") for line in path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return False
 
 
 def nearest(folder: Path, layouts: Mapping[str, Layout]) -> str:
