@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from panorgan.data.folder_contents import FolderContents, list_contents, subfolders
+from panorgan.data.folder_contents import list_contents, subfolders
 from panorgan.data.layouts.base import Layout, visible
 from panorgan.errors import DataError
 
@@ -23,24 +23,18 @@ def no_layout(folder: Path, layouts: Mapping[str, Layout]) -> DataError:
         fix = "Give the folder that holds the scans and labels, or a table with columns case,image,label,annotated."
         return DataError(what, where=str(folder), why=why, fix=fix, code="no-layout")
     contents = list_contents(folder)
+    experiments = [path for path in visible(folder, "*.yaml") if _is_experiment(path)]
     return DataError(
         what,
         where=str(folder),
         why=f"it holds {contents.in_words()}; {nearest(folder, layouts) or known}",
-        fix=_way_out(folder, contents),
+        fix=f"The folder holds an experiment file: give {experiments[0]}."
+        if experiments
+        else f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases "
+        "(cases.csv) and an experiment file."
+        if contents.files
+        else "Point to the folder that holds the scans and labels.",
         code="no-layout",
-    )
-
-
-def _way_out(folder: Path, contents: FolderContents) -> str:
-    experiments = [path for path in visible(folder, "*.yaml") if _is_experiment(path)]
-    if experiments:
-        return f"The folder holds an experiment file: give {experiments[0]}."
-    if not contents.files:
-        return "Point to the folder that holds the scans and labels."
-    return (
-        f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases (cases.csv) "
-        "and an experiment file."
     )
 
 
