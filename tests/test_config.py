@@ -264,6 +264,13 @@ def test_an_organ_error_keeps_its_kind(tmp_path, tiny_content):
     assert caught.value.fix
 
 
+def test_settings_of_a_method_that_the_file_names_alone(tmp_path, tiny_content):
+    """`method: fedprox` is short for `method: {name: fedprox}`."""
+    path = write(tmp_path, tiny_content(method="fedprox"))
+    assert load_experiment(path, ["method.mu=0.5"]).build_method().config.mu == 0.5
+    assert load_experiment(path, ["method.name=fedavg"]).method["name"] == "fedavg"
+
+
 @pytest.mark.parametrize(
     ("override", "code", "names"),
     [

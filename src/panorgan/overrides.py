@@ -91,6 +91,8 @@ def _apply(content: dict[str, Any], override: str) -> None:
     for depth, name in enumerate(parents, start=1):
         if place.get(name) is None:
             place[name] = {}
+        elif parents[:depth] == ["method"] and isinstance(place[name], str):
+            place[name] = {"name": place[name]}  # what `method: fedavg` is short for
         place = place[name]
         if not isinstance(place, dict):
             group = ".".join(parents[:depth])

@@ -178,6 +178,14 @@ def test_next_step_depends_on_what_was_found() -> None:
     assert "add labels" in steps(replace(checkups.healthy(), cases=bare))
 
 
+def test_a_copy_that_was_not_written_is_no_next_step(tmp_path) -> None:
+    sick = checkups.sick()
+    request = DoctorRequest((Path("data"),), fix_headers=tmp_path / "copy")
+    assert str(tmp_path / "copy") not in "\n".join(next_steps(sick, group_findings(sick.findings), request))
+    (tmp_path / "copy").mkdir()
+    assert str(tmp_path / "copy") in "\n".join(next_steps(sick, group_findings(sick.findings), request))
+
+
 def test_verdict_counts_findings() -> None:
     assert verdict(checkups.healthy(1)).plain == "Nothing found in 1 case."
     assert verdict(with_severities(Severity.note, Severity.error)).plain == "1 error, 1 note in 5 cases."

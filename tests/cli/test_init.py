@@ -101,6 +101,15 @@ def test_table_and_experiment_of_a_folder(init, patients, tmp_path):
         assert f"panorgan {step} {tmp_path / 'exp' / 'experiment.yaml'}" in out
 
 
+def test_rounds_and_network_are_left_to_the_plan(init, patients, tmp_path):
+    """`plan --write` keeps whatever a file sets."""
+    suffix(tmp_path / "site", patients, ("liver",))
+    assert init(tmp_path / "site")[0] == 0
+    drafted = yaml.safe_load((tmp_path / "exp" / "experiment.yaml").read_text())
+    assert not {"training", "network", "plan"} & set(drafted)
+    assert load_experiment(tmp_path / "exp" / "experiment.yaml").training.rounds == 100
+
+
 def test_json_says_all_of_it(init, patients, tmp_path):
     suffix(tmp_path / "north", patients[:3], ("liver", "pancreas"))
     code, out, _ = init(tmp_path / "north", "--json")
@@ -362,6 +371,39 @@ def test_labels_that_are_given_wrongly(init, patients, tmp_path, given, code):
     refused(init, code, tmp_path / "site", "--labels", given)
 
 
+def test_what_is_given_is_checked_before_where_it_goes(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    (tmp_path / "empty").mkdir()
+    assert init(tmp_path / "site")[0] == 0
+    refused(init, "no-scans", tmp_path / "empty")
+    assert refused(init, "unknown-organ", tmp_path / "site", "--organs", "livr")["where"] == "--organs livr"
+    refused(init, "draft-exists", tmp_path / "site")
+
+
+def test_a_folder_for_the_draft_that_is_a_file(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    (tmp_path / "file").touch()
+    refused(init, "draft-exists", tmp_path / "site", "--out", tmp_path / "file")
+
+
+def test_a_folder_that_is_given_twice(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    refused(init, "folder-twice", tmp_path / "site", tmp_path / "site" / ".." / "site")
+
+
+def test_labels_and_organs_that_are_swapped(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver",))
+    assert "3=liver" in refused(init, "unknown-organ", tmp_path / "site", "--labels", "liver=3")["fix"]
+
+
+def test_an_organ_that_is_given_is_not_guessed_for_another_label(init, patients, tmp_path):
+    suffix(tmp_path / "site", patients[:2], ("liver", "pancreas"))
+    code, out, err = init(tmp_path / "site", "--labels", "9=liver", "--json")
+    assert code == 0, err
+    labels = {label["name"]: label["organ"] for label in json.loads(out)["sites"]["site"]["labels"]}
+    assert labels == {"label_3": "", "label_9": "liver"}
+
+
 def test_dicom_series_beside_label_maps(init, patients, tmp_path):
     dicom_and_labels(tmp_path / "site", patients[:2], ("liver",))
     code, out, err = init(tmp_path / "site", "--json")
@@ -370,3 +412,15 @@ def test_dicom_series_beside_label_maps(init, patients, tmp_path):
     rows = list(csv.DictReader((tmp_path / "exp" / "cases.csv").open()))
     assert [Path(row["image"]).name for row in rows] == ["dicom", "dicom"]
     assert [row["patient"] for row in rows] == ["pid0", "pid1"]
+
+
+def test_other_volumes_in_a_dicom_tree_are_named(init, patients, tmp_path):
+    dicom_and_contours(tmp_path / "all" / "anna", patients[:2], ("liver",))
+    suffix(tmp_path / "all" / "bert", patients[2:], ("liver",))
+    code, out, err = init(tmp_path / "all", "--json")
+    assert code == 0, err
+    (note,) = json.loads(out)["sites"]["all"]["notes"]
+    assert "4 NIfTI" in note
+    assert "bert/pat000.nii.gz" in note
+    _, out, _ = init(tmp_path / "all" / "anna", "--out", tmp_path / "exp2", "--json")
+    assert json.loads(out)["sites"]["anna"]["notes"] == []

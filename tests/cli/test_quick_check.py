@@ -13,7 +13,8 @@ import yaml
 from panorgan.cli import quick_check
 from panorgan.cli.quick_check import check_experiment_file, check_method_names, check_run_exists
 from panorgan.config import Experiment, load_experiment
-from panorgan.errors import PanorganError
+from panorgan.errors import PanorganError, RunError
+from panorgan.federation.start_settings import model_folder
 
 GOOD = {
     "vocabulary": ["liver", "spleen"],
@@ -99,6 +100,28 @@ def test_methods_of_the_command_line():
         "unknown-method",
         "--methods even=fedavgg+weighting=uniform: method.name",
     )
+
+
+def test_a_file_is_no_run(tmp_path):
+    """Such as a scan, where model and scans were swapped, or a run's own file."""
+    scan, manifest = tmp_path / "scan.nii.gz", tmp_path / "run" / "manifest.json"
+    manifest.parent.mkdir()
+    for path in (scan, manifest):
+        path.touch()
+    for path, way_out in ((scan, "model comes first"), (manifest, str(manifest.parent))):
+        with pytest.raises(RunError) as error:
+            check_run_exists(path)
+        assert (error.value.code, error.value.where) == ("run-is-a-file", str(path))
+        assert way_out in error.value.fix
+
+
+def test_a_folder_of_runs_names_them(tmp_path):
+    (tmp_path / "first" / "model").mkdir(parents=True)
+    (tmp_path / "first" / "model" / "model.json").touch()
+    with pytest.raises(RunError) as error:
+        model_folder(tmp_path)
+    assert error.value.code == "no-model"
+    assert "first" in error.value.why
 
 
 def test_a_run_that_is_not_there_names_those_that_are(tmp_path):

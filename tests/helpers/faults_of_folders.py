@@ -177,6 +177,13 @@ def segmentation_in_another_frame(bench: Bench) -> Where:
     return ""
 
 
+@fault("unread-volumes")
+def label_map_under_another_name_in_a_dicom_tree(bench: Bench) -> Where:
+    tree = bench.as_dicom()
+    shutil.copy(bench.label, tree / "drawn_by_anna.nii.gz")
+    return ""
+
+
 @fault("orphan-label")
 def segmentation_of_an_absent_series(bench: Bench) -> Where:
     """It must not hide the series that is there."""

@@ -17,6 +17,7 @@ from refusing import refused
 from panorgan.agreement import Agreement
 from panorgan.config import load_experiment, parse_experiment
 from panorgan.data.volume import Volume
+from panorgan.errors import ConfigError
 from panorgan.methods.protocol import SiteInfo
 from panorgan.methods.registry import methods
 from panorgan.networks import UNetSettings
@@ -30,6 +31,7 @@ from panorgan.workflows.model_bundle import Model, load_model
 from panorgan.workflows.prepare import prepare
 from panorgan.workflows.scans_to_segment import find_scans
 from panorgan.workflows.site_cases import cache_folder, site_settings
+from panorgan.workflows.starting_model import check_start, other_channels
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAYOUTS = {"north": "nnunet", "south": "msd", "island": "csv"}
@@ -340,3 +342,23 @@ def _labelled_like_brats(folder: Path) -> Path:
     labels = {"background": 0, "edema": 1, "non-enhancing tumor": 2, "enhancing tumour": 3}
     (folder / "dataset.json").write_text(json.dumps({"labels": labels}))
     return folder
+
+
+def test_a_channel_at_another_place_is_refused(sequences, model_run):
+    """The first layer would read it as another."""
+    swapped = [SEQUENCES[1], SEQUENCES[0], *SEQUENCES[2:]]
+    start = sequences(training={**ONE_ROUND, "start_from": str(model_run)})
+    check_start(start)
+    moved = start.model_copy(update={"channels": tuple(swapped)})
+    with refused("start-channel-order", ConfigError):
+        check_start(moved)
+
+
+def test_channels_of_other_names_are_reported(sequences, model_run):
+    start = sequences(training={**ONE_ROUND, "start_from": str(model_run)})
+    assert other_channels(start) == ""
+    spelled = start.model_copy(update={"channels": (SEQUENCES[0].upper(), *SEQUENCES[1:])})
+    assert other_channels(spelled) == ""
+    renamed = start.model_copy(update={"channels": ("adc", *SEQUENCES[1:])})
+    check_start(renamed)
+    assert f"adc here is {SEQUENCES[0]} there" in other_channels(renamed)

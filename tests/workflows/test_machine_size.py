@@ -79,6 +79,22 @@ def test_where_nothing_is_quick_enough_it_says_so(machine):
     assert any("longer than asked" in note for note in found.notes)
 
 
+def test_rounds_that_the_file_sets_are_named_where_they_take_too_long(machine):
+    machine(1e-3)
+    free = proposal(experiment(), minutes=10)
+    given = proposal(experiment(), given=("training.rounds",), minutes=10)
+    assert not any("training.rounds" in note for note in free.notes)
+    assert any("training.rounds" in note for note in given.notes)
+
+
+@pytest.mark.parametrize(("data", "longer"), [(HEART, True), (Data((46.0, 40.0, 24.0), (8.0, 8.0, 8.0), SITES), False)])
+def test_only_unequal_voxels_are_called_so(machine, data, longer):
+    machine(1e-10)
+    found = proposal(experiment(), data)
+    assert found.settings["network.strides"] is not None
+    assert any("longer along one axis" in note for note in found.notes) == longer
+
+
 def test_memory_limits_the_patch(machine):
     machine(1e-10)
     large, small = proposal(experiment(), free=64e9), proposal(experiment(), free=4e9)

@@ -36,6 +36,7 @@ def test_training_writes_it_with_the_scores_of_the_run(run):
     assert found["Liver"][:3] == [f"{liver.mean:.2f}", f"{liver.low:.2f} to {liver.high:.2f}", str(liver.n)]
     outside = run.scores.where(split="external", organ="liver").column("dice")
     assert found["Liver"][3] == f"{outside[0]:.2f}"
+    assert (found["Liver"][4], found["Liver"][5]) == ("too few cases", "1")
     assert text == model_card(run.card, Run(run.path))
 
 
@@ -121,4 +122,7 @@ def test_what_was_not_measured_is_said_and_a_standardised_plan_has_no_window(run
     usual = model_card(run.card, run)
     assert "window_hu" in usual
     assert "Channels of a scan" not in usual
-    assert "" not in [cell for line in rows(usual, "Trained on").values() for cell in line]
+    assert "measured nothing" in text
+    assert "measured nothing" not in usual
+    for heading in ("Trained on", "Annotated by", "Results"):
+        assert "" not in [cell for line in rows(usual, heading).values() for cell in line]

@@ -173,7 +173,7 @@ def _what_was_checked(checkup: Checkup) -> str:
 def next_steps(checkup: Checkup, groups: Sequence[Group], request: DoctorRequest) -> list[str]:
     """What to do now: fix errors, check warnings, or continue with an experiment."""
     errors = [group.code for group in groups if group.severity == Severity.error]
-    if errors and request.fix_headers is not None:
+    if errors and request.fix_headers is not None and request.fix_headers.exists():  # else nothing could be corrected
         copy = request.fix_headers
         several = len(checkup.sources) > 1
         places = [copy / source.site for source in checkup.sources] if several else [copy]

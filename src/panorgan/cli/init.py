@@ -16,7 +16,7 @@ from rich.text import Text
 from panorgan.cli.console import Console, say, say_lines
 from panorgan.cli.doctor import reading
 from panorgan.data_doctor.guess_organs import in_ml
-from panorgan.errors import AnatomyError
+from panorgan.errors import AnatomyError, ConfigError
 
 if TYPE_CHECKING:
     from panorgan.workflows.draft import Draft
@@ -46,17 +46,21 @@ class InitRequest:
 
 def run_init(request: InitRequest) -> None:
     """Survey, ask, write, and show what comes next."""
-    from panorgan.workflows.draft import parse_labels, refuse_existing, with_given, write_draft
-    from panorgan.workflows.survey import Choice, site_names, survey
-    from panorgan.workflows.survey_errors import not_a_folder
+    from panorgan.workflows.draft import organs_of, parse_labels, refuse_existing, with_given, write_draft
+    from panorgan.workflows.survey import Choice, check_folder, site_names, survey
 
-    for folder in request.folders:
-        if not folder.is_dir():
-            raise not_a_folder(folder)
+    asks = request.ask and not request.as_json and sys.stdin.isatty()
+    choice = Choice(request.scan_file, request.label_file, request.one_site)
+    # What can be checked before the long reading is: first what was given, then where it goes.
+    _refuse_repeated(request.folders)
     names = site_names(request.folders)
     given = parse_labels(request.labels, names)
-    refuse_existing(request.out, names)  # before the long reading, not after it
-    choice = Choice(request.scan_file, request.label_file, request.one_site)
+    organs = [organ.strip() for organ in request.organs.split(",") if organ.strip()]
+    if not asks:  # an answer may name an organ of its own
+        organs_of(organs)
+    for folder in request.folders:
+        check_folder(folder, choice)
+    refuse_existing(request.out, names)
     with reading() as show:
         surveys = [survey(folder, name, choice, show) for folder, name in zip(request.folders, names, strict=True)]
     surveys = list(with_given(surveys, given))
@@ -64,15 +68,25 @@ def run_init(request: InitRequest) -> None:
     if not request.as_json:
         for one in surveys:
             _show_site(console, one)
-    if request.ask and not request.as_json and sys.stdin.isatty():
+    if asks:
         surveys = _asked(surveys)
-    organs = [organ.strip() for organ in request.organs.split(",") if organ.strip()]
     draft = write_draft(surveys, request.out, organs)
     steps = _next_steps(draft)
     if request.as_json:
         print(json.dumps(_as_json(surveys, draft, steps)), flush=True)
     else:
         _show_draft(console, surveys, draft, steps)
+
+
+def _refuse_repeated(folders: Sequence[Path]) -> None:
+    """A folder is one site: given twice, its patients would be trained on at one site and tested on at the other."""
+    known: set[Path] = set()
+    for folder in folders:
+        if folder.resolve() in known:
+            raise ConfigError(
+                "A folder is given twice.", code="folder-twice", where=str(folder), fix="Give each site's folder once."
+            )
+        known.add(folder.resolve())
 
 
 def _show_site(console: Console, survey: SiteSurvey) -> None:
@@ -135,7 +149,7 @@ def _answer(survey: SiteSurvey, label: LabelFacts) -> LabelFacts:
 
 def _next_steps(draft: Draft) -> list[str]:
     path = shlex.quote(str(draft.experiment))
-    return [f"panorgan doctor {path}", f"panorgan plan {path}", f"panorgan train {path}"]
+    return [f"panorgan doctor {path}", f"panorgan plan {path} --write", f"panorgan train {path}"]
 
 
 def _show_draft(console: Console, surveys: Sequence[SiteSurvey], draft: Draft, steps: Sequence[str]) -> None:

@@ -74,7 +74,8 @@ def show_plan(request: PlanRequest) -> None:
         return
     console = Console(highlight=False)
     console.print(_table(sites, sizes))
-    console.print("[bold]Plan for all sites.[/] To use it, replace 'plan' in the experiment file with:")
+    use = "" if written else " To use it, replace 'plan' in the experiment file with:"
+    console.print(f"[bold]Plan for all sites.[/]{use}")
     console.print(_yaml(plan), markup=False, soft_wrap=True)
     _show_proposal(console, proposal, request.minutes)
     if too_large:

@@ -46,9 +46,19 @@ def check_method_names(methods: str, option: str) -> None:
 
 
 def check_run_exists(path: Path) -> None:
-    """Refuse the path of a run, a model or a kit where there is nothing."""
-    if path.exists():
+    """Refuse the path of a run, a model or a kit where there is nothing, or a file."""
+    if path.is_dir():
         return
+    if path.exists():
+        whole = any((path.parent / name).is_file() for name in ("model.json", "manifest.json"))
+        raise RunError(
+            "This is a file, not the folder of a run or a model.",
+            code="run-is-a-file",
+            where=str(path),
+            fix=f"Give its folder: {path.parent}"
+            if whole
+            else "Give the folder of a run or a model; where a command takes scans too, the model comes first.",
+        )
     children = path.parent.iterdir() if path.parent.is_dir() else ()
     beside = sorted(child.name for child in children if child.is_dir() and not child.name.startswith("."))
     near = did_you_mean(path.name, beside)

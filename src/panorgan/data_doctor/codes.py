@@ -36,6 +36,7 @@ CODES: dict[str, Code] = {
     "never-annotated": Code(_WARNING, "declared, never drawn", "A declared structure is empty in every case."),
     "few-patients": Code(_WARNING, "few patients", "A structure is annotated in fewer than four patients."),
     "orphan-label": Code(_WARNING, "label without image", "A label file belongs to no scan, so it is never read."),
+    "unread-volumes": Code(_WARNING, "volumes not read", "NIfTI, MetaImage or NRRD files in a DICOM tree."),
     "unlabelled": Code(_NOTE, "image without label", "A scan has no label, its siblings have: it is not used."),
     # files
     "image-missing": Code(_ERROR, "image missing", "A scan that the folder lists is not there."),

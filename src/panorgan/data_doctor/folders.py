@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from panorgan.data.channels import Channel
+from panorgan.data.folder_contents import volumes_besides
 from panorgan.data.formats import ITK_ENDINGS
 from panorgan.data.layouts import AUTO, find_layout, find_problems
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
@@ -39,6 +41,7 @@ def open_source(source: Source) -> OpenedSource:
         return opened
     images, labels = found_there
     _report_orphans(opened, images, labels)
+    _report_unread_volumes(opened, labels)
     mine = {case: image for case, image in sorted(images.items()) if source.uses(case, image.patient)}
     if not mine:
         if images or not opened.findings:  # otherwise a finding says what is wrong with them
@@ -125,6 +128,24 @@ def _report_orphans(opened: OpenedSource, images: Mapping[str, FoundImage], labe
     for case, file in sorted(orphans.items()):
         fix = "Add its scan, or remove the label."
         opened.add("orphan-label", "A label belongs to no scan.", "it is never read", fix, file, case)
+
+
+def _report_unread_volumes(opened: OpenedSource, labels: Mapping[str, FoundLabels]) -> None:
+    """NIfTI and the like in a DICOM tree: often the labels, under names by which they are not found."""
+    if opened.layout != "dicom":
+        return
+    folder = opened.source.folder
+    used = {found.path for found in labels.values() if isinstance(found, FoundLabelMap)}
+    if unread := volumes_besides(folder, used):
+        opened.add(
+            "unread-volumes",
+            f"{len(unread)} NIfTI, MetaImage or NRRD file{'s' * (len(unread) != 1)} in a DICOM tree "
+            f"{'are' if len(unread) != 1 else 'is'} not read.",
+            f"such as {unread[0].relative_to(folder)}; no series is found for them by their place",
+            f"If they are labels: 'panorgan init {shlex.quote(str(folder))}' pairs them with the series. If they are "
+            "scans: give their folder as a site of its own.",
+            unread[0],
+        )
 
 
 def _report_unlabelled(

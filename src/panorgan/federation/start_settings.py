@@ -76,11 +76,12 @@ def model_folder(folder: Path) -> Path:
     for place in (folder / "model", folder, folder / IN_BUNDLE):
         if (place / CARD).is_file():
             return place
+    inside = sorted(path.parents[1].name for path in folder.glob(f"*/model/{CARD}"))
     raise RunError(
         "There is no model here.",
         code="no-model",
         where=str(folder),
-        why="model.json is missing",
+        why="model.json is missing" + (f"; finished runs in this folder: {', '.join(inside[:8])}" if inside else ""),
         fix="Point to a finished run, to its 'model' folder, or to a bundle that panorgan exported.",
     )
 

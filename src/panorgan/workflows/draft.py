@@ -68,7 +68,9 @@ def parse_labels(texts: Sequence[str], sites: Sequence[str]) -> dict[str, dict[s
                 organ_of(organ)  # before the long reading, not after it
             except AnatomyError as error:
                 error.where = f"--labels {text}"
-                error.fix += f" An organ that the catalogue lacks is written {name}={OWN}{organ}."
+                swapped = organ.isdecimal() and not name.isdecimal()
+                own = f" An organ that the catalogue lacks is written {name}={OWN}{organ}."
+                error.fix = f"Labels are on the left: {organ}={name}." if swapped else error.fix + own
                 raise
             for one in [site] if colon else sites:
                 found[one][name] = organ
@@ -86,7 +88,10 @@ def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, s
             if name is not None:
                 matched.add(key)
                 labels[name] = replace(labels[name], organ=organ_of(organ), source="given", why="")
-        found.append(replace(survey, labels=tuple(labels.values())))
+        # An organ that a person named is no guess for another label; two labels would become one organ.
+        said = {label.organ for label in labels.values() if label.source == "given"}
+        kept = [_unguessed(x) if x.source == "guess" and x.organ in said else x for x in labels.values()]
+        found.append(replace(survey, labels=tuple(kept)))
     lost = [(survey, key) for survey in surveys for key in given.get(survey.site, {}) if key not in matched]
     if lost:
         survey, key = lost[0]
@@ -98,6 +103,10 @@ def with_given(surveys: Sequence[SiteSurvey], given: Mapping[str, Mapping[str, s
             fix="Give ids or names from this list.",
         )
     return tuple(found)
+
+
+def _unguessed(label: LabelFacts) -> LabelFacts:
+    return replace(label, organ="", source="", why="")
 
 
 def organ_of(text: str) -> str:
@@ -122,8 +131,24 @@ def _shown(label: LabelFacts) -> str:
     return ", ".join(map(str, label.ids)) or label.name
 
 
+def organs_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The organs that `--organs` names."""
+    try:
+        return tuple(find_organ(name).name for name in names)
+    except AnatomyError as error:
+        error.where = f"--organs {','.join(names)}"
+        raise
+
+
 def refuse_existing(out: Path, surveys: Iterable[str]) -> None:
-    """Nothing is overwritten."""
+    """Nothing is overwritten, and the folder for the draft is none that cannot be one."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(
+            "The folder for the draft is a file.",
+            code="draft-exists",
+            where=str(out),
+            fix="Give another folder with --out FOLDER.",
+        )
     names = [EXPERIMENT, TABLE, *(f"{site}/{TABLE}" for site in surveys)]
     there = [str(out / name) for name in names if (out / name).exists()]
     if there:
@@ -188,7 +213,7 @@ def vocabulary_of(organs: Iterable[str], wanted: Sequence[str] = ()) -> tuple[st
     """The organs that the federation segments: a union is replaced by its parts if some site separates them."""
     found = dict.fromkeys(organs)
     if wanted:
-        chosen = dict.fromkeys(find_organ(name).name for name in wanted)
+        chosen = dict.fromkeys(organs_of(wanted))
         related = {name for organ in found for name in (organ, *ancestors(organ), *children(organ))}
         lacking = [name for name in chosen if name not in related]
         if lacking:
@@ -270,9 +295,8 @@ def _text(
         lines += ["splits: {balanced: true}  # exact shares, because a site has few patients"]
     lines += [
         "",
-        "# Voxel size and intensities follow from the scans ('panorgan plan' shows them). The defaults of network and",
-        "# training are for a GPU: on a CPU choose coarser voxels, a smaller network and smaller patches.",
-        "training: {rounds: 100, local_steps: 20}",
+        "# Voxel size and intensities follow from the scans. The defaults of network and training are for a GPU:",
+        "# 'panorgan plan FILE --write' adds network, patch, batch and rounds that suit this machine.",
     ]
     return "\n".join(lines) + "\n"
 

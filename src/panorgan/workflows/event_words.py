@@ -33,7 +33,7 @@ def mean_per_structure(validation: Mapping[str, Mapping[str, float]]) -> dict[st
 def joined_in_words(facts: Mapping[str, Any]) -> str:
     """`north (8 cases: liver, spleen), south (5 cases: kidney)`."""
     return ", ".join(
-        f"{site} ({own['train_cases']} cases: {', '.join(sorted(own['annotated']))})"
+        f"{site} ({own['train_cases']} case{'s' * (own['train_cases'] != 1)}: {', '.join(sorted(own['annotated']))})"
         for site, own in sorted(facts["sites"].items())
     )
 

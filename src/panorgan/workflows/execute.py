@@ -37,7 +37,7 @@ from panorgan.workflows.prepare import PreparedFederation, PreparedSite, prepare
 from panorgan.workflows.run import Run
 from panorgan.workflows.scoring import score_federation, score_local_models
 from panorgan.workflows.site_cases import cache_folder, read_sites
-from panorgan.workflows.starting_model import check_start, other_plan, reader_of
+from panorgan.workflows.starting_model import check_start, other_channels, other_plan, reader_of
 from panorgan.workflows.tables import Row, write_metrics
 from panorgan.workflows.tensorboard import tensorboard_listener
 
@@ -127,6 +127,8 @@ def _train_and_score(
         events.record("shared_scans", scans=list(prepared.shared_scans))
     if not resumed and (difference := other_plan(experiment, prepared.plan)):
         events.record("notice", number=0, code="start-other-plan", text=difference)
+    if not resumed and (difference := other_channels(experiment)):
+        events.record("notice", number=0, code="start-other-channels", text=difference)
     if not resumed and (words := oversized_patch(experiment.training.sampling.patch_size, prepared.largest_scan)):
         events.record("notice", number=0, code=CODE, text=words)
     coordinator = Coordinator.begin(

@@ -111,7 +111,7 @@ def propose(
         available=available,
         device=device.type,
         minutes=minutes,
-        notes=tuple(_notes(found, needed, memory > most, minutes)),
+        notes=tuple(_notes(found, data, needed, memory > most, minutes, fixed_rounds=given("training.rounds"))),
     )
 
 
@@ -286,12 +286,17 @@ def _rounds(experiment: Experiment, work: Work, speed: Speed, minutes: float) ->
     return few
 
 
-def _notes(found: Experiment, needed: Estimate, too_large: bool, minutes: float) -> Iterator[str]:
+def _notes(
+    found: Experiment, data: Data, needed: Estimate, too_large: bool, minutes: float, fixed_rounds: bool
+) -> Iterator[str]:
     if too_large:
         yield "Even the smallest network needs more memory than is free: choose a coarser plan.spacing_mm."
     if needed.seconds > minutes * 60:
-        yield "Even this takes longer than asked for: choose a coarser plan.spacing_mm, or allow more time."
+        fewer = "fewer training.rounds (the file sets them), " if fixed_rounds else ""
+        yield f"Even this takes longer than asked for: choose {fewer}a coarser plan.spacing_mm, or allow more time."
     if found.network.dimensions == 2:
         yield f"A scan has fewer than {2 * SMALLEST_EDGE} thick slices: a 2D network sees them one by one."
-    elif found.network.strides is not None:
+    elif found.network.strides is not None and max(data.spacing) >= 2 * min(data.spacing):
         yield "Voxels are longer along one axis: strides halve the others first."
+    elif found.network.strides is not None:
+        yield "Strides halve the shorter axes of the patch less often."

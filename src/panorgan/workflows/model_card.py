@@ -25,7 +25,7 @@ INPUT_CHANNELS = "input_channels"
 """Key in `model.json` of a scan's channels, in order; absent if the experiment names none."""
 LOW_DICE = 0.7
 """Organs with a lower mean Dice are named among the limits."""
-_NOT_MEASURED, _UNKNOWN = "not measured", "–"
+_NOT_MEASURED, _UNKNOWN, _FEW = "not measured", "–", "too few cases"
 _MARKS = {True: "annotated", False: "–"}
 
 
@@ -89,7 +89,9 @@ def _training_data(card: Mapping[str, Any], run: Run | None) -> str:
                 [f"{_word(name)} (external, never trained on)", "0", _cases(manifest, name), _UNKNOWN, _UNKNOWN]
             )
     names = ["Site", "Training cases", "Validation / test cases", "CT among the training cases", "Median voxel (mm)"]
-    return f"## Trained on\n\n{_table(names, rows)}"
+    stated = manifest and not any(manifest.get("statistics", {}).values())
+    why = "\n\nThe experiment states the whole plan, so the sites measured nothing for it." if stated else ""
+    return f"## Trained on\n\n{_table(names, rows)}{why}"
 
 
 def _cases(manifest: Mapping[str, Any], site: str) -> str:
@@ -112,7 +114,10 @@ def _annotations(card: Mapping[str, Any]) -> str:
     rows = [[_title(organ), *(_MARKS[organ in covered[site]] for site in sites)] for organ in card["organs"]]
     counts = [
         f"- {_word(site)}: "
-        + ", ".join(f"{_title(s)} ({n} training cases)" for s, n in sorted(card["sites"][site]["annotated"].items()))
+        + ", ".join(
+            f"{_title(s)} ({n} training case{'s' * (n != 1)})"
+            for s, n in sorted(card["sites"][site]["annotated"].items())
+        )
         for site in sites
     ]
     return "## Annotated by\n\n" + _table(["Organ", *map(_word, sites)], rows) + "\n\n" + "\n".join(counts)
@@ -151,9 +156,9 @@ def _dice(run: Run, split: str) -> dict[str, Summary]:
 
 def _cell(summary: Summary | None) -> tuple[str, str, str]:
     if summary is None or not summary.n:
-        return "not scored", "", "0"
+        return "not scored", _UNKNOWN, "0"
     known = not math.isnan(summary.low) and summary.low != summary.high
-    interval = f"{summary.low:.2f} to {summary.high:.2f}" if known else ""
+    interval = f"{summary.low:.2f} to {summary.high:.2f}" if known else _FEW
     return f"{summary.mean:.2f}", interval, str(summary.n)
 
 

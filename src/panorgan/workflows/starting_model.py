@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from panorgan.agreement import Agreement
-from panorgan.errors import RunError
+from panorgan.data.channels import plain_name
+from panorgan.errors import ConfigError, RunError
 from panorgan.federation.start_settings import CARD, WEIGHTS, StartSettings, model_folder, weights_hash
 from panorgan.federation.starting_weights import refuse_other_shape
 from panorgan.networks import SegmentationNetwork, UNetSettings
@@ -45,7 +46,38 @@ def check_start(agreement: Agreement) -> None:
     model = load_model(start.folder, "cpu")
     method = agreement.build_method()
     refuse_other_shape(method.network_settings(agreement.network), UNetSettings(**model.card["network"]))
+    _refuse_moved_channels(agreement.channels, model.channels)
     starting_network(start, start.folder)
+
+
+def _refuse_moved_channels(here: Sequence[str], there: Sequence[str]) -> None:
+    """The first layer reads channels by their place: one that moved would be read as another."""
+    places = {plain_name(name): place for place, name in enumerate(there)}
+    moved = [name for place, name in enumerate(here) if places.get(plain_name(name), place) != place]
+    if moved:
+        raise ConfigError(
+            f"The model to start from has the channel {moved[0]!r} at another place.",
+            code="start-channel-order",
+            where="training.start_from",
+            why=f"the channels are {', '.join(there)} there and {', '.join(here)} here",
+            fix="List 'channels' in the order of the model; the folders need not change.",
+        )
+
+
+def other_channels(agreement: Agreement) -> str:
+    """A sentence where the model's channels have other names; empty where they agree or are not named."""
+    start = agreement.training.start_from
+    if start is None or start.folder is None:
+        return ""
+    there, here = load_model(start.folder, "cpu").channels, agreement.channels
+    pairs = [(old, new) for old, new in zip(there, here, strict=False) if plain_name(old) != plain_name(new)]
+    if not pairs:
+        return ""
+    differ = ", ".join(f"{new} here is {old} there" for old, new in pairs)
+    return (
+        f"The model to start from knows other channels: {differ}. "
+        "If these are other sequences, it has to adapt; if they only have other names, nothing need be done."
+    )
 
 
 def other_plan(agreement: Agreement, plan: Plan) -> str:

@@ -17,7 +17,7 @@ from statistics import median
 from panorgan.anatomy import find_organ
 from panorgan.data.dicom import read_tree
 from panorgan.data.file_roles import Candidate, chunks_of, file_candidate, series_candidate, sort_by_role
-from panorgan.data.folder_contents import DICOM, FolderContents, list_contents, subfolders
+from panorgan.data.folder_contents import DICOM, FolderContents, list_contents, subfolders, volumes_besides
 from panorgan.data.layouts import find_layout, layouts
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundMasks, Layout
 from panorgan.data.pairing import PairedCase, Pairing, pair, site_folders
@@ -134,6 +134,14 @@ def survey(folder: Path, site: str, choice: Choice | None = None, progress: OnPr
     return _looked_at(SiteSurvey(site, folder, "", cases, facts, "", (*_notes(pairing, folder), *notes)), show)
 
 
+def check_folder(folder: Path, choice: Choice) -> None:
+    """Refuse a folder without scans and labels that belong together, before any of them is read."""
+    if not folder.is_dir():
+        raise not_a_folder(folder)
+    if _layout(folder)[0] is None:
+        _paired(folder, list_contents(folder), choice)
+
+
 def _layout(folder: Path) -> tuple[Layout | None, Path]:
     """The layout that fits the folder, or the only folder within it; none where scans and labels must be paired."""
     inner = list(subfolders(folder))
@@ -161,8 +169,22 @@ def _of_layout(layout: Layout, folder: Path, site: str, show: OnProgress) -> Sit
     if not cases:
         raise no_labels(folder, [image.path for image in images.values()], layout.name)
     left = len(images) - len(cases)
-    notes = (f"{left} scans without a label are not used.",) if left else ()
-    return _looked_at(SiteSurvey(site, folder, layout.name, cases, (), "", notes), show)
+    notes = [f"{left} scans without a label are not used."] if left else []
+    if layout.name == "dicom":
+        used = {found.path for found in labels.values() if isinstance(found, FoundLabelMap)}
+        notes += _unread(volumes_besides(folder, used), folder)
+    return _looked_at(SiteSurvey(site, folder, layout.name, cases, (), "", tuple(notes)), show)
+
+
+def _unread(volumes: Sequence[Path], folder: Path) -> list[str]:
+    """A note about volumes in a tree that is read as DICOM."""
+    if not volumes:
+        return []
+    return [
+        f"The folder is read as a DICOM tree, so {len(volumes)} NIfTI, MetaImage or NRRD "
+        f"file{'s' * (len(volumes) != 1)} in it (such as {volumes[0].relative_to(folder)}) are not used: if they are "
+        "scans with labels, give their folder as a site of its own."
+    ]
 
 
 def _paired(folder: Path, contents: FolderContents, choice: Choice) -> Pairing:

@@ -43,10 +43,11 @@ def no_scans(folder: Path, contents: FolderContents, layout: str = "", labels: S
 def no_labels(folder: Path, scans: Sequence[Path], layout: str = "") -> DataError:
     """Only scans."""
     where = f", and layout {layout} finds no label of any" if layout else ", and none of them looks like a label"
+    count = f"{len(scans)} scan{'s' * (len(scans) != 1)}"
     return DataError(
         "The folder holds scans and no labels.",
         where=str(folder),
-        why=f"there are {len(scans)} scans (such as {_relative(scans, folder)}){where}",
+        why=f"it holds {count} (such as {_relative(scans, folder)}){where}",
         fix="Give the folder that holds both. Scans alone can be segmented with a finished model: 'panorgan predict'.",
         code="no-labels",
     )

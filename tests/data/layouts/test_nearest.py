@@ -77,3 +77,14 @@ def test_a_file_that_is_no_table(tmp_path):
     (tmp_path / "list.txt").write_text("a,b\n")
     error = refusal(tmp_path / "list.txt")
     assert "init" not in error.fix
+
+
+def test_a_folder_with_an_experiment_file_names_it(tmp_path):
+    (tmp_path / "notes.yaml").write_text("sites: {}\n")
+    with refused("no-layout") as plain:
+        find_layout(tmp_path)
+    (tmp_path / "experiment.yaml").write_text("name: a\nvocabulary: [liver]\n")
+    with refused("no-layout") as caught:
+        find_layout(tmp_path)
+    assert str(tmp_path / "experiment.yaml") in caught.value.fix
+    assert "notes.yaml" not in plain.value.fix

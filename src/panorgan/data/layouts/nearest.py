@@ -23,16 +23,27 @@ def no_layout(folder: Path, layouts: Mapping[str, Layout]) -> DataError:
         fix = "Give the folder that holds the scans and labels, or a table with columns case,image,label,annotated."
         return DataError(what, where=str(folder), why=why, fix=fix, code="no-layout")
     contents = list_contents(folder)
+    experiments = [path for path in visible(folder, "*.yaml") if _is_experiment(path)]
     return DataError(
         what,
         where=str(folder),
         why=f"it holds {contents.in_words()}; {nearest(folder, layouts) or known}",
-        fix=f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases (cases.csv) "
-        "and an experiment file."
+        fix=f"The folder holds an experiment file: give {experiments[0]}."
+        if experiments
+        else f"'panorgan init {folder}' looks at scans and labels in any folder and drafts a table of cases "
+        "(cases.csv) and an experiment file."
         if contents.files
         else "Point to the folder that holds the scans and labels.",
         code="no-layout",
     )
+
+
+def _is_experiment(path: Path) -> bool:
+    """Whether a file has the one section that every experiment file must have."""
+    try:
+        return any(line.startswith("vocabulary:") for line in path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return False
 
 
 def nearest(folder: Path, layouts: Mapping[str, Layout]) -> str:
