@@ -16,7 +16,7 @@ class PanorganError(Exception):
     ----------
     what : one sentence, what went wrong.
     code : a short fixed word for programs and tests, such as ``not-3d``; it stays when the wording changes. A class
-    for a single situation has it as a class attribute.
+        for a single situation has it as a class attribute.
     where : the file, site, case or config key concerned.
     why : the reason, when it is not obvious from `what`.
     fix : what the user can do about it.
