@@ -483,11 +483,11 @@ def test_demo_compares_the_federation_with_sites_alone_and_naive_pooling(tiny, t
     assert code == 0
     assert "federated" in out
     assert "naive" in out
-    assert (tmp_path / "demo" / "fedavg" / "report.html").is_file()
+    assert (tmp_path / "demo" / "chorus" / "report.html").is_file()
     code, out, _ = invoke(capfd, monkeypatch, "demo", "--run", str(tmp_path / "demo"), "--resume", "--json")
     result = json.loads(out.splitlines()[-1])["result"]
-    assert set(result["all organs"]) == {"fedavg", "solo", "central_naive"}
-    page = (tmp_path / "demo" / "fedavg" / "report.html").read_text()
+    assert set(result["all organs"]) == {"chorus", "solo", "central_naive"}
+    page = (tmp_path / "demo" / "chorus" / "report.html").read_text()
     opening = page[: page.index("<nav")]  # the point comes before everything else
     assert re.findall(r'data-beside="([^"]+)"', opening) == ["north alone", "south alone", "central_naive", "solo"]
 

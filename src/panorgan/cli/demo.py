@@ -17,7 +17,7 @@ from panorgan.cli.train import in_words
 from panorgan.cli.view import watch
 from panorgan.evaluation.statistics import organ_site_table
 
-FEDERATED, ALONE, NAIVE = "fedavg", "solo", "central_naive"
+FEDERATED, ALONE, NAIVE = "chorus", "solo", "central_naive"
 
 
 def demo_experiment(seed: int) -> Experiment:
