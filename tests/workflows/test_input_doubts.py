@@ -15,7 +15,7 @@ from panorgan.preparation.plan import Plan
 from panorgan.workflows.input_doubts import DOUBTS, doubts_about, nothing_found
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parents[1] / "shared" / "data"
+DATA = ROOT.parent / "shared" / "data"
 CT, MR = Plan(intensity="window"), Plan(intensity="zscore")
 AFFINE = np.diag([2.0, 2.0, 5.0, 1.0])
 
