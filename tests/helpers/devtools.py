@@ -31,6 +31,7 @@ _OPTIONS = (
 # A browser that starts, or draws without a graphics card, may need minutes for one answer; that it has ended is noticed
 # at once.
 _LOOKS = 1800
+_NAVIGATED = "navigated"  # in the answer to a script that was running when the browser left the page
 _LOOK_SECONDS = 0.05
 _ANSWER_SECONDS = 600.0
 
@@ -114,10 +115,18 @@ class Page:
         found = f"const found = ({expression}); return found instanceof Node ? true : found;"
         attempt = f"(() => {{ try {{ {found} }} catch {{ return false; }} }})()"
         for _ in range(_LOOKS):
-            if answer := self.value(attempt):
-                return answer
+            try:
+                if answer := self.value(attempt):
+                    return answer
+            except AssertionError as error:
+                if _NAVIGATED not in str(error):
+                    raise
             time.sleep(_LOOK_SECONDS)
         raise AssertionError(f"never true: {expression}\n{self.text('body')}")
+
+    def follow(self, element: str) -> None:
+        """Click a link, given as a script. It answers before the browser leaves the page, which would break it off."""
+        self.value(f"void setTimeout((link => () => link.click())({element}))")
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an entry of a list, as a reader does."""

@@ -196,12 +196,12 @@ def test_a_case_of_two_sites_opens_at_its_own(nnunet_folder, hu, tmp_path):
     doctors = write_doctor_page(panorgan.doctor(experiment, workers=1), tmp_path / "doctor.html")
     with viewer(doctors, tmp_path, case="north/b2") as page:
         for site in ("south", "north"):
-            page.value("document.querySelector('#page').click()")
-            page.wait_for("document.querySelector('#case-list tbody tr')")
+            page.follow("document.querySelector('#page')")
+            page.wait_for("!document.body.dataset.state && document.querySelector('#case-list tbody tr')")
             named = f"row.cells[0].innerText === 'a1' && row.cells[1].innerText === '{site}'"
             page.value(f"[...document.querySelectorAll('#case-list tbody tr')].find(row => {named}).cells[0].click()")
             page.wait_for("document.querySelector('.picked a.open-here')")
-            page.value("document.querySelector('.picked a.open-here').click()")
+            page.follow("document.querySelector('.picked a.open-here')")
             page.wait_for("document.body.dataset.state === 'ready'")
             assert (page.text("#case-name"), page.text("#case-facts")) == ("a1", site)
 
