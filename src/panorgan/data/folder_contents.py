@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +67,6 @@ def list_contents(folder: Path) -> FolderContents:
     return FolderContents(folder, {kind: tuple(found[kind]) for kind in order if kind in found})
 
 
-def volumes_besides(folder: Path, used: Container[Path]) -> tuple[Path, ...]:
-    """Files of a folder that hold a scan or a label map each and are not in use; none is opened."""
-    return tuple(path for path in walk_files(folder) if path not in used and _ends_as_volume(path))
-
-
 def subfolders(folder: Path) -> Iterator[Path]:
     """Folders directly within a folder, without hidden ones."""
     yield from sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -83,10 +78,6 @@ def without_ending(path: Path) -> str:
         if path.name.lower().endswith(ending):
             return path.name[: -len(ending)]
     return path.name
-
-
-def _ends_as_volume(path: Path) -> bool:
-    return path.name.lower().endswith(VOLUME_ENDINGS)
 
 
 def _kind(path: Path) -> str:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from panorgan.data.channels import Channel
-from panorgan.data.folder_contents import volumes_besides
 from panorgan.data.formats import ITK_ENDINGS
 from panorgan.data.layouts import AUTO, find_layout, find_problems
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, missing_folder, visible
 from panorgan.data.layouts.channel_names import channel_names
+from panorgan.data.layouts.dicom import unread_volumes
 from panorgan.data_doctor.channel_lists import channels_of
 from panorgan.data_doctor.files import NIFTI_ENDINGS, code_of
 from panorgan.data_doctor.findings import Source
@@ -135,8 +135,7 @@ def _report_unread_volumes(opened: OpenedSource, labels: Mapping[str, FoundLabel
     if opened.layout != "dicom":
         return
     folder = opened.source.folder
-    used = {found.path for found in labels.values() if isinstance(found, FoundLabelMap)}
-    if unread := volumes_besides(folder, used):
+    if unread := unread_volumes(folder, labels):
         opened.add(
             "unread-volumes",
             f"{len(unread)} NIfTI, MetaImage or NRRD file{'s' * (len(unread) != 1)} in a DICOM tree "

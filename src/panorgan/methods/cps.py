@@ -1,4 +1,4 @@
-"""CPS* — two networks begun differently teach each other, besides the other sites' teachers. arXiv:2106.01226
+"""CPS* — two networks with different first weights teach each other, as do the sites' teachers. arXiv:2106.01226
 
 Cross pseudo supervision on pseudo labels, one of UFPS's starred baselines. Both networks learn the unified label (eq. 4
 of UFPS). Beside it, each learns the other's hard label: at every voxel the channel that the other finds most probable.

@@ -64,12 +64,9 @@ class Attention(nn.Module):
 
     def forward(self, features: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """[B, F, *S], [B, F, *S] → [B, F, *S]."""
-        values = (self.queries(features), self.keys(others), self.values(others))
-        tokens = [one.flatten(2).transpose(1, 2) for one in values]
-        if torch.compiler.is_exporting():  # ONNX knows attention with heads only: here one
-            tokens = [one.unsqueeze(1) for one in tokens]
-        found = F.scaled_dot_product_attention(*tokens).flatten(1, -2)
-        found = found.transpose(1, 2).unflatten(2, features.shape[2:])
+        projected = (self.queries(features), self.keys(others), self.values(others))
+        tokens = [one.flatten(2).transpose(1, 2)[:, None] for one in projected]  # one head: ONNX asks for that axis
+        found = F.scaled_dot_product_attention(*tokens)[:, 0].transpose(1, 2).unflatten(2, features.shape[2:])
         out: torch.Tensor = self.norm(features + self.out(found))
         return out
 

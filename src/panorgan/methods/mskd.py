@@ -6,7 +6,7 @@ features respond, level by level. Both count only where the pseudo label shows t
 
 Decisions where the papers are silent:
 
-- UFPS describes a multi-scale loss on logits and on features, and before of "features in all layers along with final
+- UFPS names a multi-scale loss on logits and on features, and before it "features in all layers along with final
   logits": logits are those of full resolution, features those of every level of encoder and decoder.
 - The foreground alone counts, as UFPS says; MS-KD adds the background on which all teachers agree.
 - A teacher knows its organ against everything else, so the student's probability p of one organ stands against all

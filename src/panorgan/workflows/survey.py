@@ -17,9 +17,10 @@ from statistics import median
 from panorgan.anatomy import find_organ
 from panorgan.data.dicom import read_tree
 from panorgan.data.file_roles import Candidate, chunks_of, file_candidate, series_candidate, sort_by_role
-from panorgan.data.folder_contents import DICOM, FolderContents, list_contents, subfolders, volumes_besides
+from panorgan.data.folder_contents import DICOM, FolderContents, list_contents, subfolders
 from panorgan.data.layouts import find_layout, layouts
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundMasks, Layout
+from panorgan.data.layouts.dicom import unread_volumes
 from panorgan.data.pairing import PairedCase, Pairing, pair, site_folders
 from panorgan.data_doctor.guess_organs import Guess, guess_organs
 from panorgan.data_doctor.labels import label_names
@@ -171,8 +172,7 @@ def _of_layout(layout: Layout, folder: Path, site: str, show: OnProgress) -> Sit
     left = len(images) - len(cases)
     notes = [f"{left} scans without a label are not used."] if left else []
     if layout.name == "dicom":
-        used = {found.path for found in labels.values() if isinstance(found, FoundLabelMap)}
-        notes += _unread(volumes_besides(folder, used), folder)
+        notes += _unread(unread_volumes(folder, labels), folder)
     return _looked_at(SiteSurvey(site, folder, layout.name, cases, (), "", tuple(notes)), show)
 
 

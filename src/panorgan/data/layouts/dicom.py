@@ -12,7 +12,7 @@ only the series they were drawn on are cases. Label maps are found in three plac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from panorgan.data.dicom import DicomTree, SegmentationFile, Series, case_names, is_dicom, read_tree, walk_files
 from panorgan.data.dicom_seg import Segment
+from panorgan.data.folder_contents import VOLUME_ENDINGS
 from panorgan.data.layouts.base import FoundImage, FoundLabelMap, FoundLabels, FoundSegments, Layout
 from panorgan.errors import DataError
 
@@ -73,6 +74,12 @@ def labels(folder: Path) -> dict[str, FoundLabels]:
             code="contours-only",
         )
     return found.labels
+
+
+def unread_volumes(folder: Path, found: Mapping[str, FoundLabels]) -> tuple[Path, ...]:
+    """Volumes in the tree that are no label `found` here; often one is, but its name leads to no series."""
+    used = {one.path for one in found.values() if isinstance(one, FoundLabelMap)}
+    return tuple(path for path in walk_files(folder) if path not in used and path.name.lower().endswith(VOLUME_ENDINGS))
 
 
 def problems(folder: Path) -> tuple[DataError, ...]:

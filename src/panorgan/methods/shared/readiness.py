@@ -1,4 +1,4 @@
-"""The organs that the global model knows well enough to be a teacher; UFPS's GMT and chorus's Dice begin by organ.
+"""The organs that the global model knows well enough to be a teacher; UFPS's GMT and chorus's Dice wait for each.
 
 The server decides by scores that sites send anyway: the validation Dice of the global model, from sites that annotate
 the organ. An organ is *known* while its Dice, the mean over these sites, is at least `least`. It has *settled* once it
