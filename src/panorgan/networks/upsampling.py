@@ -43,5 +43,7 @@ def _interpolation(cells: int, size: int, device: torch.device, dtype: torch.dty
     Cached and read-only: captured passes read it at this address.
     """
     with torch.inference_mode(False), torch.no_grad():  # the cached tensor may be used in training later
-        shares = torch.eye(cells, dtype=dtype, device=device).unsqueeze(0)
-        return F.interpolate(shares, size=size, mode="linear", align_corners=False)[0].mT.contiguous()
+        # Not in half precision: autocast on a GPU would answer in float32 anyway.
+        shares = torch.eye(cells, dtype=torch.promote_types(dtype, torch.float32), device=device).unsqueeze(0)
+        finer = F.interpolate(shares, size=size, mode="linear", align_corners=False)[0]
+        return finer.mT.contiguous().to(dtype)
