@@ -100,7 +100,7 @@ class FedDyn(Method):
     class Server(Remembers, AcknowledgingServer):
         """The mean − h/α."""
 
-        memory: ClassVar[Mapping[str, str]] = {"total": "feddyn/"}
+        memory: ClassVar[Mapping[str, str]] = {"total": "feddyn_sum/"}
         config: FedDynConfig
         total: dict[str, torch.Tensor]
         """m·h: unlike the mean h, the sum stays as it is when another site joins."""
