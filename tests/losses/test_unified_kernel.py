@@ -29,9 +29,11 @@ def make(channels, space):
     return UnifiedLabel(values, possible)
 
 
-def losses_and_gradient(logits, label, dice_weight, bce_weight):
+def losses_and_gradient(logits, label, dice_weight, bce_weight, dice_over):
     logits = logits.detach().requires_grad_()
-    losses = unified_dice_bce(logits, label, dice_weight, bce_weight) + 0.3 * adaptive_rce(logits, label, 9, 10)
+    losses = unified_dice_bce(logits, label, dice_weight, bce_weight, dice_over) + 0.3 * adaptive_rce(
+        logits, label, 9, 10
+    )
     (losses * torch.tensor([0.7, 1.3], device=losses.device)).sum().backward()
     return losses.detach(), logits.grad
 
@@ -43,7 +45,7 @@ def compare(device, dtype, tolerance):
     assert kernel is not None
     kernel.can_run = lambda logits: logits.device.type == device and not plainly
     for channels, space, spread in SHAPES:
-        for weights in ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0)):
+        for weights in ((0.5, 0.5, "sample"), (1.0, 0.0, "batch"), (0.0, 1.0, "sample")):
             label, logits = make(channels, space), (spread * torch.randn(2, channels, *space)).to(dtype)
             logits[..., 0] = 0  # no channel is the largest here
             plainly = True

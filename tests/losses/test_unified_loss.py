@@ -31,6 +31,18 @@ def test_sure_labels_by_hand():
     assert both.tolist() == pytest.approx([0.5 * expected + 0.5 * by_hand], rel=1e-6)
 
 
+def test_over_the_batch_dice_leaves_out_organs_that_no_sample_shows():
+    """Channel 1 is in the second sample only, channel 2 in neither: per sample both would be pushed to 0."""
+    label = UnifiedLabel(torch.tensor([[0, 0], [0, 1]], dtype=torch.uint8), SURE.repeat(2, 1, 1))
+    logits = LOGITS.repeat(2, 1, 1)
+    background = (2 * (0.5 + 0.1 + 0.5) + 1) / (1.2 + 3 + 1)
+    organ = (2 * 0.6 + 1) / (1.8 + 1 + 1)
+    expected = (1 - background + 1 - organ) / 2
+    losses = unified_dice_bce(logits, label, 1, 0, "batch")
+    assert losses.tolist() == pytest.approx([expected] * 2, rel=1e-6)
+    assert unified_dice_bce(logits, label, 1, 0, "sample").tolist() != pytest.approx(losses.tolist(), rel=1e-3)
+
+
 def test_several_possible_channels_do_not_count_by_hand():
     """Value 1 stands for channels 1 and 2: at voxel 2 only the background counts, as absent."""
     table = torch.tensor([[[True, False, False], [False, True, True], [False, False, True]]])

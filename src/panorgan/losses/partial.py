@@ -105,20 +105,24 @@ def partial_dice(
     space = tuple(range(2, probabilities.ndim))
     truth = masks.to(probabilities.dtype)
     overlap, probability, size = (probabilities * truth).sum(space), probabilities.sum(space), truth.sum(space)
-    if over == "sample":
-        return dice_of_sums(overlap, probability, size, annotated)
-    # An absent organ would get a gradient of 1 per voxel towards probability 0, from which a small organ that is absent
-    # from most patches would not recover. Cross-entropy handles absence more gently.
-    overlap, probability, size = (
-        torch.where(annotated, s, torch.zeros_like(s)).sum(0).expand_as(s) for s in (overlap, probability, size)
-    )
-    return dice_of_sums(overlap, probability, size, annotated & (size > 0))
+    return dice_of_sums(overlap, probability, size, annotated, over)
 
 
 def dice_of_sums(
-    overlap: torch.Tensor, probability: torch.Tensor, truth: torch.Tensor, annotated: torch.Tensor
+    overlap: torch.Tensor,
+    probability: torch.Tensor,
+    truth: torch.Tensor,
+    annotated: torch.Tensor,
+    over: DiceOver = "sample",
 ) -> torch.Tensor:
     """`partial_dice` from its sums over voxels, Σ p·y, Σ p and Σ y, all [B, T]."""
+    if over == "batch":
+        # An absent organ would get a gradient of 1 per voxel towards probability 0, from which a small organ that is
+        # absent from most patches would not recover. Cross-entropy handles absence more gently.
+        overlap, probability, truth = (
+            torch.where(annotated, s, torch.zeros_like(s)).sum(0).expand_as(s) for s in (overlap, probability, truth)
+        )
+        annotated = annotated & (truth > 0)
     return _mean_over_annotated(1 - (2 * overlap + 1) / (probability + truth + 1), annotated)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from panorgan.losses.partial import dice_of_sums, partial_dice
+from panorgan.losses.partial import DiceOver, dice_of_sums, partial_dice
 from panorgan.losses.unified_label import UnifiedLabel
 
 try:
@@ -24,15 +24,20 @@ _SMALLEST = 1e-37
 
 
 def unified_dice_bce(
-    logits: torch.Tensor, label: UnifiedLabel, dice_weight: float = 0.5, bce_weight: float = 0.5
+    logits: torch.Tensor,
+    label: UnifiedLabel,
+    dice_weight: float = 0.5,
+    bce_weight: float = 0.5,
+    dice_over: DiceOver = "sample",
 ) -> torch.Tensor:
     """Per-sample loss [B] for logits [B, C + 1, *S]: weighted Dice + BCE over all channels, background included.
 
-    Channels count where the label determines them. A channel that counts nowhere is left out of the mean of Dice.
+    Channels count where the label determines them. A channel that counts nowhere is left out of the mean of Dice; over
+    the `batch` also one that is present in none of its samples.
     """
     sums = sums_on_gpu(logits, label)
     if sums is not None:
-        dice = dice_of_sums(sums.overlap, sums.probability, sums.target, sums.counted > 0)
+        dice = dice_of_sums(sums.overlap, sums.probability, sums.target, sums.counted > 0, dice_over)
         bce = sums.entropy.sum(1) / sums.counted.sum(1).clamp(min=1)
         return dice_weight * dice + bce_weight * bce
     target, counted = label.target_masks
@@ -41,7 +46,7 @@ def unified_dice_bce(
     loss = softmax.total.new_zeros(len(logits))
     if dice_weight:
         probabilities = softmax.powers / softmax.total * counted
-        loss = loss + dice_weight * partial_dice(probabilities, target, voxels > 0)
+        loss = loss + dice_weight * partial_dice(probabilities, target, voxels > 0, dice_over)
     if bce_weight:
         loss = loss + bce_weight * softmax.bce(target, counted, voxels)
     return loss

@@ -104,7 +104,8 @@ class CPS(PseudoLabelMethod, TwinMethod):
 
         def loss_on(self, logits: torch.Tensor, label: UnifiedLabel) -> torch.Tensor:
             """ℓ, [B]."""
-            return unified_dice_bce(logits, label, self.config.dice_weight, self.config.ce_weight)
+            config = self.config
+            return unified_dice_bce(logits, label, config.dice_weight, config.ce_weight, config.dice_over)
 
         def _own_part(self) -> dict[str, torch.Tensor]:
             return {key: value for key, value in super()._own_part().items() if not key.startswith(_TWIN)}

@@ -108,7 +108,8 @@ class PseudoLabelSite(TeacherSite):
 
     def sample_losses(self, logits: torch.Tensor) -> torch.Tensor:
         """The loss of each sample, [B], for logits [B, C + 1, *S]."""
-        return unified_dice_bce(logits, self.label, self.config.dice_weight, self.config.ce_weight)
+        config = self.config
+        return unified_dice_bce(logits, self.label, config.dice_weight, config.ce_weight, config.dice_over)
 
     def after_round(self) -> None:
         """Release the label of the last batch: with its masks it is larger than many networks."""
