@@ -48,7 +48,7 @@ class Agreement(Settings):
     network: UNetSettings = UNetSettings()
     training: TrainingSettings = TrainingSettings()
     limits: LimitSettings = LimitSettings()
-    postprocess: str = Field("none", description="a preset for the final predictions")
+    postprocess: str = Field("pieces", description="a preset that cleans the final predictions")
 
     @field_validator("organs", mode="before")
     @classmethod

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import ndimage
 
+from panorgan.anatomy.own_organs import OwnOrgan, declare_organs
 from panorgan.errors import AnatomyError, ConfigError, DataError
 from panorgan.evaluation.postprocess import (
     PRESETS,
     apply_preset,
+    clean_label_map,
     drop_components_up_to,
     drop_small_components,
     fill_holes,
@@ -152,6 +155,40 @@ def test_presets_return_new_arrays_and_leave_the_given_ones(name: str, exclusive
     for organ in masks:
         np.testing.assert_array_equal(masks[organ], THREE_PIECES)
         assert not np.shares_memory(cleaned[organ], masks[organ])
+
+
+@pytest.mark.parametrize(
+    ("organ", "pixels"),
+    [("spleen", 10), ("kidney", 10), ("vertebra_l1", 10), ("aorta", 15), ("colon", 15), ("liver_tumour", 15)],
+)
+def test_pieces_leaves_alone_what_may_lie_in_pieces(organ: str, pixels: int) -> None:
+    assert apply_preset("pieces", {organ: THREE_PIECES})[organ].sum() == pixels
+
+
+def test_pieces_keeps_what_is_half_as_large() -> None:
+    half = picture("######..###", "######..###")
+    np.testing.assert_array_equal(apply_preset("pieces", {"kidney": half})["kidney"], half)
+
+
+def test_own_organs_say_whether_they_hang_together() -> None:
+    declare_organs({"in_one": OwnOrgan(one_piece=True), "in_many": OwnOrgan()})
+    cleaned = apply_preset("pieces", {"in_one": THREE_PIECES, "in_many": THREE_PIECES})
+    assert [mask.sum() for mask in cleaned.values()] == [10, 15]
+
+
+ORGANS = ("liver", "liver_tumour", "aorta", "kidney_left")
+
+
+@settings(max_examples=200, deadline=None)
+@given(hnp.arrays(np.uint8, (6, 5, 3), elements=st.integers(0, len(ORGANS)), fill=st.just(0)))
+def test_a_label_map_is_cleaned_as_its_masks_are(labels) -> None:
+    """Of a liver with a tumour both count: a rim beyond the tumour stays."""
+    given_labels = labels.copy()
+    cleaned = clean_label_map("pieces", labels, ORGANS, ORGANS)
+    masks = apply_preset("pieces", {o: labels == i for i, o in enumerate(ORGANS, start=1)}, exclusive=True)
+    for place, organ in enumerate(ORGANS, start=1):
+        np.testing.assert_array_equal(cleaned == place, masks[organ])
+    np.testing.assert_array_equal(labels, given_labels)
 
 
 def test_none_changes_nothing() -> None:

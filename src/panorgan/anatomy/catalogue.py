@@ -37,7 +37,8 @@ class Organ:
 
     `relation` says how it belongs to `parent`: "part" (the parent is the union of its parts) or "inside".
     `modifier_value` and `modifier_meaning` complete the SNOMED CT code (Left, Right, ...); empty when unused. A
-    structure that DICOM lists no concept for has no code.
+    structure that DICOM lists no concept for has no code. `one_piece`: what a scan shows of it hangs together, or is a
+    pair.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Organ:
     aliases: tuple[str, ...]
     modifier_value: str = ""
     modifier_meaning: str = ""
+    one_piece: bool = False
 
 
 class _Code(Settings):
@@ -75,9 +77,10 @@ class _Entry(Settings):
     modifier: _Code | None = None
     colour: str = Field(pattern=r"^#[0-9a-f]{6}$")
     aliases: tuple[str, ...] = ()
+    in_pieces: bool = False
 
     def organ(self, name: str) -> Organ:
-        """The entry as the rest of the program sees it."""
+        """The entry as the rest of the program sees it. A scan's borders cut vessels into pieces."""
         return Organ(
             name=name,
             title=self.title,
@@ -92,6 +95,7 @@ class _Entry(Settings):
             aliases=self.aliases,
             modifier_value=self.modifier.value if self.modifier else "",
             modifier_meaning=self.modifier.meaning if self.modifier else "",
+            one_piece=self.kind in ("organ", "part", "cavity") and not self.in_pieces,
         )
 
 

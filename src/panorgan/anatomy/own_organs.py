@@ -71,6 +71,9 @@ class OwnOrgan(Settings):
     snomed: SnomedCode | None = Field(None, description="SNOMED CT code, or {value: …, meaning: …}")
     colour: str | None = Field(None, description='"#rrggbb"; chosen from the name if left out')
     aliases: tuple[str, ...] = Field((), description="other names that data folders use for it")
+    one_piece: bool = Field(
+        False, description="what a scan shows of it hangs together, or is a pair: `postprocess: pieces` cleans it"
+    )
 
     @field_validator("snomed", mode="before")
     @classmethod
@@ -120,6 +123,7 @@ class OwnOrgan(Settings):
             aliases=self.aliases,
             modifier_value=modifier[0],
             modifier_meaning=modifier[1],
+            one_piece=self.one_piece,
         )
 
 

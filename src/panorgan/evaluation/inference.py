@@ -13,7 +13,7 @@ from pydantic import Field
 from panorgan.anatomy import Vocabulary
 from panorgan.data.volume import Volume
 from panorgan.errors import AnatomyError
-from panorgan.evaluation.postprocess import apply_preset
+from panorgan.evaluation.postprocess import apply_preset, clean_label_map
 from panorgan.networks import OrganNetwork, SegmentationNetwork
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid, with_channels
@@ -152,14 +152,7 @@ def label_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 def clean_labels(labels: NDArray[np.uint8], vocabulary: Vocabulary, preset: str) -> NDArray[np.uint8]:
     """A label map after a post-processing preset; where organs then overlap, the inner one wins."""
-    if preset == "none":
-        return labels
-    ids = label_ids(vocabulary)
-    masks = apply_preset(preset, {organ: labels == ids[organ] for organ in vocabulary}, exclusive=True)
-    result = np.zeros_like(labels)
-    for organ in vocabulary.paint_order():
-        result[masks[organ]] = ids[organ]
-    return result
+    return clean_label_map(preset, labels, vocabulary.organs, vocabulary.paint_order())
 
 
 def knows(vocabulary: Vocabulary, structure: str) -> bool:

@@ -44,8 +44,9 @@ def write_scripts(folder: Path, vocabulary: Vocabulary) -> None:
     (folder / "__init__.py").write_text(first, encoding="utf-8")
     for name, module in _FILES.items():
         (folder / f"{name}.py").write_text(standing_alone(inspect.getsource(module)), encoding="utf-8")
+    facts = ("name", "kind", "relation", "parent", "side", "one_piece")
     organs = [
-        {"name": organ.name, "kind": organ.kind, "relation": organ.relation, "parent": organ.parent, "side": organ.side}
+        {fact: getattr(organ, fact) for fact in facts}
         for organ in catalogue().values()
         if organ.name in _relatives(vocabulary)
     ]

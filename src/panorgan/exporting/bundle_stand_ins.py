@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ORGANS_FILE = "organs.json"
-"""Kind, relation, parent and side of the model's organs and their relatives, next to this file."""
+"""Kind, relation, parent, side and `one_piece` of the model's organs and their relatives, next to this file."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from monai.transforms.transform import MapTransform
 from numpy.typing import NDArray
 
 from panorgan.data.volume import Volume
-from panorgan.evaluation.postprocess import apply_preset
+from panorgan.evaluation.postprocess import clean_label_map
 from panorgan.preparation.plan import Plan
 from panorgan.preparation.preprocess import Grid, prepare_image, to_scan_grid, with_channels
 
@@ -125,7 +125,8 @@ class DecideLabelsd(MapTransform):
             channels = torch.as_tensor(item[key]).cpu()
             if isinstance(channels, MetaTensor):
                 channels = channels.as_tensor()
-            labels = self._cleaned(grid.turn_back(self._decided(channels, grid)))
+            decided = grid.turn_back(self._decided(channels, grid))
+            labels = clean_label_map(self.postprocess, decided, self.organs, [self.organs[i] for i in self.paint_order])
             meta = dict(item[self.image_key].meta)
             whole = torch.from_numpy(labels[None])
             item[key] = MetaTensor(whole, affine=torch.as_tensor(grid.affine), meta=meta)
@@ -149,16 +150,6 @@ class DecideLabelsd(MapTransform):
             labels[wins] = place + 1
             best = torch.where(wins, probability, best)
         return labels.numpy()
-
-    def _cleaned(self, labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if self.postprocess == "none":
-            return labels
-        masks = {organ: labels == place + 1 for place, organ in enumerate(self.organs)}
-        cleaned = apply_preset(self.postprocess, masks, exclusive=True)
-        result = np.zeros_like(labels)
-        for place in self.paint_order:
-            result[cleaned[self.organs[place]]] = place + 1
-        return result
 
 
 def _as_numbers(grid: Grid) -> NDArray[np.float64]:

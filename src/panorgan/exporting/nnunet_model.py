@@ -52,7 +52,7 @@ def _supported(model: Model) -> UNetSettings:
         f"it is normalised by {settings.norm}": settings.norm != "instance",
         "its encoder is residual": settings.residual,
         "nnU-Net does not clip standardised intensities": model.plan.intensity != "window",
-        f"nnU-Net cannot apply the post-processing {model.postprocess!r}": model.postprocess != "none",
+        f"nnU-Net cannot apply the post-processing {model.postprocess!r}": model.postprocess not in ("none", "pieces"),
     }
     why = next((reason for reason, applies in reasons.items() if applies), None)
     if why is None:

@@ -175,14 +175,14 @@ class Model:
     def label_map(self, volume: Volume, organs: Sequence[str] | None = None) -> NDArray[np.uint8]:
         """Label map [X, Y, Z] on the scan's own grid, post-processed as the model specifies; of all organs or some.
 
-        Post-processing compares organs with each other, so that a model with it always computes all of them.
+        Where post-processing compares organs with each other, a model always computes all of them.
         """
         refuse_other_channels(volume, self.channels)
-        if self.postprocess == "none":
-            return predict_volume(self.network, volume, self.plan, self.inference, organs)
-        labels = predict_volume(self.network, volume, self.plan, self.inference)
+        nested = any(self.vocabulary.inside(organ) for organ in self.vocabulary)
+        compares = self.postprocess not in ("none", "pieces") or (self.postprocess == "pieces" and nested)
+        labels = predict_volume(self.network, volume, self.plan, self.inference, None if compares else organs)
         labels = clean_labels(labels, self.vocabulary, self.postprocess)
-        return labels if organs is None else only_organs(labels, organs, self.vocabulary)
+        return only_organs(labels, organs, self.vocabulary) if compares and organs is not None else labels
 
     def can_show(self, structure: str) -> bool:
         """Whether the model can segment a structure: it was trained on it, or on all of its parts."""
