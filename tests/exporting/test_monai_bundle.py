@@ -41,7 +41,10 @@ for folder, arguments in json.loads(sys.stdin.read()):
 """
 
 KINDS = {
-    "softmax, cropped to the body, cubic": {"plan": {"crop": "body", "image_interpolation": "cubic"}},
+    "softmax, cropped to the body, cubic, cleaned of pieces": {
+        "plan": {"crop": "body", "image_interpolation": "cubic"},
+        "postprocess": "pieces",
+    },
     "softmax, cleaned as FLKD does": {"postprocess": "flkd", "plan": {"spacing_mm": (4, 4, 4)}, "overlap": 0.0},
     "a head per organ, z-score, cleaned as UFPS does": {
         "method": {"name": "flkd"},
