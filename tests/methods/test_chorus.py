@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 from answers import Answers
-from federations import run
 from torch import nn
 
 from panorgan.anatomy import Vocabulary
-from panorgan.federation import site as site_worker
 from panorgan.losses.soft_label import SoftLabel
 from panorgan.methods.base import Payload, SiteTools
 from panorgan.methods.chorus import KNOWN, Lesson, random_box, with_box_of_next, with_mixed
@@ -19,7 +17,6 @@ from panorgan.methods.protocol import Federation, RoundInfo, SiteInfo
 from panorgan.methods.registry import find_method
 from panorgan.networks import SegmentationNetwork
 from panorgan.preparation.batch import Batch
-from panorgan.preparation.sampling import USUAL_FOREGROUND, PatchSampler, SamplingSettings
 
 ORGANS = Vocabulary(["liver", "kidney_left", "kidney_right"])
 SHAPE = (8, 8)
@@ -228,32 +225,3 @@ def test_the_switch_and_a_limit_of_nought():
     rule.validated({"a": {"liver": 0.9}})
     assert known(rule) == set()
     assert known(server(known_from=0)) == set(ORGANS.organs)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "given", "taken"),
-    [
-        ("chorus", {}, {}, 0.33),
-        ("chorus", {"foreground": 0.5}, {}, 0.5),
-        ("chorus", {}, {"foreground": 0.8}, 0.8),
-        ("central_chorus", {}, {}, USUAL_FOREGROUND),
-        ("fedavg", {}, {}, USUAL_FOREGROUND),
-    ],
-)
-def test_most_patches_come_from_anywhere_unless_the_experiment_says_it(name, config, given, taken):
-    kind = find_method(name)
-    method = kind(kind.Config(**config))
-    assert method.sampling_settings(SamplingSettings(**given)).centred == taken
-
-
-def test_a_site_draws_patches_as_its_method_says(tiny, tmp_path, monkeypatch):
-    shares = set()
-
-    class Watched(PatchSampler):
-        def __init__(self, cases, structures, settings, predictions=None):
-            shares.add(settings.centred)
-            super().__init__(cases, structures, settings, predictions)
-
-    monkeypatch.setattr(site_worker, "PatchSampler", Watched)
-    run(tiny(method={"name": "chorus"}), tmp_path, rounds=1)
-    assert shares == {0.33}

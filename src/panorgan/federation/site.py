@@ -338,7 +338,7 @@ class SiteWorker:
     def _batches(self, steps: int, seed: int, predictions: TeacherPredictions | None) -> Iterator[PackedBatch]:
         """Patches of the training cases, with teachers' predictions, computed first where they are missing."""
         device = self.setup.device.type
-        cases, settings = self.data.train, self.setup.method.sampling_settings(self.setup.training.sampling)
+        cases, settings = self.data.train, self.setup.training.sampling
         if predictions is not None:
             predictions.ensure(lambda done, total: self._on_step(self.name, 0, steps))
         sampler = PatchSampler(cases, structures_of([case.structures for case in cases]), settings, predictions)

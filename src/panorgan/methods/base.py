@@ -36,7 +36,6 @@ from panorgan.networks import SegmentationNetwork, UNet, UNetSettings, organ_net
 from panorgan.networks.organ_parts import group_of_key, groups_of, weights_for
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
-from panorgan.preparation.sampling import SamplingSettings
 from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.settings import Settings
 
@@ -395,10 +394,6 @@ class Method:
         """The experiment's `network` section as this method uses it."""
         decided = {"organs": self.organs, "activation": self.activation}
         return settings.model_copy(update={name: value for name, value in decided.items() if value is not None})
-
-    def sampling_settings(self, settings: SamplingSettings) -> SamplingSettings:
-        """The experiment's `training.sampling` section as this method uses it."""
-        return settings
 
     def build_network(
         self, settings: UNetSettings, federation: Federation, site: str | None = None

@@ -13,8 +13,6 @@ labels always take precedence. No site's own model is a teacher for another: onl
   received model sees both patches whole: what it recognises by the surroundings, the model in training must recognise
   without them. That is how unlabelled voxels add information: without it, a model's own labels only keep it where it
   is. (A batch of one patch has nothing to mix.)
-- *Patches from everywhere*: two in three are centred anywhere, not on the site's own organs. In the rest of the scan
-  lie the organs of the others, and the background in which a model that seldom sees it puts pieces of organs.
 - *Momentum at the server*: what a site learns about its own organ, only that site learns; the others stay where they
   were, and the mean keeps only the site's share of it. But a site learns it round after round, so that it adds up in
   the momentum, while the noise of single rounds does not.
@@ -42,7 +40,6 @@ from panorgan.methods.shared.readiness import Readiness
 from panorgan.methods.shared.server_momentum import MomentumServer, MomentumSettings
 from panorgan.networks.settings import OrganParts
 from panorgan.preparation.batch import Batch
-from panorgan.preparation.sampling import USUAL_FOREGROUND, SamplingSettings
 
 
 class ChorusConfig(MomentumSettings, MethodConfig):
@@ -63,12 +60,6 @@ class ChorusConfig(MomentumSettings, MethodConfig):
         0.5, ge=0, lt=1, description="share β of earlier updates that the server adds to the mean; 0 for none"
     )
     server_step: Literal[1] = Field(1, description="the server has momentum instead")
-    foreground: float = Field(
-        0.33,
-        ge=0,
-        le=1,
-        description="share of patches centred on the site's own labels, unless training.sampling.foreground says it",
-    )
 
 
 KNOWN = "known/"
@@ -94,20 +85,11 @@ class Chorus(Method):
     config: ChorusConfig
     ablation: ClassVar[tuple[AblationRow, ...]] = (
         AblationRow("FedAvg", (), method="fedavg"),
-        AblationRow("without teacher's Dice", ("CutMix", "everywhere", "momentum"), {"teacher_dice": False}),
-        AblationRow("without CutMix", ("teacher's Dice", "everywhere", "momentum"), {"cutmix": 0.0}),
-        AblationRow(
-            "patches on own organs", ("teacher's Dice", "CutMix", "momentum"), {"foreground": USUAL_FOREGROUND}
-        ),
-        AblationRow("without momentum", ("teacher's Dice", "CutMix", "everywhere"), {"server_momentum": 0.0}),
-        AblationRow("chorus", ("teacher's Dice", "CutMix", "everywhere", "momentum")),
+        AblationRow("without teacher's Dice", ("CutMix", "momentum"), {"teacher_dice": False}),
+        AblationRow("without CutMix", ("teacher's Dice", "momentum"), {"cutmix": 0.0}),
+        AblationRow("without momentum", ("teacher's Dice", "CutMix"), {"server_momentum": 0.0}),
+        AblationRow("chorus", ("teacher's Dice", "CutMix", "momentum")),
     )
-
-    def sampling_settings(self, settings: SamplingSettings) -> SamplingSettings:
-        """Patches from everywhere."""
-        if settings.foreground is not None:
-            return settings
-        return settings.model_copy(update={"foreground": self.config.foreground})
 
     class Site(SiteRule):
         """Learns from its labels and from the received model."""
@@ -193,12 +175,9 @@ class Chorus(Method):
 
 
 class CentralChorusConfig(ChorusConfig):
-    """Without momentum: with one site, the mean keeps all that it has learned. With full labels, patches as usual."""
+    """Without momentum: with one site, the mean keeps all that it has learned."""
 
     server_momentum: float = Field(0.0, ge=0, lt=1, description="share of earlier updates that is added; 0 for none")
-    foreground: float = Field(
-        USUAL_FOREGROUND, ge=0, le=1, description="share of patches centred on labels, unless training.sampling says it"
-    )
 
 
 @register("central_chorus", config=CentralChorusConfig)

@@ -18,8 +18,6 @@ from panorgan.preparation.teacher_predictions import TeacherPredictions
 from panorgan.seeds import derive_seed
 from panorgan.settings import SettingError, Settings
 
-USUAL_FOREGROUND = 0.66
-
 
 class SamplingSettings(Settings):
     """How patches are drawn."""
@@ -28,22 +26,12 @@ class SamplingSettings(Settings):
         (64, 64, 64), description="voxels (R, A, S) on the plan's grid; 1 along an axis cuts slices across it"
     )
     batch_size: int = Field(2, ge=1)
-    foreground: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of patches centred on the foreground; if left out, what the method takes (mostly 0.66)",
-    )
+    foreground: float = Field(0.66, ge=0, le=1, description="share of patches centred on the foreground")
     foreground_is: Literal["annotated", "tissue"] = Field(
         "annotated",
         description="annotated: an annotated structure; tissue: any voxel above the middle of the window (HU > 0 in "
         "one of [-500, 500]), and all other patches are then centred on voxels that are not",
     )
-
-    @property
-    def centred(self) -> float:
-        """The share of patches centred on the foreground."""
-        return USUAL_FOREGROUND if self.foreground is None else self.foreground
 
     @field_validator("patch_size")
     @classmethod
@@ -189,9 +177,9 @@ class PatchSampler:
     ) -> NDArray[Any]:
         """The centre of a patch, before the patch is moved inside its case."""
         if self.settings.foreground_is == "tissue":
-            return _voxel_of_tissue(case, random, shape, wanted=bool(random.random() < self.settings.centred))
+            return _voxel_of_tissue(case, random, shape, wanted=bool(random.random() < self.settings.foreground))
         present = [name for name in case.foreground if name in self.structures]
-        if present and random.random() < self.settings.centred:
+        if present and random.random() < self.settings.foreground:
             positions = case.foreground[present[random.integers(len(present))]]
             # Off-centre by up to a quarter patch, so that the structure is not always in the middle.
             return np.asarray(positions[random.integers(len(positions))]) + random.integers(-(size // 4), size // 4 + 1)
