@@ -37,8 +37,7 @@ class Organ:
 
     `relation` says how it belongs to `parent`: "part" (the parent is the union of its parts) or "inside".
     `modifier_value` and `modifier_meaning` complete the SNOMED CT code (Left, Right, ...); empty when unused. A
-    structure that DICOM lists no concept for has no code. `one_piece`: what a scan shows of it hangs together, or is a
-    pair.
+    structure that DICOM lists no concept for has no code. `one_piece`: what a scan shows of it hangs together.
     """
 
     name: str

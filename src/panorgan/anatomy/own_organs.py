@@ -72,7 +72,7 @@ class OwnOrgan(Settings):
     colour: str | None = Field(None, description='"#rrggbb"; chosen from the name if left out')
     aliases: tuple[str, ...] = Field((), description="other names that data folders use for it")
     one_piece: bool = Field(
-        False, description="what a scan shows of it hangs together, or is a pair: `postprocess: pieces` cleans it"
+        False, description="what a scan shows of it hangs together: `postprocess: pieces` cleans it"
     )
 
     @field_validator("snomed", mode="before")

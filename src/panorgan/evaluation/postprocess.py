@@ -80,8 +80,8 @@ def none(masks: Masks) -> dict[str, BoolArray]:
 def pieces(masks: Masks) -> dict[str, BoolArray]:
     """Of organs that hang together, drop pieces less than half as large as the largest.
 
-    A pair keeps both, and so does an organ that the border of a scan cuts into similar pieces. Vessels, tumours, cysts
-    and bowel are left alone.
+    An organ that the border of a scan cuts into similar pieces keeps them. Pairs, lungs, vessels, bowel, other thin
+    tubes, tumours and cysts are left alone: there a small piece may be real, such as a shrunken kidney.
     """
     return {
         name: drop_small_components(mask, PIECES_FRACTION) if catalogue()[name].one_piece else mask.copy()
