@@ -50,8 +50,8 @@ SUMMARIES = {  # of folded sections, in a line or two; other sections make their
         "no better than FedAvg (46 % in 3D, 21 % slice by slice; FedAvg 45 and 28 %)."
     ),
     "pieces": (
-        "Pieces far from an organ are what missing labels cost most: without them FedAvg closes 65 % instead of 30 % "
-        "of the gap on CHAOS, chorus 74 % instead of 47 % (one seed, small)."
+        "Without pieces far from an organ FedAvg closes 65 % instead of 30 % of the gap on CHAOS, chorus 74 % instead "
+        "of 47 % (one seed, small)."
     ),
     "holding": (
         "Holding the outputs of the other sites' parts keeps organs. Holding features, averaging second moments, "

@@ -1,6 +1,6 @@
 """Clean predicted masks: fill holes, drop stray components, keep tumours inside their organ.
 
-`pieces` is the default: pieces far from an organ are what missing labels cost most. The other presets name the cleaning
+`pieces` is the default: what a site does not label, it does not keep in its place. The other presets name the cleaning
 that a paper reports, so that its figures can be compared. Components are joined by faces, edges and corners; background
 is joined by faces only.
 """

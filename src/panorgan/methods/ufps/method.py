@@ -37,8 +37,7 @@ its text and formulas disagree:
 - Figure 8 (7) augments in both steps: the same images. Its (6) fuses gradients: 0.2 of that at the perturbed point.
 - A teacher is the model of its best validated round, like the global model; the paper does not say which it takes.
 - Dice is computed over the batch, of channels that it shows: per sample, as one may read the paper, an organ that is
-  absent from most patches is pushed to 0 in all of them, and a small one does not begin (an oesophagus had Dice 0 where
-  its site alone reached 0.68). The recipe computes it per sample.
+  absent from most patches is pushed to 0 in all of them. The recipe computes it per sample.
 - The predefined sequence in which foreground classes are merged is large to small, by volumes that sites measure
   (`larger_first` overrules them).
 - The recipe: restarts at equal distances (the paper names a warm-up restart scheduler without numbers), so that 40 %
