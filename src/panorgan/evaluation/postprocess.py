@@ -163,26 +163,29 @@ def clean_label_map(
     return result
 
 
+def compares_organs(name: str, organs: Sequence[str]) -> bool:
+    """Whether a preset looks at other organs of a label map, too, when it cleans one."""
+    return name != "none" and (name != "pieces" or any(_inner_names(organ, organs) for organ in organs))
+
+
 def _without_small_pieces(labels: NDArray[np.uint8], organs: Sequence[str]) -> NDArray[np.uint8]:
     """`pieces` as in `apply_preset`, organ by organ within its box: no mask of a large scan for every organ."""
     result, boxes = labels.copy(), ndimage.find_objects(labels, max_label=len(organs))
-    for place, organ in enumerate(organs, start=1):
-        if boxes[place - 1] is None or not catalogue()[organ].one_piece:
+    for organ, box in zip(organs, boxes, strict=True):
+        if box is None or not catalogue()[organ].one_piece:
             continue
-        inner = [organs.index(name) + 1 for name in _inner_names(organ, organs)]
-        around = _around(boxes, [place, *inner])
-        there = labels[around]
-        components, sizes = _components(np.isin(there, [place, *inner]))
-        shown = np.bincount(components[there == place], minlength=len(sizes) + 1)[1:] > 0
-        dropped = shown & (sizes < PIECES_FRACTION * sizes[shown].max())
-        result[around][_select(components, dropped) & (there == place)] = 0
+        places = {name: organs.index(name) for name in (organ, *_inner_names(organ, organs))}
+        around = _around(boxes[place] for place in places.values())
+        masks = {name: labels[around] == place + 1 for name, place in places.items()}
+        kept = drop_small_components(_with_inner(organ, masks), PIECES_FRACTION)
+        result[around][masks[organ] & ~kept] = 0
     return result
 
 
-def _around(boxes: Sequence[tuple[slice, ...] | None], places: Iterable[int]) -> tuple[slice, ...]:
-    """The box around the boxes of these labels."""
-    there = [box for box in (boxes[place - 1] for place in places) if box is not None]
-    return tuple(slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*there, strict=True))
+def _around(boxes: Iterable[tuple[slice, ...] | None]) -> tuple[slice, ...]:
+    """The box around these boxes."""
+    axes = zip(*(box for box in boxes if box is not None), strict=True)
+    return tuple(slice(min(one.start for one in axis), max(one.stop for one in axis)) for axis in axes)
 
 
 def _components(mask: BoolArray) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

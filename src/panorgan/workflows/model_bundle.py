@@ -27,6 +27,7 @@ from panorgan.data_doctor.files import Problem
 from panorgan.errors import AnatomyError, ConfigError, DataError, PanorganError, RunError, did_you_mean
 from panorgan.evaluation.inference import InferenceSettings, clean_labels, knows, only_organs, predict_volume
 from panorgan.evaluation.organ_statistics import organ_statistics
+from panorgan.evaluation.postprocess import compares_organs
 from panorgan.federation.checks import is_finite
 from panorgan.federation.coordinator import Coordinator
 from panorgan.federation.files import write_atomically
@@ -178,11 +179,10 @@ class Model:
         Where post-processing compares organs with each other, a model always computes all of them.
         """
         refuse_other_channels(volume, self.channels)
-        nested = any(self.vocabulary.inside(organ) for organ in self.vocabulary)
-        compares = self.postprocess not in ("none", "pieces") or (self.postprocess == "pieces" and nested)
-        labels = predict_volume(self.network, volume, self.plan, self.inference, None if compares else organs)
+        all_needed = compares_organs(self.postprocess, self.vocabulary.organs)
+        labels = predict_volume(self.network, volume, self.plan, self.inference, None if all_needed else organs)
         labels = clean_labels(labels, self.vocabulary, self.postprocess)
-        return only_organs(labels, organs, self.vocabulary) if compares and organs is not None else labels
+        return labels if organs is None else only_organs(labels, organs, self.vocabulary)
 
     def can_show(self, structure: str) -> bool:
         """Whether the model can segment a structure: it was trained on it, or on all of its parts."""
