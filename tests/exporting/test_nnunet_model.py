@@ -78,7 +78,8 @@ def test_its_network_is_that_of_the_library(tmp_path):
 
 
 def test_its_plans_repeat_the_preparation(tmp_path):
-    made = panorgan.export(make_model(tmp_path / "model", plan={"spacing_mm": (1, 2, 5)}), "nnunet", tmp_path / "nn")
+    model = make_model(tmp_path / "model", plan={"spacing_mm": (1, 2, 5)}, postprocess="pieces")
+    made = panorgan.export(model, "nnunet", tmp_path / "nn")
     plans = json.loads((made.folder / "plans.json").read_text())
     numbers = plans["foreground_intensity_properties_per_channel"]["0"]
     # Clipped to the window, then (x - 40) / 200: -160 becomes -1 and 240 becomes 1.
