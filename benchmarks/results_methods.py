@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from panorgan.methods.registry import methods
 from results_overview import markdown_table
 
 TITLES = {"hard_3": "phantom, harder", "acdc_2d": "ACDC 2D", "acdc_3d": "ACDC 3D", "chaos": "CHAOS"}
@@ -22,11 +23,11 @@ def table_of_methods(sets: Mapping[str, Any], step_costs: Mapping[str, float]) -
     for name in sorted({name for one in sets.values() for name in one["methods"]}):
         by_method[name] = [one["methods"].get(name) for one in sets.values()]
     lines = [
-        [f"`{name}`", *map(_cell, found), _cost(step_costs.get(name)), _payload(found)]
+        [f"`{name}`", *map(_cell, found), *([_cost(step_costs.get(name))] if step_costs else []), _payload(name, found)]
         for name, found in sorted(by_method.items(), key=lambda item: _rank(item[1]))
     ]
     titles = [TITLES.get(name, name) for name in sets]
-    return markdown_table(["method", *titles, "step", "MB per round"], lines)
+    return markdown_table(["method", *titles, *(["step"] if step_costs else []), "MB per round"], lines)
 
 
 def _rank(found: Sequence[Mapping[str, Any] | None]) -> tuple[int, float]:
@@ -56,7 +57,9 @@ def _cost(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def _payload(found: Sequence[Mapping[str, Any] | None]) -> str:
-    """What is sent in a round, on the first data set that has the method."""
+def _payload(name: str, found: Sequence[Mapping[str, Any] | None]) -> str:
+    """What is sent in a round, on the first data set that has the method; nothing where scans are pooled."""
+    if name in methods() and methods()[name].pooled:
+        return ""
     sent = next((one["bytes_per_round"] for one in found if one and "bytes_per_round" in one), None)
     return "" if sent is None else f"{sent / 1e6:.1f}"

@@ -126,6 +126,15 @@ def test_the_table_of_methods_has_the_best_first_and_gaps_in_their_places(monkey
     assert lines[4][1] == ""
 
 
+def test_pooled_methods_send_nothing_and_unmeasured_steps_have_no_column(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    table_of_methods = loaded("results_methods", monkeypatch).table_of_methods
+    one = {"seeds": {"0": {"mean": 0.8, "nsd": 0.5}}, "bytes_per_round": 2e6}
+    head, _, *lines = table_of_methods({"chaos": {"methods": {"central_full": one, "fedavg": one}}}, {}).splitlines()
+    assert head == "| method | CHAOS | MB per round |"
+    assert [line.split("|")[3].strip() for line in lines] == ["", "2.0"]
+
+
 def test_step_cost_runs(step_cost):
     shape = {"patch": [16, 16, 16], "features": [4, 8], "mask_weights": 1000}
     shape |= {"slice": [16, 16], "slice_features": [4, 8, 8], "slice_batch": 2}
